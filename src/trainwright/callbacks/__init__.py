@@ -1,0 +1,1 @@
+"""Callbacks: what watches and steers a run from outside of the loop."""

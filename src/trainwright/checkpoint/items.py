@@ -1,0 +1,65 @@
+"""What a checkpoint holds besides the weights, and how each of it is written and read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainwright.errors import CheckpointError
+from trainwright.types import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINING_ARGS_JSON_NAME, TRAINING_ARGS_NAME
+
+
+def save_optimizer(optimizer: Any, scheduler: Any, folder: Path) -> None:
+    torch.save(optimizer.state_dict(), folder / OPTIMIZER_NAME)
+    torch.save(scheduler.state_dict(), folder / SCHEDULER_NAME)
+
+
+def load_optimizer(optimizer: Any, scheduler: Any, folder: Path) -> None:
+    """Loads both.
+
+    Raises:
+        CheckpointError: a file is missing, or the optimizer in it is of another kind. Going on with a fresh optimizer
+            at the full rate would ruin a run silently.
+    """
+    for name in (OPTIMIZER_NAME, SCHEDULER_NAME):
+        if not (folder / name).is_file():
+            raise CheckpointError(
+                f"{folder} has no {name}, so training cannot go on from it (was it written with save_only_model?). "
+                "To start a new run from its weights, load the model from that directory and call train() without "
+                "resume_from_checkpoint."
+            )
+    try:
+        optimizer.load_state_dict(_load(folder / OPTIMIZER_NAME))
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"The optimizer state in {folder} does not fit this {type(optimizer).__name__}: {error}. "
+            "Resume with the same optim and the same trainable parameters as before."
+        ) from error
+    scheduler.load_state_dict(_load(folder / SCHEDULER_NAME))
+
+
+def save_scaler(scaler: Any, folder: Path) -> None:
+    if scaler is not None:
+        torch.save(scaler.state_dict(), folder / SCALER_NAME)
+
+
+def load_scaler(scaler: Any, folder: Path) -> None:
+    if scaler is not None and (folder / SCALER_NAME).is_file():
+        scaler.load_state_dict(_load(folder / SCALER_NAME))
+
+
+def save_arguments(args: Any, folder: Path) -> None:
+    """The arguments as JSON, and as a plain dict in the file where readers of transformers' checkpoints look."""
+    values = json.loads(args.to_json_string())
+    (folder / TRAINING_ARGS_JSON_NAME).write_text(json.dumps(values, indent=2, sort_keys=True), encoding="utf-8")
+    torch.save(values, folder / TRAINING_ARGS_NAME)
+
+
+def _load(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read as plain tensors and numbers: {error}") from error

@@ -1,0 +1,91 @@
+"""The manifest of a checkpoint: every file with size and checksum, so that a reader knows that all of it is there."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainwright.types import MANIFEST_NAME
+
+FORMAT_VERSION = 1
+BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint is made of.
+
+    Attributes:
+        step: optimizer steps done.
+        run_id: the run that wrote it; only this run may delete it.
+        world_size: processes that trained.
+        cursor: position in the data, as `data.cursor.Cursor` stores it.
+        files: path below the checkpoint -> {"size": bytes, "crc32": 8 hex digits}.
+    """
+
+    step: int
+    run_id: str
+    world_size: int = 1
+    cursor: dict[str, Any] | None = None
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def write(self, folder: Path) -> None:
+        (folder / MANIFEST_NAME).write_text(json.dumps(asdict(self), indent=2, sort_keys=True), encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest | None:
+        """The manifest of a checkpoint; None if it has none (another trainer wrote it) or it cannot be read."""
+        try:
+            values = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+            known = {name: values[name] for name in cls.__slots__ if name in values}  # type: ignore[attr-defined]
+            return cls(**known)
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Regular files of a checkpoint, the manifest left out."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / MANIFEST_NAME:
+            yield path
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    return {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "crc32": checksum(path)}
+        for path in files_below(folder)
+    }
+
+
+def checksum(path: Path) -> str:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            value = zlib.crc32(block, value)
+    return f"{value:08x}"
+
+
+def find_problem(folder: Path) -> str | None:
+    """Why a checkpoint cannot be trusted, naming the file; None if all that its manifest lists is there, unchanged.
+
+    A checkpoint without a manifest is accepted if it has a trainer state: transformers writes that file last.
+    """
+    manifest = Manifest.read(folder)
+    if manifest is None:
+        if (folder / MANIFEST_NAME).exists():
+            return f"{MANIFEST_NAME} cannot be read"
+        return None if (folder / "trainer_state.json").is_file() else "trainer_state.json is missing"
+    for name, expected in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != expected["size"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {expected['size']}"
+        if checksum(path) != expected["crc32"]:
+            return f"{name} was altered: its checksum does not match"
+    return None

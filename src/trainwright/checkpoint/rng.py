@@ -1,0 +1,52 @@
+"""Random states of this process, as plain numbers and tensors that load without unpickling anything else."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def capture() -> dict[str, Any]:
+    """States of python's, numpy's and torch's generators, in the form that transformers reads too."""
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (str(kind), keys.tolist(), int(position), int(has_gauss), float(cached)),  # type: ignore[union-attr]
+        "cpu": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    if torch.backends.mps.is_available():
+        states["mps"] = torch.mps.get_rng_state()
+    return states
+
+
+def restore(states: dict[str, Any]) -> None:
+    """Sets what `capture` returned; devices that this machine lacks are left out."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        state = states["cuda"]
+        torch.cuda.set_rng_state_all(state) if isinstance(state, list) else torch.cuda.set_rng_state(state)
+    if "mps" in states and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(states["mps"])
+
+
+def save(path: Path, states: dict[str, Any]) -> None:
+    torch.save(states, path)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Reads a file of `save`, or of transformers (whose numpy state is an array)."""
+    with torch.serialization.safe_globals(_numpy_globals()):
+        return torch.load(path, weights_only=True, map_location="cpu")  # type: ignore[no-any-return]
+
+
+def _numpy_globals() -> list[Any]:
+    core = np._core if hasattr(np, "_core") else np.core  # type: ignore[attr-defined]
+    return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]

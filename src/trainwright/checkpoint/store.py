@@ -1,0 +1,162 @@
+"""Directories of checkpoints: staged, committed by rename, listed, deleted. What lies in them is not its business.
+
+A checkpoint exists or it does not: files are written into a staging directory beside the final one, flushed to disk,
+listed in a manifest, and the directory is renamed. A reader never sees a half-written checkpoint under its final name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from trainwright.checkpoint.manifest import Manifest, describe_files, files_below, find_problem
+from trainwright.errors import CheckpointError, CheckpointNotFoundError
+from trainwright.types import PREFIX_CHECKPOINT_DIR
+
+logger = logging.getLogger(__name__)
+
+_FINAL = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
+_STAGING = re.compile(rf"^\.{PREFIX_CHECKPOINT_DIR}-\d+\.(?P<host>.+)\.(?P<pid>\d+)\.(staging|replaced)$")
+
+
+class CheckpointStore:
+    """The checkpoints below one output directory."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+
+    def path(self, step: int) -> Path:
+        return self.root / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints on disk, oldest first."""
+        return sorted(step for step, _ in _finals(self.root))
+
+    def owned_by(self, run_id: str) -> set[int]:
+        """Steps of the checkpoints that a run wrote."""
+        manifests = {step: Manifest.read(path) for step, path in _finals(self.root)}
+        return {step for step, manifest in manifests.items() if manifest is not None and manifest.run_id == run_id}
+
+    def stage(self, step: int) -> Path:
+        """An empty directory to write a checkpoint into."""
+        staging = self.root / f".{PREFIX_CHECKPOINT_DIR}-{step}.{socket.gethostname()}.{os.getpid()}.staging"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        return staging
+
+    def commit(self, staging: Path, manifest: Manifest) -> Path:
+        """Flushes, lists and renames a staged checkpoint; returns its final path.
+
+        Files that somebody wrote under the final name meanwhile are kept, unless the checkpoint has them too.
+        """
+        final = self.path(manifest.step)
+        if final.exists() and Manifest.read(final) is None:
+            _merge(final, staging)
+        replace(manifest, files=describe_files(staging)).write(staging)
+        _flush(staging)
+        replaced = staging.with_suffix(".replaced")
+        if final.exists():
+            final.rename(replaced)
+        staging.rename(final)
+        _flush_directory(self.root)
+        shutil.rmtree(replaced, ignore_errors=True)
+        return final
+
+    def discard(self, staging: Path) -> None:
+        shutil.rmtree(staging, ignore_errors=True)
+
+    def remove(self, step: int) -> None:
+        logger.info("Deleting checkpoint %s (save_total_limit).", self.path(step))
+        shutil.rmtree(self.path(step), ignore_errors=True)
+
+    def clean(self) -> None:
+        """Removes what dead processes of this machine left half-written; what a live one is writing stays."""
+        for path in self.root.iterdir() if self.root.is_dir() else ():
+            match = _STAGING.match(path.name)
+            if match and match["host"] == socket.gethostname() and not _is_alive(int(match["pid"])):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint that verifies; says which newer ones it skipped, and why."""
+        for _, path in sorted(_finals(self.root), reverse=True):
+            problem = find_problem(path)
+            if problem is None:
+                return path
+            logger.warning("Checkpoint %s is skipped: %s. Trying the one before it.", path, problem)
+        return None
+
+
+def verified(path: str | Path) -> Path:
+    """A checkpoint that the user named.
+
+    Raises:
+        CheckpointNotFoundError: there is no such directory.
+        CheckpointError: something in it is missing or altered; names the file.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        there = [str(p) for _, p in sorted(_finals(folder.parent))]
+        raise CheckpointNotFoundError(
+            f"resume_from_checkpoint={str(path)!r}: there is no such directory. "
+            + (f"Beside it: {', '.join(there)}." if there else f"There is no checkpoint in {folder.parent} either.")
+        )
+    problem = find_problem(folder)
+    if problem is not None:
+        raise CheckpointError(
+            f"resume_from_checkpoint={str(path)!r}: {problem}. Name another checkpoint, or pass True to take the "
+            "newest one that is complete."
+        )
+    return folder
+
+
+def get_last_checkpoint(folder: str | Path) -> str | None:
+    """Path of the newest complete checkpoint in a directory; None if there is none (or no such directory)."""
+    latest = CheckpointStore(folder).latest()
+    return None if latest is None else str(latest)
+
+
+def _finals(root: Path) -> Iterator[tuple[int, Path]]:
+    for path in root.iterdir() if root.is_dir() else ():
+        match = _FINAL.match(path.name)
+        if match and path.is_dir():
+            yield int(match[1]), path
+
+
+def _merge(source: Path, target: Path) -> None:
+    for path in files_below(source):
+        goal = target / path.relative_to(source)
+        if not goal.exists():
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, goal)
+
+
+def _flush(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        _flush_directory(path) if path.is_dir() else _flush_file(path)
+
+
+def _flush_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _flush_directory(path: Path) -> None:
+    if os.name == "nt":  # directories cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_alive(pid: int) -> bool:
+    return pid != os.getpid() and psutil.pid_exists(pid)

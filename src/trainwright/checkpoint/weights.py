@@ -1,0 +1,122 @@
+"""Weights of a model in `from_pretrained` form: safetensors only, whole or sharded, adapters, or a plain module."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from trainwright.errors import CheckpointError
+from trainwright.types import is_instance_of
+
+logger = logging.getLogger(__name__)
+
+SAFE_WEIGHTS_NAME = "model.safetensors"
+SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
+WEIGHTS_NAME = "pytorch_model.bin"
+ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
+
+
+def save_weights(model: nn.Module, folder: Path, *, state_dict: dict[str, Any] | None = None) -> None:
+    """Writes a model so that `from_pretrained` (or `load_weights`) reads it.
+
+    Tied and shared weights of a plain module are written once, non-contiguous ones as contiguous.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained(folder, state_dict=state_dict)
+    elif state_dict is not None:
+        contiguous = {name: tensor.contiguous() for name, tensor in state_dict.items()}
+        safetensors.torch.save_file(contiguous, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+    else:
+        safetensors.torch.save_model(model, str(folder / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Loads weights into a model as it stands; names what the file lacks or has too much.
+
+    Raises:
+        CheckpointError: no weights there, or of another shape.
+    """
+    if is_adapter(model):
+        _load_adapter(model, folder)
+        return
+    files = weight_files(folder)
+    if not files:
+        raise CheckpointError(
+            f"{folder} has no weights: neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME} is there. "
+            "Name a directory that a trainer or save_pretrained wrote."
+        )
+    state_dict: dict[str, torch.Tensor] = {}
+    for file in files:
+        state_dict |= _read(file)
+    try:
+        result = model.load_state_dict(state_dict, strict=False)
+    except RuntimeError as error:
+        raise CheckpointError(f"The weights in {folder} do not fit {type(model).__name__}: {error}") from error
+    _say_mismatch(model, result.missing_keys, result.unexpected_keys, folder)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Files that hold the weights of a checkpoint; empty if there are none."""
+    for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
+        if (folder / name).is_file():
+            return [folder / name]
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    if not index.is_file():
+        return []
+    names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        raise CheckpointError(f"{index} names files outside of its directory: {', '.join(outside)}. It is not used.")
+    return [folder / name for name in names]
+
+
+def is_adapter(model: nn.Module) -> bool:
+    return is_instance_of(model, "peft", "PeftModel")
+
+
+def _read(file: Path) -> dict[str, torch.Tensor]:
+    if file.suffix == ".safetensors":
+        return safetensors.torch.load_file(file, device="cpu")
+    return torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+
+
+def _load_adapter(model: Any, folder: Path) -> None:
+    active = model.active_adapters[0]
+    named = [p.parent for p in sorted(folder.glob(f"*/{ADAPTER_WEIGHTS_NAME}"))]
+    if not (folder / ADAPTER_WEIGHTS_NAME).is_file() and not named:
+        raise CheckpointError(f"{folder} has no adapter weights ({ADAPTER_WEIGHTS_NAME}), and the model is an adapter.")
+    if (folder / ADAPTER_WEIGHTS_NAME).is_file():
+        name = "default" if named else active
+        model.load_adapter(str(folder), name, is_trainable=name == active)
+    for path in named:
+        model.load_adapter(str(path), path.name, is_trainable=path.name == active)
+    model.set_adapter(active)
+
+
+def _say_mismatch(model: Any, missing: list[str], unexpected: list[str], folder: Path) -> None:
+    shared = _shared_names(model)
+    really_missing = [name for name in missing if name not in shared]
+    if missing and hasattr(model, "tie_weights"):
+        model.tie_weights()
+    if really_missing:
+        logger.warning("The weights in %s lack %s; these keep the values they have.", folder, ", ".join(really_missing))
+    if unexpected:
+        logger.warning("The weights in %s have %s, which the model lacks; left out.", folder, ", ".join(unexpected))
+
+
+def _shared_names(model: nn.Module) -> set[str]:
+    """Names of parameters and buffers that are stored under another name too; a file holds each tensor once."""
+    first: dict[int, str] = {}
+    shared = set()
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+        if tensor.data_ptr() in first:
+            shared |= {name, first[tensor.data_ptr()]}
+        first[tensor.data_ptr()] = name
+    return shared

@@ -1,0 +1,150 @@
+"""What is refused before step 1: models, data and settings that cannot do what was asked. Each with its cure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+from trainwright import model_facts
+from trainwright.errors import ArgumentError, DataError, MissingModelError, ModelError, NotYetError
+from trainwright.types import has_length
+
+# Settings that this version does not carry out yet: field -> (values that ask for nothing, what to do meanwhile).
+NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
+    "activation_checkpointing": ((None, False), "Call model.gradient_checkpointing_enable() yourself."),
+    "auto_find_batch_size": ((False,), "Lower per_device_train_batch_size and raise gradient_accumulation_steps."),
+    "deepspeed": ((None,), "This version trains on one device."),
+    "enable_jit_checkpoint": ((False,), "Save more often with save_steps."),
+    "fsdp": ((None, [], "", False), "This version trains on one device."),
+    "neftune_noise_alpha": ((None,), "Add the noise in a forward hook of the embedding layer."),
+    "parallelism_config": ((None,), "This version trains on one device."),
+    "push_to_hub": ((False,), "Call save_model(), then huggingface_hub.upload_folder."),
+    "report_to": (([], None, "none", ["none"]), "Log from a callback's on_log, or set report_to='none'."),
+    "torch_compile": ((False,), "Pass torch.compile(model)."),
+    "use_liger_kernel": ((False,), "Patch the model with liger_kernel before training."),
+    "debug": (([], "", None), "Leave it empty."),
+}
+
+
+def refuse_what_is_missing(args: Any) -> None:
+    """Settings that would be accepted and then ignored are refused instead.
+
+    Raises:
+        NotYetError: names every such setting and what to do meanwhile.
+    """
+    asked = [
+        f"{name}={getattr(args, name)!r} is not there yet. {instead}"
+        for name, (nothing, instead) in NOT_YET.items()
+        if getattr(args, name, nothing[0]) not in nothing
+    ]
+    if asked:
+        raise NotYetError("This version of Trainwright cannot do all that was asked:\n  " + "\n  ".join(asked))
+
+
+def check_metrics(args: Any, compute_metrics: Any) -> None:
+    """Metrics that take one batch at a time must be able to.
+
+    Raises:
+        ArgumentError: `batch_eval_metrics` with a function that does not take `compute_result`.
+    """
+    if not args.batch_eval_metrics or compute_metrics is None:
+        return
+    if not model_facts.takes_argument(compute_metrics, "compute_result"):
+        raise ArgumentError(
+            "batch_eval_metrics=True calls compute_metrics for each batch, the last time with compute_result=True; "
+            "this compute_metrics takes no compute_result. Add the argument, or set batch_eval_metrics=False."
+        )
+
+
+def raise_no_loss(model: Any, inputs: Mapping[str, Any], outputs: Any) -> NoReturn:
+    """A model that returned no loss: says what it returned, and what it was given."""
+    returned = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
+    raise ModelError(
+        f"{type(model).__name__} returned no loss, only {returned}. It was given {', '.join(inputs)}. A model returns a "
+        "loss when it gets labels: give the samples a 'labels' entry, or pass compute_loss_func, or override "
+        "compute_loss."
+    )
+
+
+def check_models(model: Any, model_init: Any) -> None:
+    """Exactly one of the two.
+
+    Raises:
+        MissingModelError: none of them.
+        ModelError: both.
+    """
+    if model is None and model_init is None:
+        raise MissingModelError(
+            "Trainer got neither a model nor a model_init. Pass model=..., or model_init=a function that makes one."
+        )
+    if model is not None and model_init is not None:
+        raise ModelError(
+            "Trainer got both a model and a model_init, so it is unclear which one to train. Pass only one of them."
+        )
+
+
+def check_head(model: Any, base_model_names: Iterable[str]) -> None:
+    """Refuses a base model, which has no head to train.
+
+    Raises:
+        ModelError: names the class and what to load instead.
+    """
+    core = model_facts.core_model(model)
+    if type(core).__name__ in base_model_names:
+        raise ModelError(
+            f"{type(core).__name__} has no head: it returns hidden states and takes no labels, so there is no loss to "
+            "train on. Load it with a head for your task, for example "
+            "AutoModelForSequenceClassification.from_pretrained(...) or AutoModelForCausalLM.from_pretrained(...)."
+        )
+
+
+def check_datasets(args: Any, train_dataset: Any, eval_dataset: Any, data_collator: Any) -> None:
+    """What can be known of the data when a trainer is made.
+
+    Raises:
+        DataError: no way to know how long to train, or nothing to evaluate on.
+        TypeError: a collator that cannot be called.
+    """
+    if not callable(data_collator):
+        raise TypeError(
+            f"data_collator={data_collator!r} cannot be called; pass a function (or an object with __call__) that "
+            "makes a batch of a list of samples."
+        )
+    if args.eval_strategy != "no" and eval_dataset is None:
+        raise DataError(
+            f"eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r} asks for evaluations, "
+            "and there is no eval_dataset. Pass one, or set eval_strategy='no'."
+        )
+    if train_dataset is not None and not has_length(train_dataset) and args.max_steps <= 0:
+        raise DataError(
+            f"train_dataset is a {type(train_dataset).__name__} without a length and max_steps={args.max_steps}, so "
+            "nobody knows when training ends. Set max_steps, or pass a dataset with __len__."
+        )
+
+
+def check_optimizers(optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any, model_init: Any) -> None:
+    """Ways to bring an optimizer that exclude each other.
+
+    Raises:
+        ArgumentError: names both.
+    """
+    if optimizer_cls_and_kwargs is not None and optimizers[0] is not None:
+        raise ArgumentError(
+            "Both optimizers=(...) and optimizer_cls_and_kwargs=(...) name an optimizer. Pass only one of them."
+        )
+    if model_init is not None and any(part is not None for part in optimizers):
+        raise ArgumentError(
+            "optimizers=(...) belongs to one model, and model_init makes a new one for each train(). Pass "
+            "optimizer_cls_and_kwargs, or override create_optimizer_and_scheduler."
+        )
+
+
+def check_not_empty(dataset: Any, dataloader: Any) -> None:
+    """Raises DataError when there is not a single training batch."""
+    if has_length(dataset) and len(dataset) == 0:
+        raise DataError("train_dataset is empty: it has no sample to train on.")
+    if has_length(dataloader) and len(dataloader) == 0:
+        raise DataError(
+            "The training dataloader gives no batch. With dataloader_drop_last=True a dataset smaller than one batch "
+            "is dropped whole: lower per_device_train_batch_size, or set dataloader_drop_last=False."
+        )

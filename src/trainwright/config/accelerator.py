@@ -1,0 +1,72 @@
+"""AcceleratorConfig: what of accelerate's own settings a user may choose through the arguments."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import ArgumentError
+
+
+@dataclass
+class AcceleratorConfig:
+    """Settings handed to accelerate. The names are accelerate's.
+
+    split_batches: the batch size given is the whole one, cut into equal parts for the processes.
+    dispatch_batches: the main process alone reads the data and hands out the parts; None: only for streams.
+    even_batches: repeat samples at the end so that every process gets full batches.
+    use_seedable_sampler: the order of samples follows from the seed alone.
+    non_blocking: copy batches to the device without waiting (wants dataloader_pin_memory).
+    gradient_accumulation_kwargs: `num_steps`, `sync_each_batch`, ... of accelerate's GradientAccumulationPlugin.
+    use_configured_state: use the Accelerator or PartialState that was made before the arguments.
+    """
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = True
+    non_blocking: bool = False
+    gradient_accumulation_kwargs: dict[str, Any] | None = None
+    use_configured_state: bool = False
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any], origin: str = "accelerator_config") -> AcceleratorConfig:
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(set(given) - set(known)):
+            raise ArgumentError(f"{origin} has unknown keys {unknown}. Known: {', '.join(known)}.")
+        return cls(**given)
+
+    @classmethod
+    def from_json_file(cls, json_file: str | PathLike[str]) -> AcceleratorConfig:
+        given = json.loads(Path(json_file).read_text(encoding="utf-8"))
+        return cls.from_dict(given, origin=str(json_file))
+
+    @classmethod
+    def of(cls, value: object) -> AcceleratorConfig:
+        """From anything that `accelerator_config` takes: None, a dict, a path, or an object with these fields."""
+        if isinstance(value, cls):
+            return value
+        if value is None:
+            return cls()
+        if isinstance(value, dict):
+            return cls.from_dict(value)
+        if is_dataclass(value) and not isinstance(value, type):
+            return cls.from_dict({k: v for k, v in _public(value).items() if k in cls.__dataclass_fields__})
+        if isinstance(value, (str, PathLike)):
+            return cls.from_json_file(value)
+        raise ArgumentError(
+            f"accelerator_config={value!r} is none of: a dict, a JSON string, the path of a JSON file, an "
+            "AcceleratorConfig instance (for a class, call it first)."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return copy.deepcopy(asdict(self))
+
+
+def _public(instance: Any) -> dict[str, Any]:
+    # vars(), not asdict(): the original's class removes attributes from its own instances
+    return dict(vars(instance))

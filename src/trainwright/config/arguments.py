@@ -1,0 +1,194 @@
+"""TrainingArguments: what a user asks of a run, under transformers' names. Fields are in fields.py, group by group.
+
+Construction brings every value to one form (normalise.py), translates older names (construct.py, legacy.py) and refuses
+contradictions (rules.py). It imports neither torch nor transformers and works on any machine: what depends on hardware,
+data or model is checked when training starts. Nothing in the library writes to arguments after that.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainwright.config import help, rules
+from trainwright.config.construct import accept_old_names, finish
+from trainwright.config.enums import ParallelMode
+from trainwright.config.environment import World, barrier, configured_precision, world_of
+from trainwright.config.export import plain, stand_in
+from trainwright.config.fields import (
+    BatchFields,
+    DataFields,
+    DistributedFields,
+    EvaluationFields,
+    HubFields,
+    LoggingFields,
+    OlderFields,
+    OptimizerFields,
+    OutputFields,
+    PrecisionFields,
+    RunFields,
+    SavingFields,
+)
+from trainwright.config.normalise import DICT_FIELDS, normalise, verbosity
+from trainwright.config.setters import Setters
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import Self
+
+LEVELS = {"detail": 10, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+
+@dataclass(repr=False)
+class TrainingArguments(
+    Setters,
+    OlderFields,  # dataclasses collect fields from the last base to the first
+    DistributedFields,
+    DataFields,
+    HubFields,
+    SavingFields,
+    EvaluationFields,
+    LoggingFields,
+    PrecisionFields,
+    OptimizerFields,
+    BatchFields,
+    RunFields,
+    OutputFields,
+):
+    """All settings of a training run. `output_dir` comes first; give the others by name."""
+
+    takes_old_names: ClassVar[bool] = True  # for parsers
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = list(DICT_FIELDS)  # subclasses of other libraries extend it
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # Any: as __init__, which is generated
+        for kind in cls.__mro__:
+            if issubclass(kind, TrainingArguments):
+                accept_old_names(kind)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        problems = normalise(self)
+        finish(self, problems + rules.violations(self))
+
+    # -- where the run is ------------------------------------------------------------------------------------------
+
+    @property
+    def world(self) -> World:
+        """This process among its peers."""
+        return world_of(self)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self.world.device
+
+    @property
+    def n_gpu(self) -> int:
+        """Devices that this process drives: above one only without a distributed launcher; 0 on the CPU."""
+        return self.world.n_gpu
+
+    @property
+    def parallel_mode(self) -> ParallelMode:
+        return self.world.parallel_mode
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.world.world_size
+
+    @property
+    def process_index(self) -> int:
+        """Number of this process among all, from 0."""
+        return self.world.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        """Number of this process on its node, from 0."""
+        return self.world.local_process_index
+
+    @property
+    def train_batch_size(self) -> int:
+        """Samples per process and forward pass in training."""
+        return self.per_device_train_batch_size * max(1, self.n_gpu)
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Samples per process and forward pass in evaluation."""
+        return self.per_device_eval_batch_size * max(1, self.n_gpu)
+
+    @property
+    def should_log(self) -> bool:
+        """Whether this process shows messages at `log_level`."""
+        return (self.local_process_index if self.log_on_each_node else self.process_index) == 0
+
+    @property
+    def should_save(self) -> bool:
+        """Whether this process writes checkpoints."""
+        return (self.local_process_index if self.save_on_each_node else self.process_index) == 0
+
+    @property
+    def place_model_on_device(self) -> bool | None:
+        """For subclasses: whether the trainer moves the model to the device (None: it decides)."""
+        return None
+
+    @contextmanager
+    def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
+        """Run the block in the main process (`local`: of each node) while the others wait; then in the others."""
+        world = self.world
+        is_main = (world.local_process_index if local else world.process_index) == 0
+        try:
+            if not is_main:
+                barrier()
+            yield
+        finally:
+            if is_main:
+                barrier()
+
+    # -- what follows from the fields ------------------------------------------------------------------------------
+
+    @property
+    def mixed_precision(self) -> str:
+        """ "fp16", "bf16", or what `accelerate launch` was configured with ("no" without it)."""
+        return "fp16" if self.fp16 else "bf16" if self.bf16 else configured_precision()
+
+    @property
+    def ddp_timeout_delta(self) -> timedelta:
+        return timedelta(seconds=self.ddp_timeout)
+
+    def get_process_log_level(self) -> int:
+        """The level of Python's logging for this process; "passive" leaves it as it is."""
+        level = self.log_level if self.should_log else self.log_level_replica
+        return verbosity() if level == "passive" else LEVELS[level]
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        """Number of warm-up steps in a run of so many."""
+        if self.warmup_steps >= 1:
+            return int(self.warmup_steps)
+        return math.ceil(num_training_steps * self.warmup_steps)
+
+    # -- written out -----------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain values. Tokens are replaced by a mark."""
+        return {
+            field.name: stand_in(field.name, plain(getattr(self, field.name))) for field in fields(self) if field.init
+        }
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+    def to_sanitized_dict(self) -> dict[str, Any]:
+        """All fields as numbers, bools and strings, with the batch sizes per process: for tables of trackers."""
+        values = {**self.to_dict(), "train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size}
+        return {name: value if type(value) in (bool, int, float, str) else str(value) for name, value in values.items()}
+
+    def __str__(self) -> str:
+        return help.describe(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in help.differing(self).items())})"

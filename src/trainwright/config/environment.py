@@ -1,0 +1,136 @@
+"""Where a run finds itself: rank, sizes, device. The only reader of environment variables in the package.
+
+Nothing is started here: process groups belong to the engine. The variables are those that torchrun, `accelerate launch`
+and the MPI launchers set.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from trainwright.config.enums import ParallelMode
+
+if TYPE_CHECKING:
+    import torch
+
+RANK = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+WORLD_SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
+LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
+TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This process among its peers. Sizes are known at once; the device is looked up when it is first asked for."""
+
+    process_index: int = 0
+    local_process_index: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    use_cpu: bool = False
+    launched: bool = False  # by a distributed launcher, possibly with a single process
+    device_name: str | None = None  # set: this device, whatever the machine has
+
+    @classmethod
+    def detect(cls, *, use_cpu: bool = False, environ: Mapping[str, str] | None = None) -> World:
+        env = os.environ if environ is None else environ
+        rank, size = _process_group() or (_first(env, RANK, 0), _first(env, WORLD_SIZE, 1))
+        local_rank = _first(env, LOCAL_RANK, -1)
+        return cls(
+            process_index=rank,
+            local_process_index=max(local_rank, 0),
+            world_size=size,
+            local_world_size=_first(env, LOCAL_SIZE, 1),
+            use_cpu=use_cpu or is_true(env.get("ACCELERATE_USE_CPU")),
+            launched=size > 1 or local_rank >= 0,
+            device_name=env.get("ACCELERATE_TORCH_DEVICE"),
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        return max(1, self.world_size // max(1, self.local_world_size))
+
+    @property
+    def is_distributed(self) -> bool:
+        """One process per device; with a single process only where there is an accelerator to bind it to."""
+        return self.world_size > 1 or (self.launched and not self.use_cpu and _accelerator()[0] is not None)
+
+    @cached_property
+    def device(self) -> torch.device:
+        import torch
+
+        kind, count = (None, 0) if self.use_cpu else _accelerator()
+        if self.device_name is not None and not self.use_cpu:
+            return torch.device(self.device_name)
+        if kind is None:
+            return torch.device("cpu")
+        if kind == "mps":
+            return torch.device("mps")
+        return torch.device(kind, self.local_process_index % max(1, count) if self.launched else 0)
+
+    @cached_property
+    def n_gpu(self) -> int:
+        """Devices that this process drives: more than one only without a launcher; 0 on the CPU."""
+        if self.use_cpu:
+            return 0
+        kind, count = _accelerator()
+        if kind == "cuda" and not self.is_distributed:
+            return count
+        return 1 if kind is not None or self.is_distributed else 0
+
+    @property
+    def parallel_mode(self) -> ParallelMode:
+        if self.is_distributed:
+            return ParallelMode.DISTRIBUTED
+        return ParallelMode.NOT_DISTRIBUTED if self.n_gpu > 1 else ParallelMode.NOT_PARALLEL
+
+
+def world_of(args: Any) -> World:
+    """The world that `args` asks for. Reads names only: arguments of transformers serve as well as ours."""
+    return World.detect(use_cpu=bool(getattr(args, "use_cpu", False)))
+
+
+def configured_precision() -> str:
+    """The mixed precision that `accelerate launch` was configured with: "no", "fp16", "bf16" or "fp8"."""
+    return os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+
+
+def is_true(word: str | None) -> bool:
+    """Whether an environment variable says yes."""
+    return word is not None and word.strip().lower() in TRUE_WORDS
+
+
+def _first(env: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
+    """The first of `names` that holds a number from zero up."""
+    numbers = (int(env[name]) for name in names if env.get(name, "").lstrip("-").isdigit())
+    return next((number for number in numbers if number >= 0), default)
+
+
+def _process_group() -> tuple[int, int] | None:
+    """Rank and size of the process group, where somebody has made one already."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+@lru_cache(maxsize=1)
+def _accelerator() -> tuple[str | None, int]:
+    """Kind and number of the accelerators that torch sees. They don't come and go, so torch is asked once."""
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return (None, 0) if found is None else (found.type, torch.accelerator.device_count())
+
+
+def barrier() -> None:
+    """Wait for all processes, where there is a process group."""
+    distributed = sys.modules.get("torch.distributed")
+    if _process_group() is not None and distributed is not None:
+        distributed.barrier()

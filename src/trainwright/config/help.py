@@ -1,0 +1,88 @@
+"""Arguments for people: their groups, what differs from the defaults, and the text of `print(args)`."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from dataclasses import MISSING, Field, fields
+from types import SimpleNamespace
+from typing import Any
+
+from trainwright.config.export import plain, stand_in
+from trainwright.config.fields import GROUPS
+from trainwright.config.normalise import normalise
+
+ALIASES = {
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
+}
+
+
+def grouped(kind: type) -> dict[str, list[Field[Any]]]:
+    """The fields of a dataclass by the title of the group that brought them; a subclass' own under its name."""
+    by_name = {field.name: field for field in fields(kind) if field.init}
+    groups: dict[str, list[Field[Any]]] = {}
+    for owner in reversed(kind.__mro__):
+        for name in inspect.get_annotations(owner):
+            if name in by_name:
+                groups.setdefault(vars(owner).get("group", owner.__name__), []).append(by_name.pop(name))
+    return groups
+
+
+def defaults_of(kind: type) -> dict[str, Any]:
+    """The default of each field of a dataclass that has one."""
+    defaults = {}
+    for field in fields(kind):
+        if field.init and field.default is not MISSING:
+            defaults[field.name] = field.default
+        elif field.init and field.default_factory is not MISSING:
+            defaults[field.name] = field.default_factory()
+    return defaults
+
+
+def differing(args: Any) -> dict[str, Any]:
+    """What is set to something else than by default, as plain values; tokens are marked, not shown.
+
+    Serves transformers' arguments too. An alias that repeats its new name is left out.
+    """
+    defaults = _settled_defaults(type(args))
+    result = {}
+    for field in fields(args):
+        value = getattr(args, field.name)
+        repeats = field.name in ALIASES and value == getattr(args, ALIASES[field.name])
+        same = field.name in defaults and _comparable(value) == _comparable(defaults[field.name])
+        if field.init and not repeats and not same:
+            result[field.name] = stand_in(field.name, plain(value))
+    return result
+
+
+def describe(args: Any) -> str:
+    """Text of all arguments: first those that differ from the defaults, then everything, by group."""
+    lines = [f"{type(args).__name__}(", "  # differs from the defaults"]
+    lines += [f"  {name}={value!r}," for name, value in differing(args).items()] or ["  # (nothing)"]
+    for title, members in grouped(type(args)).items():
+        lines += ["", f"  # {title}"]
+        for field in members:
+            value = getattr(args, field.name)
+            shown = value if value is None else stand_in(field.name, plain(value))
+            lines.append(f"  {field.name}={shown!r},")
+    return "\n".join([*lines, ")"])
+
+
+def _settled_defaults(kind: type) -> dict[str, Any]:
+    """Defaults in the form that construction brings them to (None -> "trainer_output", ...)."""
+    defaults: dict[str, Any] = {}
+    for group in GROUPS:
+        defaults |= defaults_of(group)
+    namespace = SimpleNamespace(**{**defaults, **defaults_of(kind)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        normalise(namespace)
+    return vars(namespace)
+
+
+def _comparable(value: Any) -> Any:
+    value = plain(value)
+    if isinstance(value, dict) and "even_batches" in value:  # the original's drops this key from its own instances
+        return {key: inner for key, inner in value.items() if key != "use_configured_state"}
+    return value

@@ -1,0 +1,200 @@
+"""One form for every value: what `TrainingArguments.__post_init__` does to its fields. No rule between fields here.
+
+Each function settles one thing and returns the problems it met, in words; nobody raises, so that one error tells all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from trainwright.config.accelerator import AcceleratorConfig
+from trainwright.config.enums import (
+    DebugOption,
+    HubStrategy,
+    IntervalStrategy,
+    OptimizerNames,
+    SaveStrategy,
+    SchedulerType,
+)
+from trainwright.config.fsdp import normalise_fsdp
+from trainwright.config.legacy import OLD_VALUES, REFUSED_VALUES
+from trainwright.errors import ArgumentError, LegacyNameWarning
+
+Problems = list[str]
+
+ENUMS: dict[str, type[Enum]] = {
+    "eval_strategy": IntervalStrategy,
+    "logging_strategy": IntervalStrategy,
+    "save_strategy": SaveStrategy,
+    "hub_strategy": HubStrategy,
+    "lr_scheduler_type": SchedulerType,
+    "optim": OptimizerNames,
+}
+DICT_FIELDS = (
+    "accelerator_config",
+    "fsdp_config",
+    "deepspeed",
+    "activation_checkpointing_kwargs",
+    "gradient_checkpointing_kwargs",
+    "lr_scheduler_kwargs",
+    "liger_kernel_config",
+)
+STEP_FIELDS = ("logging_steps", "eval_steps", "save_steps")
+
+
+def normalise(args: Any) -> Problems:
+    """Bring all fields of `args` to their one form."""
+    return [problem for settle in SETTLERS for problem in settle(args)]
+
+
+def verbosity() -> int:
+    """The level that messages are shown at: transformers' where it is loaded, otherwise Python's own."""
+    name = "transformers" if "transformers" in sys.modules else "trainwright"
+    return logging.getLogger(name).getEffectiveLevel()
+
+
+def _output(args: Any) -> Problems:
+    args.output_dir = "trainer_output" if args.output_dir is None else os.path.expanduser(args.output_dir)
+    if args.logging_dir is not None:
+        args.logging_dir = os.path.expanduser(args.logging_dir)
+    if args.disable_tqdm is None:
+        args.disable_tqdm = verbosity() > logging.WARNING
+    # The stand-in that to_dict() writes is no token: a rebuilt copy falls back to the login's.
+    for name in [name for name in vars(args) if name.endswith("_token")]:
+        if getattr(args, name) == f"<{name.upper()}>":
+            setattr(args, name, None)
+    return []
+
+
+def _json_strings(args: Any) -> Problems:
+    problems = []
+    for name in getattr(args, "_VALID_DICT_FIELDS", DICT_FIELDS):
+        text = getattr(args, name)
+        if not isinstance(text, str) or not text.startswith("{"):
+            continue
+        try:
+            setattr(args, name, _typed(json.loads(text)))
+        except json.JSONDecodeError as error:
+            problems.append(f"{name}={text!r} is not JSON ({error}). Write it as '{{\"key\": value}}'.")
+    return problems
+
+
+def _typed(value: Any) -> Any:  # Any: a JSON tree
+    """Words inside a JSON string that mean true, false or a number, as such."""
+    if isinstance(value, dict):
+        return {key: _typed(inner) for key, inner in value.items()}
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if value.isdigit():
+        return int(value)
+    return float(value) if value.replace(".", "", 1).isdigit() else value
+
+
+def _checkpointing(args: Any) -> Problems:
+    """Afterwards both names hold the same, so that code that reads either is right."""
+    for suffix in ("", "_kwargs"):
+        old, new = f"gradient_checkpointing{suffix}", f"activation_checkpointing{suffix}"
+        if getattr(args, new) is None and getattr(args, old) is not None:
+            warnings.warn(f"{old} is the older name of {new}: write {new}.", LegacyNameWarning, stacklevel=2)
+            setattr(args, new, getattr(args, old))
+        setattr(args, old, getattr(args, new))
+    if args.activation_checkpointing is None:
+        args.activation_checkpointing = args.gradient_checkpointing = False
+    return []
+
+
+def _enums(args: Any) -> Problems:
+    problems = []
+    for name, kind in ENUMS.items():
+        value = getattr(args, name)
+        if (name, value) in OLD_VALUES:
+            value = OLD_VALUES[name, value].value
+            warnings.warn(f"{name}={getattr(args, name)!r} is an older name: write {value!r}.", LegacyNameWarning, 2)
+        try:
+            # by value, so that the enums of transformers serve too
+            setattr(args, name, kind(value.value if isinstance(value, Enum) else value))
+        except ValueError as error:
+            problems.append(f"{name}: {REFUSED_VALUES.get((name, value), error)}")
+    return problems + _debug(args)
+
+
+def _debug(args: Any) -> Problems:
+    words = args.debug.split() if isinstance(args.debug, str) else args.debug or []
+    try:
+        args.debug = [DebugOption(word.value if isinstance(word, Enum) else word) for word in words]
+    except ValueError as error:
+        return [f"debug: {error}"]
+    return []
+
+
+def _intervals(args: Any) -> Problems:
+    if isinstance(args.include_num_input_tokens_seen, bool):
+        args.include_num_input_tokens_seen = "all" if args.include_num_input_tokens_seen else "no"
+    if args.eval_strategy != IntervalStrategy.NO:
+        args.do_eval = True
+    if args.eval_strategy == IntervalStrategy.STEPS and not args.eval_steps:
+        args.eval_steps = args.logging_steps
+    for name in STEP_FIELDS:
+        value = getattr(args, name)
+        if isinstance(value, float) and value > 1 and value.is_integer():
+            setattr(args, name, int(value))
+    return []
+
+
+def _best(args: Any) -> Problems:
+    wanted = args.load_best_model_at_end or args.lr_scheduler_type in (
+        SchedulerType.REDUCE_ON_PLATEAU,
+        SchedulerType.GREEDY,
+    )
+    if wanted and args.metric_for_best_model is None:
+        args.metric_for_best_model = "loss"
+    if args.greater_is_better is None and args.metric_for_best_model is not None:
+        args.greater_is_better = not args.metric_for_best_model.endswith("loss")
+    return []
+
+
+def _trackers(args: Any) -> Problems:
+    names = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
+    args.report_to = [] if names == ["none"] else names
+    return []
+
+
+def _hardware(args: Any) -> Problems:
+    if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
+        args.torch_compile = True
+    if args.torch_compile and args.torch_compile_backend is None:
+        args.torch_compile_backend = "inductor"
+    if args.use_cpu:
+        args.dataloader_pin_memory = False
+    return []
+
+
+def _backends(args: Any) -> Problems:
+    problems = []
+    try:
+        args.accelerator_config = AcceleratorConfig.of(args.accelerator_config)
+    except (ArgumentError, OSError, json.JSONDecodeError) as error:
+        problems.append(f"accelerator_config: {error}")
+    return problems + normalise_fsdp(args)
+
+
+SETTLERS: tuple[Callable[[Any], Problems], ...] = (
+    _output,
+    _json_strings,
+    _checkpointing,
+    _enums,
+    _intervals,
+    _best,
+    _trackers,
+    _hardware,
+    _backends,
+)

@@ -1,0 +1,208 @@
+"""How one field of a dataclass becomes options of a command line, and how --help shows them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import types
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Any, Literal, NewType, Union, get_args, get_origin
+
+from trainwright.config.legacy import OLD_VALUES, REFUSED_VALUES
+
+DataClass = NewType("DataClass", Any)  # type: ignore[valid-newtype]  # names that other code imports
+DataClassType = NewType("DataClassType", Any)  # type: ignore[valid-newtype]
+Convert = Callable[[str], Any]
+
+TRUE_WORDS = ("yes", "true", "t", "y", "1")
+FALSE_WORDS = ("no", "false", "f", "n", "0")
+SETTINGS = ("nargs", "const", "choices", "metavar", "required", "type", "default")
+HELP_WIDTH = 100
+SHORT_LIST = 6
+
+
+class OneOrMore(argparse.Action):
+    """One word is kept as text, several as a list."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """At most 100 columns, one spelling per option, a usage line that does not list a hundred options."""
+
+    def __init__(self, prog: str, indent_increment: int = 2, max_help_position: int = 34, width: int | None = None):
+        width = width or min(HELP_WIDTH, shutil.get_terminal_size((HELP_WIDTH, 24)).columns)
+        super().__init__(prog, indent_increment, max_help_position, width)
+
+    def add_usage(self, usage: str | None, actions: Iterable[argparse.Action], *args: Any, **kwargs: Any) -> None:
+        if usage is None:
+            actions = list(actions)
+            required = [f" {a.option_strings[0]} {a.dest.upper()}" for a in actions if a.option_strings and a.required]
+            positional = [f" {a.metavar or a.dest}" for a in actions if not a.option_strings]
+            usage = "".join(["%(prog)s", *required, " [options]", *positional])
+        super().add_usage(usage, actions, *args, **kwargs)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        spellings = action.option_strings
+        if not spellings:
+            return super()._format_action_invocation(action)
+        shown = [word for word in spellings if word.replace("-", "_") not in _underscored(spellings, but=word)]
+        values = "" if action.nargs == 0 else self._format_args(action, _metavar(action))
+        return f"{', '.join(shown)} {values}".rstrip()
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        silent = not action.default or action.nargs == 0
+        return action.help if silent or action.required else super()._get_help_string(action)
+
+
+def _underscored(spellings: Sequence[str], *, but: str) -> list[str]:
+    return [word.replace("-", "_") for word in spellings[: spellings.index(but)]]
+
+
+def _metavar(action: argparse.Action) -> str:
+    if isinstance(action.metavar, str):
+        return action.metavar
+    return METAVARS.get(action.type, "TEXT")
+
+
+def string_to_bool(v: str | bool) -> bool:
+    """yes/no, true/false, t/f, y/n, 1/0 in either case."""
+    if isinstance(v, bool):
+        return v
+    if v.lower() in TRUE_WORDS + FALSE_WORDS:
+        return v.lower() in TRUE_WORDS
+    raise argparse.ArgumentTypeError(f"{v!r} is neither yes nor no. Allowed: yes/no, true/false, t/f, y/n, 1/0.")
+
+
+METAVARS: dict[Any, str] = {int: "N", float: "X", string_to_bool: "BOOL", json.loads: "JSON"}
+
+
+def make_choice_type_function(choices: Sequence[Any]) -> Convert:
+    """A function from the text of a choice to the choice; other text comes back as it is."""
+    by_text = {str(choice): choice for choice in choices}
+    return lambda arg: by_text.get(arg, arg)
+
+
+def HfArg(
+    *,
+    aliases: str | list[str] | None = None,
+    help: str | None = None,
+    default: Any = dataclasses.MISSING,
+    default_factory: Any = dataclasses.MISSING,
+    metadata: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:  # Any, as dataclasses.field() itself is to a type checker
+    """A dataclass field with the help text and the further option names that the parser takes."""
+    extra = {name: value for name, value in (("aliases", aliases), ("help", help)) if value is not None}
+    merged = {**(metadata or {}), **extra}
+    return dataclasses.field(metadata=merged, default=default, default_factory=default_factory, **kwargs)
+
+
+def add_field(parser: argparse._ActionsContainer, field: dataclasses.Field[Any], hint: Any) -> None:
+    """Add --name, --na-me, the field's aliases, and --no_name for a bool that is on by default."""
+    aliases = field.metadata.get("aliases", [])
+    names = [*spellings(field.name), *([aliases] if isinstance(aliases, str) else aliases)]
+    settings = {**_option(field, hint), **{key: field.metadata[key] for key in SETTINGS if key in field.metadata}}
+    text = _help_text(field, settings.get("choices"))
+    parser.add_argument(*names, help=text, **settings)
+    if settings.get("type") is string_to_bool and field.default is True:
+        turn_off = f"Turn {field.name} off." if text else None
+        names = spellings(f"no_{field.name}")
+        parser.add_argument(*names, dest=field.name, action="store_false", default=True, help=turn_off)
+
+
+def spellings(name: str) -> list[str]:
+    """With underscores, as the field is called, and with hyphens, as people type."""
+    return list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
+
+
+def _help_text(field: dataclasses.Field[Any], choices: Sequence[Any] | None) -> str | None:
+    text = field.metadata.get("help")
+    if not isinstance(text, str):
+        return None
+    text = text.replace("%", "%%")
+    many = choices is not None and len(choices) > SHORT_LIST
+    return f"{text} One of: {', '.join(str(choice) for choice in choices or ())}." if many else text
+
+
+def _option(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
+    """What add_argument needs for a field of this type."""
+    members = _members(field.name, hint)
+    lists = [member for member in members if (get_origin(member) or member) is list]
+    default = field.default if field.default is not dataclasses.MISSING else None
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+    settings: dict[str, Any] = {"default": default} if has_default else {"required": True}
+    if members == [bool]:
+        return _bool_option(hint is bool, settings)
+    if lists:
+        inner = (get_args(lists[0]) or (str,))[0]
+        action = {"action": OneOrMore} if str in members else {}
+        return {**settings, **action, "nargs": "+", "type": str if action else _convert([inner])}
+    if choices := _choices(field.name, members):
+        settings.update({"choices": choices, "metavar": "NAME"} if len(choices) > SHORT_LIST else {"choices": choices})
+    return {**settings, "type": make_choice_type_function(choices) if choices else _convert(members)}
+
+
+def _bool_option(is_certain: bool, settings: dict[str, Any]) -> dict[str, Any]:
+    """A bool is False when nothing is said, and True by its bare name; a bool or None says it with a word."""
+    default = settings.get("default")
+    if is_certain or default is not None:
+        return {"type": string_to_bool, "default": default or False, "nargs": "?", "const": True}
+    return {**settings, "type": string_to_bool}
+
+
+def _members(name: str, hint: Any) -> list[Any]:
+    """The types that a field takes, None aside."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return [hint]
+    members = [member for member in get_args(hint) if member is not type(None)]
+    if len(members) > 1 and str not in members and Any not in members:
+        raise ValueError(
+            f"Field {name!r}: text cannot tell which of {hint} is meant. One type, that type or None, or a union with "
+            "str can be parsed."
+        )
+    return members
+
+
+def _choices(name: str, members: Sequence[Any]) -> list[Any]:
+    """The values of an Enum or a Literal, with the older ones that are still understood."""
+    others = [member for member in members if member is not str]
+    if len(others) != 1:
+        return []
+    if isinstance(others[0], type) and issubclass(others[0], Enum):
+        older = [value for field, value in [*OLD_VALUES, *REFUSED_VALUES] if field == name]
+        return [member.value for member in others[0]] + older
+    return list(get_args(others[0])) if get_origin(others[0]) is Literal and str not in members else []
+
+
+def _convert(members: Sequence[Any]) -> Convert:
+    """From text to the first of `members` that takes it; text itself is tried last."""
+    converters = [_converter(member) for member in members if member not in (str, Any)]
+    if str not in members and Any not in members:
+        return converters[0]
+
+    def convert(text: str) -> Any:
+        for converter in converters:
+            try:
+                return converter(text)
+            except (TypeError, ValueError, argparse.ArgumentTypeError):
+                continue
+        return text
+
+    return convert if converters else str
+
+
+def _converter(member: Any) -> Convert:
+    if member is bool:
+        return string_to_bool
+    if get_origin(member) is Literal:
+        return make_choice_type_function(get_args(member))
+    if (get_origin(member) or member) is dict:
+        return json.loads
+    return member  # type: ignore[no-any-return]

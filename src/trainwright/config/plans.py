@@ -1,0 +1,167 @@
+"""Frozen plans: what was decided before training, once. They do not know where a decision came from."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """How far and in which portions a run goes.
+
+    Attributes:
+        num_epochs: epochs begun (the last one may be cut short); very large where the data has no length.
+        steps_per_epoch: optimizer steps in a full epoch.
+        batches_per_epoch: micro-batches in a full epoch, per process.
+        max_steps: optimizer steps of the whole run.
+        micro_batches: micro-batches in an optimizer step (gradient accumulation).
+        num_examples: samples in the training data.
+        num_train_samples: samples that the whole run trains on, repeats counted.
+        total_batch_size: samples per optimizer step over all processes.
+        max_grad_norm: gradients are scaled down to this norm; 0 leaves them alone.
+    """
+
+    num_epochs: int
+    steps_per_epoch: int
+    batches_per_epoch: int
+    max_steps: int
+    micro_batches: int
+    num_examples: int
+    num_train_samples: float
+    total_batch_size: int
+    max_grad_norm: float = 1.0
+
+    @classmethod
+    def from_values(cls, values: tuple[Any, ...], *, micro_batches: int, max_grad_norm: float) -> StepPlan:
+        """From the seven values of the published hook `set_initial_training_values`, in its order."""
+        epochs, steps_per_epoch, num_examples, num_samples, total_batch, batches_per_epoch, max_steps = values
+        return cls(
+            num_epochs=epochs,
+            steps_per_epoch=steps_per_epoch,
+            batches_per_epoch=batches_per_epoch,
+            max_steps=max_steps,
+            micro_batches=micro_batches,
+            num_examples=num_examples,
+            num_train_samples=num_samples or 0,
+            total_batch_size=total_batch,
+            max_grad_norm=max_grad_norm or 0.0,
+        )
+
+    def position_of(self, global_step: int) -> tuple[int, int]:
+        """Epoch and micro-batches done in it after `global_step` optimizer steps of this plan."""
+        epoch, steps = divmod(global_step, self.steps_per_epoch)
+        return epoch, steps * self.micro_batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Seven values in the order of `set_initial_training_values`, worked out from lengths and arguments."""
+
+    num_batches: int | None  # per process and epoch; None for a stream
+    num_examples: int | None
+    micro_batches: int
+    total_batch_size: int
+    num_train_epochs: float
+    max_steps: int  # <= 0: decided by epochs
+
+    def values(self) -> tuple[int, int, int, float, int, int, int]:
+        if self.num_batches is None:
+            return self._of_stream()
+        steps_per_epoch = max(math.ceil(self.num_batches / self.micro_batches), 1)
+        examples = self.num_examples or 0
+        if self.max_steps > 0:
+            epochs = math.ceil(self.max_steps / steps_per_epoch)
+            samples: float = self.max_steps * self.total_batch_size
+            max_steps = self.max_steps
+        else:
+            epochs = math.ceil(self.num_train_epochs)
+            samples = examples * self.num_train_epochs
+            max_steps = math.ceil(self.num_train_epochs * steps_per_epoch)
+        return epochs, steps_per_epoch, examples, samples, self.total_batch_size, self.num_batches, max_steps
+
+    def _of_stream(self) -> tuple[int, int, int, float, int, int, int]:
+        samples = self.max_steps * self.total_batch_size
+        batches = self.max_steps * self.micro_batches
+        return sys.maxsize, self.max_steps, samples, samples, self.total_batch_size, batches, self.max_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderPlan:
+    """How batches are made.
+
+    Attributes:
+        batch_size: samples per batch on this process.
+        seed: base of the order of samples; epoch e is shuffled with `seed + e`.
+        workers, prefetch_factor, ...: passed to torch's DataLoader.
+    """
+
+    batch_size: int
+    seed: int
+    drop_last: bool = False
+    workers: int = 0
+    pin_memory: bool = False
+    persistent_workers: bool = False
+    prefetch_factor: int | None = None
+    multiprocessing_context: str | None = None
+    in_order: bool = True
+    rank: int = 0
+    is_training: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionPlan:
+    """Numbers' formats.
+
+    Attributes:
+        mixed: "no", "bf16" or "fp16": the forward pass runs under autocast to this type.
+        tf32: matrix products on the GPU in TF32; None leaves torch's setting alone.
+    """
+
+    mixed: str = "no"
+    tf32: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan:
+    """What selects and sets up a backend."""
+
+    device: Any
+    world_size: int = 1
+    use_cpu: bool = False
+    precision: PrecisionPlan = PrecisionPlan()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPlan:
+    """What is kept on disk.
+
+    Attributes:
+        keep_last: checkpoints kept besides the best one; None keeps all.
+        only_model: leave out optimizer, schedule and random states; such a checkpoint cannot be resumed exactly.
+    """
+
+    keep_last: int | None = None
+    only_model: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalPlan:
+    """What an evaluation keeps and how.
+
+    Attributes:
+        batch_size: samples per batch on this process.
+        move_every: batches after which results leave the device; None: at the end.
+        concat_batches: False hands metrics a list of batches instead of one array.
+        include: extras for metrics, "inputs" and "loss".
+        streams_metrics: metrics take one batch at a time (`batch_eval_metrics`).
+    """
+
+    batch_size: int
+    move_every: int | None = None
+    concat_batches: bool = True
+    include: tuple[str, ...] = ()
+    streams_metrics: bool = False
+    skip_non_finite: bool = True

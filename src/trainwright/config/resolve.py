@@ -1,0 +1,63 @@
+"""Pure: arguments (+ world, + lengths) -> frozen plans.
+
+Reads arguments by name only, so an instance of `transformers.TrainingArguments` resolves to the same plans.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.config.plans import CheckpointPlan, EnginePlan, EvalPlan, Lengths, LoaderPlan, PrecisionPlan
+
+
+def lengths(args: Any, *, num_batches: int | None, num_examples: int | None, total_batch_size: int) -> Lengths:
+    return Lengths(
+        num_batches=num_batches,
+        num_examples=num_examples,
+        micro_batches=args.gradient_accumulation_steps,
+        total_batch_size=total_batch_size,
+        num_train_epochs=args.num_train_epochs,
+        max_steps=args.max_steps,
+    )
+
+
+def engine(args: Any) -> EnginePlan:
+    mixed = getattr(args, "mixed_precision", "no")
+    return EnginePlan(
+        device=args.device,
+        world_size=args.world_size,
+        use_cpu=args.use_cpu,
+        precision=PrecisionPlan(mixed=mixed, tf32=args.tf32),
+    )
+
+
+def loader(args: Any, *, batch_size: int, seed: int, is_training: bool = False) -> LoaderPlan:
+    return LoaderPlan(
+        batch_size=batch_size,
+        seed=seed,
+        drop_last=args.dataloader_drop_last,
+        workers=args.dataloader_num_workers,
+        pin_memory=args.dataloader_pin_memory and args.device.type not in ("cpu", "mps"),
+        persistent_workers=args.dataloader_persistent_workers,
+        prefetch_factor=args.dataloader_prefetch_factor,
+        multiprocessing_context=args.dataloader_multiprocessing_context,
+        in_order=args.dataloader_in_order,
+        rank=args.process_index,
+        is_training=is_training,
+    )
+
+
+def checkpoint(args: Any) -> CheckpointPlan:
+    limit = args.save_total_limit
+    return CheckpointPlan(keep_last=limit if limit and limit > 0 else None, only_model=args.save_only_model)
+
+
+def evaluation(args: Any) -> EvalPlan:
+    return EvalPlan(
+        batch_size=args.eval_batch_size,
+        move_every=args.eval_accumulation_steps,
+        concat_batches=args.eval_do_concat_batches,
+        include=tuple(args.include_for_metrics),
+        streams_metrics=args.batch_eval_metrics,
+        skip_non_finite=args.logging_nan_inf_filter,
+    )

@@ -1,0 +1,252 @@
+"""Contradictions that the arguments show by themselves: one function per rule, each returns a message or None.
+
+Rules read attributes by name only, and compare with plain strings, so arguments of transformers serve too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+Rule = Callable[[Any], "str | None"]
+RULES: list[Rule] = []
+
+
+def rule(function: Rule) -> Rule:
+    RULES.append(function)
+    return function
+
+
+# -- intervals --------------------------------------------------------------------------------------------------------
+
+
+@rule
+def logging_interval(args: Any) -> str | None:
+    return _interval(args, "logging")
+
+
+@rule
+def eval_interval(args: Any) -> str | None:
+    return _interval(args, "eval")
+
+
+@rule
+def save_interval(args: Any) -> str | None:
+    return _interval(args, "save")
+
+
+def _interval(args: Any, what: str) -> str | None:
+    steps = getattr(args, f"{what}_steps")
+    if getattr(args, f"{what}_strategy") != "steps":
+        return None
+    if not _is_number(steps) or steps <= 0:
+        also = " (eval_steps falls back to logging_steps)" if what == "eval" else ""
+        return (
+            f"{what}_strategy='steps' with {what}_steps={steps!r} never comes due{also}. "
+            f"Give a positive {what}_steps, or {what}_strategy='no'."
+        )
+    if steps > 1 and steps != int(steps):
+        return f"{what}_steps={steps!r}: a number of steps is whole; only a share of all steps, below 1, is not."
+    return None
+
+
+@rule
+def whole_warmup(args: Any) -> str | None:
+    if args.warmup_steps > 1 and args.warmup_steps != int(args.warmup_steps):
+        return f"warmup_steps={args.warmup_steps!r}: a number of steps is whole; only a share of all, below 1, is not."
+    return None
+
+
+# -- evaluation and the best checkpoint -------------------------------------------------------------------------------
+
+
+@rule
+def best_needs_evaluation(args: Any) -> str | None:
+    if args.load_best_model_at_end and args.eval_strategy == "no":
+        return (
+            "load_best_model_at_end=True needs evaluations, and eval_strategy='no' has none. "
+            "Set eval_strategy='epoch' or 'steps', or load_best_model_at_end=False."
+        )
+    return None
+
+
+@rule
+def best_needs_matching_saves(args: Any) -> str | None:
+    if not args.load_best_model_at_end or args.eval_strategy == "no" or args.save_strategy == "best":
+        return None
+    if args.eval_strategy == args.save_strategy:
+        return None
+    return (
+        f"load_best_model_at_end=True needs a checkpoint at evaluations, but eval_strategy={_word(args.eval_strategy)} "
+        f"and save_strategy={_word(args.save_strategy)} differ. Make them equal, or set save_strategy='best'."
+    )
+
+
+@rule
+def best_saves_are_multiples(args: Any) -> str | None:
+    both_steps = args.eval_strategy == "steps" and args.save_strategy == "steps"
+    if not args.load_best_model_at_end or not both_steps or _is_multiple(args.save_steps, args.eval_steps):
+        return None
+    reason = "is a share of all steps and the other a number"
+    if (args.save_steps < 1) == (args.eval_steps < 1):
+        reason = "is not a multiple of the other"
+    return (
+        f"load_best_model_at_end=True needs an evaluation at every save, but of save_steps={args.save_steps} and "
+        f"eval_steps={args.eval_steps} one {reason}. Make save_steps a multiple of eval_steps, or save_strategy='best'."
+    )
+
+
+def _is_multiple(save: Any, evaluate: Any) -> bool:
+    if not _is_number(save) or not _is_number(evaluate) or min(save, evaluate) <= 0:
+        return True  # the rule of intervals speaks about these
+    if (save < 1) != (evaluate < 1):
+        return bool(save == evaluate)
+    return bool(round(save * 1_000_000) % round(evaluate * 1_000_000) == 0)
+
+
+@rule
+def saving_the_best_needs_evaluation(args: Any) -> str | None:
+    if args.save_strategy == "best" and args.eval_strategy == "no":
+        return (
+            "save_strategy='best' saves after evaluations, and eval_strategy='no' has none. "
+            "Set eval_strategy='epoch' or 'steps', or another save_strategy."
+        )
+    return None
+
+
+@rule
+def saving_the_best_needs_a_metric(args: Any) -> str | None:
+    if args.save_strategy == "best" and args.metric_for_best_model is None:
+        return "save_strategy='best' needs metric_for_best_model, for example 'loss'."
+    return None
+
+
+@rule
+def schedule_needs_evaluation(args: Any) -> str | None:
+    if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy") and args.eval_strategy == "no":
+        return (
+            f"lr_scheduler_type={_word(args.lr_scheduler_type)} follows the evaluations, and eval_strategy='no' has "
+            "none. Set eval_strategy='epoch' or 'steps', or another schedule."
+        )
+    return None
+
+
+@rule
+def known_inputs_of_metrics(args: Any) -> str | None:
+    unknown = [word for word in args.include_for_metrics or [] if word not in ("inputs", "loss")]
+    return f"include_for_metrics holds {unknown}. Allowed: 'inputs', 'loss'." if unknown else None
+
+
+# -- precision and devices --------------------------------------------------------------------------------------------
+
+
+@rule
+def one_precision(args: Any) -> str | None:
+    if args.fp16 and args.bf16:
+        return "fp16=True and bf16=True exclude each other. Keep one; bf16 needs no loss scaling."
+    return None
+
+
+@rule
+def one_eval_precision(args: Any) -> str | None:
+    if args.fp16_full_eval and args.bf16_full_eval:
+        return "fp16_full_eval=True and bf16_full_eval=True exclude each other. Keep one."
+    return None
+
+
+@rule
+def fp16_needs_an_accelerator(args: Any) -> str | None:
+    if args.fp16 and args.use_cpu:
+        return "fp16=True does not train on the CPU, and use_cpu=True asks for it. Set bf16=True, or drop either."
+    return None
+
+
+@rule
+def tf32_needs_a_gpu(args: Any) -> str | None:
+    if args.tf32 and args.use_cpu:
+        return "tf32=True is a mode of GPUs, and use_cpu=True trains without one. Drop either."
+    return None
+
+
+@rule
+def nccl_needs_a_gpu(args: Any) -> str | None:
+    if args.ddp_backend == "nccl" and args.use_cpu:
+        return "ddp_backend='nccl' works between GPUs only, and use_cpu=True uses none. Set ddp_backend='gloo'."
+    return None
+
+
+@rule
+def one_sharding(args: Any) -> str | None:
+    if args.fsdp and args.deepspeed:
+        return "fsdp and deepspeed both shard the model. Keep one of them."
+    return None
+
+
+@rule
+def one_accumulation(args: Any) -> str | None:
+    config = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
+    num_steps = config.get("num_steps", args.gradient_accumulation_steps)
+    if args.gradient_accumulation_steps > 1 and num_steps != args.gradient_accumulation_steps:
+        return (
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps} and accelerator_config's "
+            f"gradient_accumulation_kwargs num_steps={num_steps} differ. Keep gradient_accumulation_steps."
+        )
+    return None
+
+
+@rule
+def sharded_best_needs_full_checkpoints(args: Any) -> str | None:
+    if args.deepspeed and args.save_only_model and args.load_best_model_at_end:
+        return (
+            "save_only_model=True leaves out what load_best_model_at_end=True loads under deepspeed. "
+            "Set either to False."
+        )
+    return None
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+@rule
+def prefetch_needs_workers(args: Any) -> str | None:
+    return _needs_workers(args, "dataloader_prefetch_factor")
+
+
+@rule
+def persistence_needs_workers(args: Any) -> str | None:
+    return _needs_workers(args, "dataloader_persistent_workers")
+
+
+@rule
+def start_method_needs_workers(args: Any) -> str | None:
+    return _needs_workers(args, "dataloader_multiprocessing_context")
+
+
+def _needs_workers(args: Any, name: str) -> str | None:
+    value = getattr(args, name)
+    if args.dataloader_num_workers == 0 and value not in (None, False):
+        return (
+            f"{name}={value!r} is about worker processes, and dataloader_num_workers=0 starts none. "
+            f"Raise dataloader_num_workers, or drop {name}."
+        )
+    return None
+
+
+@rule
+def generated_predictions_are_kept(args: Any) -> str | None:
+    if getattr(args, "predict_with_generate", False) and args.prediction_loss_only:
+        return (
+            "predict_with_generate=True makes predictions, and prediction_loss_only=True throws them away. "
+            "Set one of them to False."
+        )
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
+
+
+def _word(value: Any) -> str:
+    """The value of an enum as a user writes it."""
+    return repr(getattr(value, "value", value))

@@ -1,0 +1,188 @@
+"""Contradictions that show when training starts: one function per rule, of the arguments and the facts of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+DEFAULT_STEPS = 500  # of logging_steps and save_steps: nobody chose it, so a short run need not reach it
+BY_LENGTH = ("group_by_length", "batch_rebalance")
+COMPUTED_BY_EVALUATION = ("loss", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known when training starts. None: not known, and then no rule speaks about it."""
+
+    max_steps: int | None = None
+    is_stream: bool | None = None  # the training data has no length
+    has_eval_dataset: bool | None = None
+    eval_names: tuple[str, ...] = ()  # of several evaluation sets
+    has_compute_metrics: bool | None = None  # False also says that nobody overrides evaluate()
+    device_type: str | None = None
+    supports_bf16: bool | None = None
+    supports_tf32: bool | None = None
+
+
+Rule = Callable[[Any, Facts], "str | None"]
+RULES: list[Rule] = []
+
+
+def rule(function: Rule) -> Rule:
+    RULES.append(function)
+    return function
+
+
+# -- the length of the run --------------------------------------------------------------------------------------------
+
+
+@rule
+def stream_needs_max_steps(args: Any, facts: Facts) -> str | None:
+    if facts.is_stream and args.max_steps <= 0:
+        return (
+            f"The training data has no length, so num_train_epochs={args.num_train_epochs} says nothing about the "
+            "number of steps. Set max_steps."
+        )
+    return None
+
+
+@rule
+def warmup_fits(args: Any, facts: Facts) -> str | None:
+    length = facts.max_steps
+    if length is None or args.warmup_steps < 1 or args.warmup_steps <= length:
+        return None
+    return (
+        f"warmup_steps={args.warmup_steps} is longer than the run of {length} steps ({_length_field(args)}): the rate "
+        "would never reach learning_rate. Lower warmup_steps (below 1 it is a share of all steps), or train longer."
+    )
+
+
+@rule
+def logging_is_reached(args: Any, facts: Facts) -> str | None:
+    return _never(args, facts, "logging")
+
+
+@rule
+def evaluation_is_reached(args: Any, facts: Facts) -> str | None:
+    if args.eval_steps == args.logging_steps:
+        return None if args.logging_strategy == "steps" else _never(args, facts, "eval")
+    return _never(args, facts, "eval")
+
+
+@rule
+def saving_is_reached(args: Any, facts: Facts) -> str | None:
+    return _never(args, facts, "save")
+
+
+def _never(args: Any, facts: Facts, what: str) -> str | None:
+    steps = getattr(args, f"{what}_steps")
+    if facts.max_steps is None or getattr(args, f"{what}_strategy") != "steps" or steps is None:
+        return None
+    if steps == DEFAULT_STEPS or steps <= facts.max_steps:
+        return None
+    return (
+        f"{what}_steps={steps} is never reached in a run of {facts.max_steps} steps ({_length_field(args)}). "
+        f"Lower {what}_steps (below 1 it is a share of all steps), or set {what}_strategy='epoch' or 'no'."
+    )
+
+
+@rule
+def evaluation_is_not_delayed_away(args: Any, facts: Facts) -> str | None:
+    if args.eval_strategy != "steps" or facts.max_steps is None or not args.eval_delay:
+        return None
+    if args.eval_delay <= facts.max_steps:
+        return None
+    return (
+        f"eval_delay={args.eval_delay} is longer than the run of {facts.max_steps} steps ({_length_field(args)}), so "
+        "eval_strategy='steps' never evaluates. Lower eval_delay, or set eval_strategy='no'."
+    )
+
+
+def _length_field(args: Any) -> str:
+    return f"max_steps={args.max_steps}" if args.max_steps > 0 else f"num_train_epochs={args.num_train_epochs}"
+
+
+# -- data and evaluation ----------------------------------------------------------------------------------------------
+
+
+@rule
+def lengths_need_a_map(args: Any, facts: Facts) -> str | None:
+    if facts.is_stream and args.train_sampling_strategy in BY_LENGTH:
+        return (
+            f"train_sampling_strategy={args.train_sampling_strategy!r} sorts samples by length, and the training data "
+            "is a stream. Use 'random', or a dataset with a length."
+        )
+    return None
+
+
+@rule
+def evaluation_needs_data(args: Any, facts: Facts) -> str | None:
+    if facts.has_eval_dataset is False and args.eval_strategy != "no":
+        word = getattr(args.eval_strategy, "value", args.eval_strategy)
+        return f"eval_strategy={word!r} needs an eval_dataset, and none was given. Pass one, or set eval_strategy='no'."
+    return None
+
+
+@rule
+def first_evaluation_needs_data(args: Any, facts: Facts) -> str | None:
+    if facts.has_eval_dataset is False and args.eval_on_start:
+        return "eval_on_start=True needs an eval_dataset, and none was given. Pass one, or set eval_on_start=False."
+    return None
+
+
+@rule
+def best_metric_names_its_set(args: Any, facts: Facts) -> str | None:
+    if not facts.eval_names or not _decides_by_metric(args):
+        return None
+    metric = str(args.metric_for_best_model).removeprefix("eval_")
+    if any(metric.startswith(f"{name}_") for name in facts.eval_names):
+        return None
+    example = f"{facts.eval_names[0]}_{metric}"
+    return (
+        f"metric_for_best_model={args.metric_for_best_model!r} names none of the evaluation sets "
+        f"{list(facts.eval_names)}. Write which of them decides, for example {example!r}."
+    )
+
+
+@rule
+def best_metric_is_computed(args: Any, facts: Facts) -> str | None:
+    metric = str(args.metric_for_best_model)
+    if facts.has_compute_metrics is not False or not _decides_by_metric(args):
+        return None
+    if metric.endswith(COMPUTED_BY_EVALUATION):
+        return None
+    return (
+        f"metric_for_best_model={metric!r} is computed by nobody: there is no compute_metrics. "
+        "Pass one, or set metric_for_best_model='loss'."
+    )
+
+
+def _decides_by_metric(args: Any) -> bool:
+    follows = args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+    return bool(args.load_best_model_at_end or args.save_strategy == "best" or follows)
+
+
+# -- the device -------------------------------------------------------------------------------------------------------
+
+
+@rule
+def fp16_needs_an_accelerator(args: Any, facts: Facts) -> str | None:
+    if args.fp16 and facts.device_type == "cpu":
+        return "fp16=True does not train on the CPU, and there is no other device. Set bf16=True, or neither."
+    return None
+
+
+@rule
+def bf16_is_supported(args: Any, facts: Facts) -> str | None:
+    if facts.supports_bf16 is not False or not (args.bf16 or args.bf16_full_eval):
+        return None
+    name = "bf16" if args.bf16 else "bf16_full_eval"
+    return f"{name}=True is not supported by this device ({facts.device_type}). Use {name.replace('bf', 'fp')}=True."
+
+
+@rule
+def tf32_is_supported(args: Any, facts: Facts) -> str | None:
+    if args.tf32 and facts.supports_tf32 is False:
+        return f"tf32=True is not supported by this device ({facts.device_type}); Ampere GPUs and later have it."
+    return None

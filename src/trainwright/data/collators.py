@@ -1,0 +1,39 @@
+"""The collator for users who bring none: transformers' own, which pad to the longest sample of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainwright.types import is_instance_of
+
+
+def default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:
+    """Pads with the tokenizer or feature extractor; without one, stacks equal shapes."""
+    pads = is_instance_of(
+        processing_class, "transformers.tokenization_utils_base", "PreTrainedTokenizerBase"
+    ) or is_instance_of(processing_class, "transformers.feature_extraction_sequence_utils", "SequenceFeatureExtractor")
+    from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
+
+    return DataCollatorWithPadding(processing_class) if pads else default_data_collator
+
+
+def draws_random_numbers(collator: Any) -> bool:
+    """Whether a collator may draw random numbers; only those known not to are trusted."""
+    collator = getattr(collator, "data_collator", collator)
+    name, module = getattr(collator, "__qualname__", type(collator).__qualname__), _module_of(collator)
+    known = {"default_data_collator", "DataCollatorWithPadding", "DefaultDataCollator", "default_collate"}
+    return not (name in known and module.startswith(("transformers.", "torch.")))
+
+
+def _module_of(thing: Any) -> str:
+    return str(getattr(thing, "__module__", None) or type(thing).__module__)
+
+
+def __getattr__(name: str) -> Any:
+    """transformers' collators, under their own names."""
+    if name == "default_data_collator" or name.startswith(("DataCollator", "DefaultDataCollator")):
+        import transformers
+
+        return getattr(transformers, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,83 @@
+"""Which columns of the data reach the model: those that `forward` takes; the others are dropped, and it is said once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainwright.errors import DataError
+from trainwright.types import optional_class
+
+module_logger = logging.getLogger(__name__)
+
+
+def is_columnar(dataset: Any) -> bool:
+    """Whether this is a `datasets.Dataset`, whose columns can be removed before anything is read."""
+    cls = optional_class("datasets", "Dataset")
+    return cls is not None and isinstance(dataset, cls)
+
+
+def remove_unused(dataset: Any, columns: Sequence[str], *, model_name: str, description: str | None) -> Any:
+    """A `datasets.Dataset` with only the columns that the model takes.
+
+    Raises:
+        DataError: none of its columns is an input of the model.
+    """
+    unused = [name for name in dataset.column_names if name not in columns]
+    if len(unused) == len(dataset.column_names):
+        raise DataError(
+            f"No column of the {description or ''} dataset ({', '.join(dataset.column_names)}) is an input of "
+            f"{model_name}.forward ({', '.join(columns)}). Rename the columns, or set remove_unused_columns=False "
+            "and bring a data_collator that makes the model's inputs from them."
+        )
+    _say(unused, model_name, description, module_logger)
+    return dataset.remove_columns(unused) if unused else dataset
+
+
+class RemoveColumnsCollator:
+    """Drops the entries of each item that the model does not take, then calls the collator.
+
+    Args:
+        data_collator: makes a batch of a list of items.
+        signature_columns: entries that are kept.
+        logger: told once which entries were dropped.
+        model_name, description: named in that message.
+    """
+
+    def __init__(
+        self,
+        data_collator: Callable[[list[Any]], Any],
+        signature_columns: Sequence[str],
+        logger: Any = None,
+        model_name: str | None = None,
+        description: str | None = None,
+    ) -> None:
+        self.data_collator = data_collator
+        self.signature_columns = signature_columns
+        self.logger = logger
+        self.model_name = model_name
+        self.description = description
+        self.message_logged = False
+        self._kept = frozenset(signature_columns)
+
+    def __call__(self, features: list[Any]) -> Any:
+        return self.data_collator([self._remove_columns(item) for item in features])
+
+    def _remove_columns(self, feature: Any) -> Any:
+        if not isinstance(feature, dict):
+            return feature
+        if not self.message_logged:
+            self.message_logged = True
+            unused = [name for name in feature if name not in self._kept]
+            _say(unused, self.model_name or "the model", self.description, self.logger)
+        return {name: value for name, value in feature.items() if name in self._kept}
+
+
+def _say(unused: Sequence[str], model_name: str, description: str | None, logger: Any) -> None:
+    if unused and logger is not None:
+        logger.info(
+            "Columns dropped from the %s data because %s.forward does not take them: %s. "
+            "Keep them for your own collator with remove_unused_columns=False.",
+            (description or "").lower() or "given", model_name, ", ".join(unused),
+        )  # fmt: skip

@@ -1,0 +1,43 @@
+"""Cursor: where in the data a run stands, in samples, and what is needed to stand there again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """A position in the training data.
+
+    Attributes:
+        epoch: the epoch, from 0.
+        samples: samples of that epoch whose optimizer step is done, over all processes.
+        seed: base of the shuffled order; None where the order comes from elsewhere.
+    """
+
+    epoch: int
+    samples: int
+    seed: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Cursor:
+        return cls(epoch=int(values["epoch"]), samples=int(values["samples"]), seed=values.get("seed"))
+
+
+@dataclass(slots=True, kw_only=True)
+class LoaderRandomness:
+    """Random states that belong to a position; they lie beside the process's own in the checkpoint.
+
+    Attributes:
+        order: torch's state from before a sampler drew the order of this epoch.
+        before_ahead: python's, numpy's and torch's states from before the batch that was fetched ahead.
+    """
+
+    order: torch.Tensor | None = None
+    before_ahead: dict[str, Any] | None = None

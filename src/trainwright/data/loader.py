@@ -1,0 +1,145 @@
+"""Loader: batches of an epoch from any position, and what a checkpoint must remember of it.
+
+It fetches one batch ahead of the one that is trained, as the original does, so that random draws of a collator fall
+between the same draws of dropout. A batch that lies ready when a checkpoint is written will be fetched again by the
+resumed run; where fetching may draw random numbers, their state from before that fetch is kept for it.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainwright.data.collators import draws_random_numbers
+from trainwright.data.columns import is_columnar
+from trainwright.data.cursor import Cursor, LoaderRandomness
+from trainwright.data.samplers import EpochBatches, SamplerOrder, ShuffledOrder
+from trainwright.types import Batch
+
+_END: Any = object()
+
+
+class Loader:
+    """Gives the batches of each epoch of a dataloader: ours, or any that the user made.
+
+    Args:
+        dataloader: anything that can be iterated once per epoch.
+        random_state: returns the process's random states (python, numpy, torch).
+        set_random_state: sets them.
+    """
+
+    def __init__(
+        self,
+        dataloader: Any,
+        *,
+        random_state: Callable[[], dict[str, Any]],
+        set_random_state: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.dataloader = dataloader
+        self._random_state = random_state
+        self._set_random_state = set_random_state
+        self._keeps_states = may_draw_in_this_process(dataloader)
+        self._resume = LoaderRandomness()
+        self._before_ahead: dict[str, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataloader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.dataloader)
+
+    def __getattr__(self, name: str) -> Any:
+        """What callbacks and overrides ask a dataloader (`dataset`, `batch_size`, ...) is answered by the user's."""
+        if name == "dataloader":  # not set yet: being unpickled or copied
+            raise AttributeError(name)
+        return getattr(self.dataloader, name)
+
+    def epoch(
+        self, epoch: int, *, skip_batches: int = 0, after_first: Callable[[], None] | None = None
+    ) -> Iterator[Batch]:
+        """Batches of an epoch from number `skip_batches` on.
+
+        `after_first` is called once the first one is fetched: the place where an interrupted run's random states
+        belong, since it had fetched that batch before it was interrupted.
+        """
+        self._seek(epoch, skip_batches)
+        batches = self._fetch_from(epoch, skip_batches, resumes=after_first is not None)
+        ahead = next(batches, _END)
+        if after_first is not None:
+            after_first()
+        while ahead is not _END:
+            batch = ahead
+            if self._keeps_states:
+                self._before_ahead = self._random_state()
+            ahead = next(batches, _END)
+            yield batch
+
+    def cursor(self, epoch: int, batches: int, *, batches_per_epoch: int) -> Cursor:
+        """The position after `batches` batches of an epoch; the end of one is the beginning of the next."""
+        if batches >= batches_per_epoch:
+            return Cursor(epoch=epoch + 1, samples=0, seed=self._seed)
+        samples = batches * (self._batches.batch_size if self._batches is not None else 1)
+        return Cursor(epoch=epoch, samples=samples, seed=self._seed)
+
+    def randomness(self) -> LoaderRandomness:
+        return LoaderRandomness(order=self._order_state(), before_ahead=self._before_ahead)
+
+    def resume(self, cursor: Cursor, randomness: LoaderRandomness) -> None:
+        """Prepares to go on from a checkpoint's position; the next `epoch()` uses it."""
+        self._resume = randomness
+        order = self._batches.order if self._batches is not None else None
+        if isinstance(order, ShuffledOrder) and cursor.seed is not None:
+            order.seed = cursor.seed
+        if isinstance(order, SamplerOrder) and cursor.samples > 0:
+            order.repeat_from(randomness.order)
+
+    def _seek(self, epoch: int, skip_batches: int) -> None:
+        if self._batches is not None:
+            self._batches.seek(epoch, skip_batches * self._batches.batch_size)
+            return
+        parts = [self.dataloader, *(getattr(self.dataloader, name, None) for name in ("sampler", "dataset"))]
+        for part in parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
+    def _fetch_from(self, epoch: int, skip_batches: int, *, resumes: bool) -> Iterator[Batch]:
+        batches: Iterator[Batch] = iter(self.dataloader)
+        if self._batches is None:  # no position to seek to: what is trained already is read again and thrown away
+            collections.deque(itertools.islice(batches, skip_batches), maxlen=0)
+        if resumes and self._resume.before_ahead is not None:
+            self._set_random_state(self._resume.before_ahead)
+        return batches
+
+    @property
+    def _batches(self) -> EpochBatches | None:
+        batches = getattr(self.dataloader, "batch_sampler", None)
+        return batches if isinstance(batches, EpochBatches) else None
+
+    @property
+    def _seed(self) -> int | None:
+        order = self._batches.order if self._batches is not None else None
+        return order.seed if isinstance(order, ShuffledOrder) else None
+
+    def _order_state(self) -> Any:
+        order = self._batches.order if self._batches is not None else None
+        return order.rng_at_start if isinstance(order, SamplerOrder) else None
+
+
+def may_draw_in_this_process(dataloader: Any) -> bool:
+    """Whether fetching a batch may draw random numbers of this process; only what is known not to is trusted."""
+    if not isinstance(dataloader, DataLoader):
+        return True
+    if dataloader.num_workers > 0:
+        return False
+    return draws_random_numbers(dataloader.collate_fn) or not _is_plain(dataloader.dataset)
+
+
+def _is_plain(dataset: Any) -> bool:
+    """Data that lies ready: a list, tensors, or Arrow columns without a transform on the fly."""
+    if is_columnar(dataset):
+        return bool(dataset.format["type"] != "custom")
+    return type(dataset) in (list, tuple, TensorDataset)

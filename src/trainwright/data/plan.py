@@ -1,0 +1,40 @@
+"""From a dataset and a plan to torch's DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from trainwright.config.plans import LoaderPlan
+from trainwright.data.samplers import EpochBatches, Order, SamplerOrder, ShuffledOrder
+from trainwright.data.workers import seed_worker
+
+
+def build_dataloader(
+    dataset: Any, plan: LoaderPlan, *, sampler: Any, collate: Callable[[list[Any]], Any]
+) -> DataLoader[Any]:
+    """A DataLoader over the dataset; the order comes from the sampler, or from the dataset itself if it is a stream."""
+    options: dict[str, Any] = {
+        "collate_fn": collate,
+        "num_workers": plan.workers,
+        "pin_memory": plan.pin_memory,
+        "persistent_workers": plan.persistent_workers and plan.workers > 0,
+        "multiprocessing_context": plan.multiprocessing_context,
+        "prefetch_factor": plan.prefetch_factor,
+        "in_order": plan.in_order,
+    }
+    if plan.is_training:
+        options["worker_init_fn"] = partial(seed_worker, num_workers=plan.workers, rank=plan.rank)
+    if isinstance(dataset, IterableDataset):
+        return DataLoader(dataset, batch_size=plan.batch_size, drop_last=plan.drop_last, **options)
+    batches = EpochBatches(_order(dataset, sampler, plan.seed), plan.batch_size, drop_last=plan.drop_last)
+    return DataLoader(dataset, batch_sampler=batches, **options)
+
+
+def _order(dataset: Any, sampler: Any, seed: int) -> Order:
+    if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset):
+        return ShuffledOrder(len(dataset), seed)
+    return SamplerOrder(sampler if sampler is not None else range(len(dataset)))

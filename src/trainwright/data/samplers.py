@@ -1,0 +1,184 @@
+"""Orders of samples, and batches of indices from them that can start anywhere.
+
+The shuffled order of an epoch is a pure function of (seed, epoch): the permutation that a fresh torch generator with
+seed + epoch draws. A resume computes it and starts in the middle; nothing is read or drawn to get there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import Sampler
+
+from trainwright.errors import DataError
+
+
+class Order(Protocol):
+    """The indices of an epoch, in order."""
+
+    def indices(self, epoch: int) -> Iterable[int]: ...
+    def __len__(self) -> int: ...
+
+
+class ShuffledOrder:
+    """A new permutation for each epoch, drawn from `seed + epoch`."""
+
+    def __init__(self, num_samples: int, seed: int) -> None:
+        self.num_samples = num_samples
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def indices(self, epoch: int) -> Iterable[int]:
+        generator = torch.Generator().manual_seed(self.seed + epoch)
+        return torch.randperm(self.num_samples, generator=generator).tolist()  # type: ignore[no-any-return]
+
+
+class SamplerOrder:
+    """The order that a torch sampler gives.
+
+    A sampler may draw from torch's global generator when it starts; the generator's state from before that is kept,
+    so that a resume in the middle of the epoch gets the same order again.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.rng_at_start: torch.Tensor | None = None
+        self._rng_to_repeat: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def repeat_from(self, rng_at_start: torch.Tensor | None) -> None:
+        """The next epoch is drawn from this state, as it was before an interruption."""
+        self._rng_to_repeat = rng_at_start
+
+    def indices(self, epoch: int) -> Iterable[int]:
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+        if self._rng_to_repeat is None:
+            self.rng_at_start = torch.get_rng_state()
+            return self.sampler  # type: ignore[no-any-return]
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._rng_to_repeat)
+            self.rng_at_start, self._rng_to_repeat = self._rng_to_repeat, None
+            return list(self.sampler)
+
+
+class EpochBatches(Sampler[list[int]]):
+    """Batches of indices for one epoch at a time; `seek` says which epoch and where in it.
+
+    Args:
+        order: gives the indices of an epoch.
+        batch_size: indices per batch.
+        drop_last: leave out a last batch that is smaller.
+    """
+
+    def __init__(self, order: Order, batch_size: int, *, drop_last: bool = False) -> None:
+        self.order = order
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.epoch = 0
+        self.first_sample = 0
+
+    @property
+    def sampler(self) -> Any:
+        """What the order was made from; torch's DataLoader and others look for it here."""
+        return getattr(self.order, "sampler", self.order)
+
+    def seek(self, epoch: int, first_sample: int = 0) -> None:
+        self.epoch = epoch
+        self.first_sample = first_sample
+
+    def set_epoch(self, epoch: int) -> None:
+        self.seek(epoch)
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.order), self.batch_size)
+        return full + int(rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        indices = itertools.islice(self.order.indices(self.epoch), self.first_sample, None)
+        self.epoch, self.first_sample = self.epoch + 1, 0  # a plain `for` loop over epochs gets a new order each time
+        while batch := list(itertools.islice(indices, self.batch_size)):
+            if len(batch) == self.batch_size or not self.drop_last:
+                yield batch
+
+
+def get_length_grouped_indices(
+    lengths: Sequence[int], batch_size: int, mega_batch_mult: int | None = None, generator: Any = None
+) -> list[int]:
+    """A random order in which neighbours have similar lengths.
+
+    A random permutation is cut into portions of `mega_batch_mult` batches (default 50, or as many as give four
+    portions, whichever is less) and each is sorted, longest first. The longest sample of all comes first, so that
+    too little memory shows at once.
+    """
+    num = len(lengths)
+    if mega_batch_mult is None:
+        mega_batch_mult = max(min(num // (batch_size * 4), 50), 1)
+    size = mega_batch_mult * batch_size
+    shuffled = torch.randperm(num, generator=generator)
+    portions = [
+        sorted(shuffled[i : i + size].tolist(), key=lengths.__getitem__, reverse=True) for i in range(0, num, size)
+    ]
+    longest = max(range(len(portions)), key=lambda i: lengths[portions[i][0]])
+    portions[0][0], portions[longest][0] = portions[longest][0], portions[0][0]
+    return list(itertools.chain.from_iterable(portions))
+
+
+class LengthGroupedSampler(Sampler[int]):
+    """Samples in random order, those of similar length together, so that batches need little padding.
+
+    Args:
+        batch_size: samples for which similar length matters: a batch, or a whole window of them.
+        dataset: asked for the length of `model_input_name` of each item, if `lengths` is not given.
+        lengths: length of each sample.
+        model_input_name: input whose length counts; default "input_ids".
+        generator: random source; default torch's global one.
+
+    Raises:
+        ValueError: neither dataset nor lengths.
+        DataError: items without that input.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        dataset: Any = None,
+        lengths: Any = None,
+        model_input_name: str | None = None,
+        generator: Any = None,
+    ) -> None:
+        if dataset is None and lengths is None:
+            raise ValueError("LengthGroupedSampler needs the lengths, or a dataset to ask for them; both are None.")
+        self.batch_size = batch_size
+        if lengths is None:
+            lengths = lengths_of(dataset, model_input_name or "input_ids")
+        self.lengths: list[int] = lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths
+        self.generator = generator
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=self.generator))
+
+
+def lengths_of(dataset: Any, name: str) -> list[int]:
+    """Length of the entry `name` of each item, asked by index."""
+    lengths = []
+    for index in range(len(dataset)):
+        item = dataset[index]
+        if not isinstance(item, Mapping) or name not in item:
+            has = sorted(item) if isinstance(item, Mapping) else f"a {type(item).__name__}"
+            raise DataError(
+                f"Grouping by length needs the length of {name!r}, and item {index} has {has}. Give the dataset a "
+                "column with the lengths (length_column_name), or a processing_class whose first model input it has."
+            )
+        lengths.append(len(item[name]))
+    return lengths

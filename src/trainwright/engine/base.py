@@ -1,0 +1,86 @@
+"""Engine: all that differs between backends, as one abstract list. The identity is the default where there is one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright.types import Prepared
+
+NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # without state, so one serves all
+
+
+class Engine(ABC):
+    """Placement, precision and collectives for one trainer.
+
+    Attributes:
+        accelerator: a real `accelerate.Accelerator`; people and libraries read it.
+        device: where batches go.
+    """
+
+    accelerator: Any
+    device: torch.device
+
+    @abstractmethod
+    def place(self, model: nn.Module) -> nn.Module:
+        """Moves a model to where it is trained."""
+
+    @abstractmethod
+    def setup(
+        self,
+        model: nn.Module,
+        *,
+        make_optimizer: Callable[[nn.Module], Any],
+        make_scheduler: Callable[[Any], Any],
+    ) -> Prepared:
+        """Wraps the model and calls the two factories in the order this backend needs."""
+
+    @abstractmethod
+    def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
+        """The model as an evaluation outside of training uses it."""
+
+    @abstractmethod
+    def autocast(self) -> AbstractContextManager[Any] | None:
+        """The context of a forward pass in mixed precision; None in full precision."""
+
+    @abstractmethod
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None: ...
+
+    @abstractmethod
+    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
+        """Scales gradients down to `max_norm` and returns their norm before; infinity only measures."""
+
+    @abstractmethod
+    def step(self, optimizer: Any) -> bool:
+        """Updates the weights; False if the update was skipped because gradients overflowed."""
+
+    @abstractmethod
+    def zero_grad(self) -> None: ...
+
+    @abstractmethod
+    def refresh(self, model: nn.Module) -> None:
+        """Looks again at which parameters the model has; called when an epoch begins."""
+
+    @abstractmethod
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The user's module inside the wrappers of this backend."""
+
+    def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
+        """Around a micro-batch; `sync` is True for the last of a window."""
+        return NO_CONTEXT
+
+    def gather(self, value: Any) -> Any:
+        """A nested value of tensors from all processes, concatenated along the first dimension."""
+        return value
+
+    def barrier(self) -> None:
+        """Waits until all processes are here."""
+
+    @property
+    def num_processes(self) -> int:
+        return 1

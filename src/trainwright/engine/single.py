@@ -1,0 +1,85 @@
+"""One device: CPU, CUDA, MPS. The hot path goes straight to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright.config.plans import EnginePlan
+from trainwright.engine.base import Engine
+from trainwright.engine.gradients import Gradients
+from trainwright.engine.precision import apply_tf32, autocast_for
+from trainwright.types import Prepared
+
+
+class SingleEngine(Engine):
+    """Trains in this process, on one device."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+
+        # Accelerate keeps one state per process; a second trainer may have another precision or device.
+        AcceleratorState._reset_state(reset_partial_state=True)
+        self.accelerator = Accelerator(mixed_precision=plan.precision.mixed, cpu=plan.use_cpu)
+        self.device = torch.device(plan.device)
+        self._precision = plan.precision
+        self._scaler = getattr(self.accelerator, "scaler", None)
+        self._autocast = autocast_for(plan.precision, self.device)
+        self._gradients = Gradients([])
+        self._optimizer: Any = None
+        apply_tf32(plan.precision)
+
+    def place(self, model: nn.Module) -> nn.Module:
+        return model.to(self.device)
+
+    def setup(
+        self,
+        model: nn.Module,
+        *,
+        make_optimizer: Callable[[nn.Module], Any],
+        make_scheduler: Callable[[Any], Any],
+    ) -> Prepared:
+        optimizer = make_optimizer(model)
+        scheduler = make_scheduler(optimizer)
+        self._optimizer = optimizer
+        self.refresh(model)
+        return Prepared(model, optimizer, scheduler)
+
+    def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def autocast(self) -> AbstractContextManager[Any] | None:
+        return self._autocast
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+
+    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
+        if self._scaler is not None:
+            self._scaler.unscale_(self._optimizer)
+        return self._gradients.clip(max_norm)
+
+    def step(self, optimizer: Any) -> bool:
+        if self._scaler is None:
+            optimizer.step()
+            return True
+        scale = self._scaler.get_scale()
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        return bool(self._scaler.get_scale() >= scale)  # the scaler lowers its scale when it skips
+
+    def zero_grad(self) -> None:
+        self._gradients.clear()
+
+    def refresh(self, model: nn.Module) -> None:
+        self._gradients = Gradients(model.parameters())
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model

@@ -1,0 +1,58 @@
+"""Typed errors and warnings. Each is also a built-in one, so `except ValueError` in a user's script keeps working."""
+
+from __future__ import annotations
+
+
+class TrainwrightError(Exception):
+    """Base of every error that Trainwright raises on purpose."""
+
+
+class ArgumentError(TrainwrightError, ValueError):
+    """A training argument, or a combination of them, that cannot do what was asked."""
+
+
+class UnknownArgumentError(ArgumentError, TypeError):
+    """A name that no training argument has."""
+
+
+class ModelError(TrainwrightError, ValueError):
+    """A model that cannot be trained as it was given."""
+
+
+class MissingModelError(ModelError, RuntimeError):
+    """Neither a model nor a function that makes one was given."""
+
+
+class DataError(TrainwrightError, ValueError):
+    """A dataset, a batch or a collator that does not fit."""
+
+
+class CheckpointError(TrainwrightError, ValueError):
+    """A checkpoint that cannot be read, or does not belong to this run."""
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint where one was named or expected."""
+
+
+class MetricError(TrainwrightError, KeyError):
+    """A metric that was named but that no evaluation produces."""
+
+    def __str__(self) -> str:  # KeyError shows the repr of its argument, quotes and all
+        return str(self.args[0]) if self.args else ""
+
+
+class NotYetError(TrainwrightError, NotImplementedError):
+    """A published feature that this version does not have yet; the message names it and a way around."""
+
+
+class MissingPackageError(TrainwrightError, ImportError):
+    """An optional package is needed and not installed; the message says what to install."""
+
+
+class TrainwrightWarning(UserWarning):
+    """Something is probably not what the user meant; training goes on."""
+
+
+class LegacyNameWarning(FutureWarning):
+    """An older name of an argument was used; it still works, and the message names the new one."""

@@ -1,0 +1,88 @@
+"""What a loop may ask of its owner. The trainer is the hooks: the loops call its most derived methods.
+
+These are the published names that subclasses override, so they keep the spelling of the outside world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from trainwright.types import Batch
+
+
+class TrainHooks(Protocol):
+    """What the training loop asks."""
+
+    current_gradient_accumulation_steps: int
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], torch.Tensor | int | None]: ...
+    def training_step(
+        self, model: Any, inputs: Batch, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor: ...
+    def floating_point_ops(self, inputs: Batch) -> float: ...
+    def _track_num_input_tokens(self, inputs: Batch) -> None: ...
+    def _clip_grad_norm(self, model: Any) -> torch.Tensor | float: ...
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any: ...
+    def _get_learning_rate(self) -> float: ...
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None: ...
+    def _load_rng_state(self, checkpoint: str | None) -> None: ...
+    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]: ...
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: Any,
+        model: Any,
+        trial: Any,
+        epoch: float,
+        ignore_keys_for_eval: Any,
+        start_time: float,
+        learning_rate: float | None = None,
+    ) -> None: ...
+
+
+class EvalHooks(Protocol):
+    """What the evaluation loop asks."""
+
+    def prediction_step(
+        self, model: Any, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor | None, Any, Any]: ...
+    def num_examples(self, dataloader: Any) -> int: ...
+    def _prepare_input(self, data: Any) -> Any: ...
+
+
+class Events(Protocol):
+    """How a loop tells the callbacks."""
+
+    def fire(self, event: str, run: Any, **kwargs: Any) -> None: ...
+
+
+class LoopEngine(Protocol):
+    """The part of an engine that the training loop uses."""
+
+    device: torch.device
+
+    def accumulate(self, model: Any, *, sync: bool) -> AbstractContextManager[Any]: ...
+    def step(self, optimizer: Any) -> bool: ...
+    def zero_grad(self) -> None: ...
+    def refresh(self, model: Any) -> None: ...
+
+
+class BatchSource(Protocol):
+    """The part of a loader that the training loop uses: batches of an epoch, from any position in it."""
+
+    def epoch(self, epoch: int, *, skip_batches: int = 0, after_first: Any = None) -> Iterator[Batch]: ...
+
+
+class Gather(Protocol):
+    """How an evaluation collects a value from all processes; identity on one."""
+
+    def __call__(self, value: Any) -> Any: ...
+
+
+Metrics = Mapping[str, float]

@@ -1,0 +1,109 @@
+"""The training loop: epochs, and windows within an epoch. One optimizer step is in `step.py`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from trainwright.hooks import TrainHooks
+from trainwright.loop.session import Session
+from trainwright.loop.step import Update, Window, take_step
+from trainwright.state.run import RunState
+from trainwright.types import Batch
+
+logger = logging.getLogger(__name__)
+
+
+def fit(session: Session, run: RunState, hooks: TrainHooks, *, eval_on_start: bool = False) -> None:
+    """Trains from `session.start` to the end of the plan, or until a callback stops it."""
+    session.engine.zero_grad()
+    session.events.fire("on_train_begin", run)
+    if eval_on_start:
+        hooks._evaluate(session.trial, session.ignore_keys_for_eval, skip_scheduler=True)
+    for epoch in range(session.start.epoch, session.plan.num_epochs):
+        if run.state.global_step >= session.plan.max_steps:
+            break
+        session.events.fire("on_epoch_begin", run)
+        hooks._run_epoch(
+            model=session.model,
+            epoch=epoch,
+            train_dataloader=session.loader,
+            steps_in_epoch=session.plan.batches_per_epoch,
+            num_update_steps_per_epoch=session.plan.steps_per_epoch,
+            trial=session.trial,
+            ignore_keys_for_eval=session.ignore_keys_for_eval,
+            start_time=run.start_time,
+            resume_from_checkpoint=session.start.checkpoint,
+            epochs_trained=session.start.epoch,
+            steps_trained_in_current_epoch=session.start.batches,
+        )
+        if run.control.should_training_stop:
+            break
+
+
+def run_epoch(session: Session, run: RunState, hooks: TrainHooks, epoch: int) -> None:
+    """One pass over the loader, or the rest of one after a resume."""
+    session.engine.refresh(session.model)
+    plan, start = session.plan, session.start
+    skipped = start.batches if epoch == start.epoch else 0
+    run.begin_epoch(epoch, batches_done=skipped)
+    update = Update()
+    for window in windows(session, hooks, batches_of(session, hooks, epoch), skipped):
+        batches_done = run.batches_in_epoch + len(window.batches)
+        done = take_step(session, run, hooks, window, epoch=epoch + batches_done / plan.batches_per_epoch)
+        if done is None:
+            break
+        update = done
+        after_step(session, run, hooks, update, epoch=epoch)
+        if run.should_stop:
+            break
+    if run.batches_in_epoch == 0:
+        logger.warning(
+            "The training data gave no batch in epoch %d; training stops at step %d of %d. "
+            "A stream that is exhausted needs a dataset that can be iterated again, or a smaller max_steps.",
+            epoch, run.state.global_step, plan.max_steps,
+        )  # fmt: skip
+        run.control.should_training_stop = True
+    session.events.fire("on_epoch_end", run)
+    after_step(session, run, hooks, update, epoch=epoch)
+
+
+def batches_of(session: Session, hooks: TrainHooks, epoch: int) -> Iterator[Batch]:
+    """Batches of an epoch. At the point of a resume the random states are loaded, where the checkpoint had them."""
+    start = session.start
+    if start.checkpoint is None or epoch != start.epoch:
+        return session.loader.epoch(epoch)
+    checkpoint = start.checkpoint
+    if start.batches == 0:
+        hooks._load_rng_state(checkpoint)
+        return session.loader.epoch(epoch)
+    return session.loader.epoch(
+        epoch, skip_batches=start.batches, after_first=lambda: hooks._load_rng_state(checkpoint)
+    )
+
+
+def windows(session: Session, hooks: TrainHooks, batches: Iterator[Batch], skipped: int) -> Iterator[Window]:
+    """Groups micro-batches by optimizer step; the last window of an epoch takes what is left."""
+    remaining = session.plan.batches_per_epoch - skipped
+    while remaining > 0:
+        size = min(session.plan.micro_batches, remaining)
+        samples, num_items = hooks.get_batch_samples(batches, size, session.engine.device)
+        if not samples:  # a stream that ended, or an override that has had enough
+            return
+        remaining -= len(samples)
+        yield Window(samples, num_items)
+        if len(samples) < size:
+            return
+
+
+def after_step(session: Session, run: RunState, hooks: TrainHooks, update: Update, *, epoch: int) -> None:
+    hooks._maybe_log_save_evaluate(
+        run.meter.total,
+        update.grad_norm,
+        session.model,
+        session.trial,
+        epoch,
+        session.ignore_keys_for_eval,
+        run.start_time,
+        learning_rate=update.learning_rate,
+    )

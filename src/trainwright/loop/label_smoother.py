@@ -1,0 +1,53 @@
+"""LabelSmoother: cross-entropy with smoothed targets (Szegedy et al. 2016, arXiv:1512.00567, section 7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from trainwright.types import IGNORE_INDEX, output_logits
+
+
+@dataclass
+class LabelSmoother:
+    """Mixes the one-hot target with the uniform one: `(1 - epsilon) * nll + epsilon * mean over classes`.
+
+    Args:
+        epsilon: weight of the uniform target, 0 to 1.
+        ignore_index: label that takes no part.
+    """
+
+    epsilon: float = 0.1
+    ignore_index: int = IGNORE_INDEX
+
+    def __call__(
+        self,
+        model_output: Any,
+        labels: torch.Tensor,
+        shift_labels: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """Smoothed loss of `model_output["logits"]` (batch, ..., classes) against `labels` (batch, ...).
+
+        Divided by `num_items_in_batch` where given, else by the labels that take part. With `shift_labels`, position
+        i is scored against label i + 1.
+        """
+        logits: torch.Tensor = output_logits(model_output)
+        if shift_labels:
+            logits = logits[..., :-1, :].contiguous()
+            labels = labels[..., 1:].contiguous()
+        neg_log_prob = -functional.log_softmax(logits, dim=-1)
+        targets = labels.unsqueeze(-1) if labels.dim() == neg_log_prob.dim() - 1 else labels
+        ignored = targets.eq(self.ignore_index)
+        nll = neg_log_prob.gather(dim=-1, index=targets.clamp(min=0)).masked_fill(ignored, 0.0)
+        # Sum over classes in fp32: with half-precision logits and large vocabularies it overflows.
+        uniform = neg_log_prob.sum(dim=-1, keepdim=True, dtype=torch.float32).masked_fill(ignored, 0.0)
+        count: Any = (~ignored).sum() if num_items_in_batch is None else num_items_in_batch
+        if isinstance(count, torch.Tensor):
+            count = count.to(nll.device)
+        return (1 - self.epsilon) * (nll.sum() / count) + self.epsilon * (
+            uniform.sum() / (count * neg_log_prob.shape[-1])
+        )

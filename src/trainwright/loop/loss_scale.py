@@ -1,0 +1,85 @@
+"""LossRule: the only arithmetic on a loss between the model's output and `backward`.
+
+A window is the micro-batches of one optimizer step. Two kinds of losses come in:
+
+    counted   the model (or `compute_loss_func`) was told how many items the window has and divided its sum by that.
+              Micro-batch losses then add up to the window's mean; nothing is left to do.
+    mean      each micro-batch came as its own mean. The window's loss is the mean of these means: divide by the
+              number of micro-batches.
+
+Worked example: a window of two micro-batches with 3 and 1 label tokens, losses per token (1, 2, 3) and (6).
+    counted   6/4 + 6/4          = 3.0     the mean over the 4 tokens, as one batch of both would give
+    mean      (2.0 + 6.0) / 2    = 4.0     the original's arithmetic for modules that return a mean
+
+Items are counted where the loss counts them: a causal loss compares position i with label i + 1, so label 0 is never
+a target and must not enter the divisor; with sequences of S tokens that would be wrong by (S - 1)/S.
+
+With P processes that average gradients, a counted loss was divided by the items of all processes, so it is multiplied
+by P to undo the averaging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trainwright.types import IGNORE_INDEX, Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossRule:
+    """Settled when a run (or an evaluation) starts.
+
+    Attributes:
+        counts_items: somebody wants `num_items_in_batch`: the model's forward or `compute_loss_func`.
+        shifts_labels: label 0 of each row is never a target.
+        is_scaled: True: losses arrive scaled for the window; False: they are means; None: counted losses are scaled.
+        has_loss_func: a `compute_loss_func` makes the loss; its result is taken as scaled.
+        num_processes: processes whose gradients are averaged, where items are counted over all of them; else 1.
+    """
+
+    counts_items: bool = False
+    shifts_labels: bool = False
+    is_scaled: bool | None = None
+    has_loss_func: bool = False
+    num_processes: int = 1
+
+    def count(self, window: Sequence[Batch]) -> torch.Tensor | None:
+        """Label items of a window that enter the loss, as a scalar on the labels' device; None if nobody asks."""
+        if not self.counts_items or not window or "labels" not in window[0]:
+            return None
+        try:
+            counts = [self._targets(batch).ne(IGNORE_INDEX).sum() for batch in window]
+        except (TypeError, AttributeError):  # labels that are no single tensor (object detection): nothing to count
+            return None
+        return counts[0] if len(counts) == 1 else torch.stack(counts).sum()
+
+    def weight(self, batch: Batch, label_names: Sequence[str], batch_size: int) -> torch.Tensor | int:
+        """Over how many items the mean loss of an evaluation batch was taken: label items, or samples without them."""
+        labels = batch.get("labels") if "labels" in label_names or not label_names else batch.get(label_names[0])
+        if not isinstance(labels, torch.Tensor) or labels.is_floating_point() or "labels" not in batch:
+            return batch_size
+        return self._targets(batch).ne(IGNORE_INDEX).sum()
+
+    def apply(
+        self, loss: torch.Tensor, num_items: torch.Tensor | int | None, *, micro_batches: int
+    ) -> torch.Tensor:
+        """The loss to differentiate, from what `compute_loss` returned."""
+        scaled = self.is_scaled
+        if scaled is None:
+            scaled = self.has_loss_func or (self.counts_items and num_items is not None)
+        return loss if scaled or micro_batches == 1 else loss / micro_batches
+
+    def undo_averaging(self, loss: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
+        """Multiplies a counted loss by the processes over which its gradient will be averaged."""
+        if self.num_processes == 1 or num_items is None or not self.counts_items:
+            return loss
+        return loss * self.num_processes
+
+    def _targets(self, batch: Batch) -> torch.Tensor:
+        if "shift_labels" in batch:  # already shifted by the collator
+            return batch["shift_labels"]  # type: ignore[no-any-return]
+        labels: torch.Tensor = batch["labels"]
+        return labels[..., 1:] if self.shifts_labels else labels

@@ -1,0 +1,49 @@
+"""Session: the parts of one run, put together once and then only read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainwright.config.plans import StepPlan
+from trainwright.hooks import BatchSource, Events, LoopEngine
+from trainwright.loop.loss_scale import LossRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a run begins.
+
+    Attributes:
+        epoch: first epoch, from 0.
+        batches: micro-batches of that epoch that are trained already.
+        checkpoint: directory whose random states are loaded at that point; None for a fresh run.
+    """
+
+    epoch: int = 0
+    batches: int = 0
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What `fit` works with.
+
+    Attributes:
+        model: as the engine wrapped it.
+        scheduler_follows_metrics: the schedule is driven by evaluations, not by steps.
+        watches_every_step: the log-save-evaluate hook is overridden and wants to be called after each step.
+    """
+
+    engine: LoopEngine
+    model: Any
+    optimizer: Any
+    scheduler: Any
+    loader: BatchSource
+    plan: StepPlan
+    rule: LossRule
+    events: Events
+    start: Start
+    scheduler_follows_metrics: bool = False
+    trial: Any = None
+    ignore_keys_for_eval: list[str] | None = None

@@ -1,0 +1,74 @@
+"""One optimizer step: a window of micro-batches in, one update of the weights out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainwright.hooks import TrainHooks
+from trainwright.loop.session import Session
+from trainwright.state.run import RunState
+from trainwright.types import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The micro-batches of one optimizer step.
+
+    Attributes:
+        batches: as the collator made them.
+        num_items: label items of the whole window, where somebody asks for them.
+    """
+
+    batches: Sequence[Batch]
+    num_items: torch.Tensor | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a step leaves for the log: both are read back only when something is logged."""
+
+    grad_norm: Any = None
+    learning_rate: float | None = None
+
+
+def take_step(session: Session, run: RunState, hooks: TrainHooks, window: Window, *, epoch: float) -> Update | None:
+    """Trains on a window and updates the weights once.
+
+    `epoch` is where the run stands when it is done. Returns None if a callback gave up on the window half-way.
+    """
+    hooks.current_gradient_accumulation_steps = len(window.batches)
+    session.events.fire("on_step_begin", run)
+    last = len(window.batches) - 1
+    for i, inputs in enumerate(window.batches):
+        with session.engine.accumulate(session.model, sync=i == last):
+            loss = hooks.training_step(session.model, inputs, window.num_items)
+        run.meter.add(loss)
+        run.flos += hooks.floating_point_ops(inputs)
+        hooks._track_num_input_tokens(inputs)
+        if i < last:
+            session.events.fire("on_substep_end", run)
+            if run.should_stop:
+                return None
+    update = update_weights(session, run, hooks)
+    run.advance(epoch, num_batches=len(window.batches))
+    session.events.fire("on_step_end", run)
+    return update
+
+
+def update_weights(session: Session, run: RunState, hooks: TrainHooks) -> Update:
+    """Clips, steps the optimizer and the schedule, and clears the gradients."""
+    model, events = session.model, session.events
+    grad_norm = hooks._clip_grad_norm(model) if session.plan.max_grad_norm > 0 else None
+    grad_norm = hooks._get_grad_norm(model, grad_norm=grad_norm)
+    events.fire("on_pre_optimizer_step", run)
+    was_applied = session.engine.step(session.optimizer)
+    events.fire("on_optimizer_step", run)
+    learning_rate = hooks._get_learning_rate()  # the rate of this step, before the schedule moves on
+    if was_applied and not session.scheduler_follows_metrics:
+        session.scheduler.step()
+    session.engine.zero_grad()
+    return Update(grad_norm, learning_rate)

@@ -1,0 +1,112 @@
+"""Memory taken by the stages of a trainer (init, train, eval, test): host RAM by sampling, GPU by its allocator."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from types import FrameType
+from typing import Any
+
+import psutil
+import torch
+
+SAMPLE_EVERY_S = 0.01
+
+STAGES = {
+    "__init__": "init",
+    "train": "train",
+    "_inner_training_loop": "train",
+    "evaluate": "eval",
+    "predict": "test",
+}
+
+
+class _PeakSampler(threading.Thread):
+    """Watches the resident memory of this process until told to stop."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        super().__init__(daemon=True)
+        self._process = process
+        self._done = threading.Event()
+        self.peak_bytes = process.memory_info().rss
+
+    def run(self) -> None:
+        while not self._done.wait(SAMPLE_EVERY_S):
+            self.peak_bytes = max(self.peak_bytes, self._process.memory_info().rss)
+
+    def finish(self) -> int:
+        self._done.set()
+        self.join()
+        return max(self.peak_bytes, self._process.memory_info().rss)
+
+
+class TrainerMemoryTracker:
+    """Adds `<stage>_mem_{cpu,gpu}_{alloc,peaked}_delta` in bytes to a stage's metrics.
+
+    Only the outermost stage is measured: an evaluation inside of training belongs to training. The numbers of
+    `__init__` go with the first stage after it.
+
+    Args:
+        skip_memory_metrics: do nothing at all.
+    """
+
+    def __init__(self, skip_memory_metrics: bool = False) -> None:
+        self.skip_memory_metrics = skip_memory_metrics
+        self.cur_stage: str | None = None
+        self._init_report: dict[str, int] = {}
+        self._process = None if skip_memory_metrics else psutil.Process()
+        self._sampler: _PeakSampler | None = None
+        self._before: dict[str, int] = {}
+
+    def start(self, stage: str | None = None) -> None:
+        """Starts a stage; without a name it is derived from the calling method."""
+        stage = stage or _stage_of_caller()
+        if self.skip_memory_metrics or self.cur_stage not in (None, stage):
+            return
+        self.cur_stage = stage
+        gc.collect()
+        assert self._process is not None
+        self._before = {"cpu": self._process.memory_info().rss}
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+            self._before["gpu"] = torch.cuda.memory_allocated()
+        self._sampler = _PeakSampler(self._process)
+        self._sampler.start()
+
+    def stop_and_update_metrics(self, metrics: dict[str, Any] | None = None, stage: str | None = None) -> None:
+        """Ends a stage and adds its report to `metrics`."""
+        stage = stage or _stage_of_caller()
+        if self.skip_memory_metrics or self.cur_stage != stage or self._sampler is None:
+            return
+        report = self._report(stage)
+        self.cur_stage, self._sampler = None, None
+        if metrics is None:
+            self._init_report = report if stage == "init" else self._init_report
+            return
+        metrics.update({**self._init_report, **report})
+        self._init_report = {}
+
+    def _report(self, stage: str) -> dict[str, int]:
+        assert self._process is not None and self._sampler is not None
+        peak = self._sampler.finish()
+        gc.collect()
+        now = self._process.memory_info().rss
+        report = {
+            f"{stage}_mem_cpu_alloc_delta": now - self._before["cpu"],
+            f"{stage}_mem_cpu_peaked_delta": max(0, peak - now),
+        }
+        if "gpu" in self._before:
+            allocated = torch.cuda.memory_allocated()
+            report[f"{stage}_mem_gpu_alloc_delta"] = allocated - self._before["gpu"]
+            report[f"{stage}_mem_gpu_peaked_delta"] = max(0, torch.cuda.max_memory_allocated() - allocated)
+        return report
+
+
+def _stage_of_caller() -> str:
+    import inspect
+
+    frame: FrameType | None = inspect.currentframe()
+    for _ in range(2):
+        frame = frame.f_back if frame is not None else None
+    name = frame.f_code.co_name if frame is not None else ""
+    return STAGES.get(name, name)

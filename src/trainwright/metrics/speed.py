@@ -1,0 +1,35 @@
+"""How fast a phase went."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+
+def speed_metrics(
+    split: str,
+    start_time: float,
+    num_samples: float | None = None,
+    num_steps: float | None = None,
+    num_tokens: float | None = None,
+) -> dict[str, float]:
+    """Run time in seconds and rates per second since `start_time` (of `time.time()`), named after `split`."""
+    runtime = time.time() - start_time
+    result = {f"{split}_runtime": round(runtime, 4)}
+    if runtime == 0:
+        return result
+    for unit, count in (("samples", num_samples), ("steps", num_steps), ("tokens", num_tokens)):
+        if count is not None:
+            result[f"{split}_{unit}_per_second"] = round(count / runtime, 3)
+    return result
+
+
+def step_logs(loss: float, grad_norm: Any, learning_rate: float, num_non_finite: int) -> dict[str, float]:
+    """What is logged of training: the mean loss since the last log, and norm and rate of the last step."""
+    logs = {"loss": loss}
+    if grad_norm is not None:
+        logs["grad_norm"] = grad_norm.item() if hasattr(grad_norm, "item") else grad_norm
+    logs["learning_rate"] = learning_rate
+    if num_non_finite:
+        logs["num_non_finite_losses"] = num_non_finite
+    return logs

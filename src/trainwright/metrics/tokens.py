@@ -1,0 +1,30 @@
+"""How many input tokens a batch has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+def count_tokens(inputs: Mapping[str, Any], model: Any, processing_class: Any, *, mode: str) -> torch.Tensor | int:
+    """Input tokens of a batch: "all" of them, or the "non_padding" ones (counted on their device, not read back)."""
+    name = getattr(model, "main_input_name", "input_ids")
+    if name not in inputs:
+        logger.warning(
+            "Input tokens are not counted: the batch has no %r. Set main_input_name on the model's class to the entry "
+            "that holds them.", name,
+        )  # fmt: skip
+        return 0
+    if mode == "non_padding":
+        if "attention_mask" in inputs:
+            return inputs["attention_mask"].sum()  # type: ignore[no-any-return]
+        pad = getattr(processing_class, "pad_token_id", None)
+        if pad is not None:
+            return (inputs[name] != pad).sum()  # type: ignore[no-any-return]
+        logger.warning("Padding cannot be told from tokens (no attention_mask, no pad token); all are counted.")
+    return inputs[name].numel()  # type: ignore[no-any-return]

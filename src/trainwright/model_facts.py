@@ -1,0 +1,90 @@
+"""What a model's class and signature tell: its labels, whether its loss counts items, whether it shifts labels.
+
+Read once, when a trainer is made or a run starts. Nothing here runs the model or changes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+
+from trainwright.types import is_instance_of
+
+
+def core_model(model: Any) -> Any:
+    """The model inside adapters (PEFT) and a compiled wrapper: the one whose `forward` names the inputs."""
+    model = getattr(model, "_orig_mod", model)
+    if is_instance_of(model, "peft", "PeftModel"):
+        return model.get_base_model()
+    if is_instance_of(model, "peft", "PeftMixedModel"):
+        return model.base_model.model
+    return model
+
+
+def forward_parameters(model: Any) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(core_model(model).forward).parameters)
+
+
+def find_label_names(model: Any) -> list[str]:
+    """Inputs of `forward` that are labels: names with "label" in them, and a span's two ends for extractive QA."""
+    names = list(forward_parameters(model))
+    if "QuestionAnswering" in type(core_model(model)).__name__:
+        return [n for n in names if "label" in n or n in ("start_positions", "end_positions")]
+    return [n for n in names if "label" in n]
+
+
+def returns_loss_by_default(model: Any) -> bool:
+    """Whether `forward` computes a loss without labels (contrastive models: `return_loss=True` by default)."""
+    parameter = forward_parameters(model).get("return_loss")
+    return parameter is not None and parameter.default is True
+
+
+def accepts_loss_kwargs(model: Any) -> bool:
+    """Whether `forward` takes `num_items_in_batch`: the model says so itself, or takes any keyword."""
+    declared = getattr(core_model(model), "accepts_loss_kwargs", None)
+    if declared is not None:
+        return bool(declared)
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in forward_parameters(model).values())
+
+
+def shifts_labels(model: Any) -> bool:
+    """Whether the model's loss compares position i with label i + 1, so that label 0 is never a target.
+
+    The loss function itself decides, not a declared loss type: a causal model without a declared type (GPT-2) falls
+    back to the causal loss and shifts too.
+    """
+    core = core_model(model)
+    if getattr(getattr(core, "config", None), "is_encoder_decoder", False):
+        return False
+    return getattr(getattr(core, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
+
+
+def is_causal_lm(model: Any) -> bool:
+    """Whether the logits at position i score token i + 1; label smoothing must shift then."""
+    name = type(core_model(model)).__name__
+    encoder_decoder = getattr(getattr(core_model(model), "config", None), "is_encoder_decoder", False)
+    return not encoder_decoder and name.endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def main_input_name(model: Any) -> str:
+    return getattr(model, "main_input_name", "input_ids")
+
+
+def takes_argument(function: Any, name: str) -> bool:
+    """Whether a function (or an object with `__call__`) has a parameter of this name, or takes any keyword."""
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def signature_columns(model: Any, label_names: list[str]) -> list[str]:
+    """Columns of a dataset that `forward` can take; `label` and `label_ids` are renamed by the default collator."""
+    names = list(forward_parameters(model))
+    return names + [n for n in dict.fromkeys(["label", "label_ids", *label_names]) if n not in names]
+
+
+def num_parameters_without_embeddings(model: nn.Module) -> int:
+    """Parameters that take part in matrix products, for the 6 x parameters x tokens estimate; 0 where unknown."""
+    count = getattr(model, "num_parameters", None)
+    return int(count(exclude_embeddings=True)) if callable(count) else 0

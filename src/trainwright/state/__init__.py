@@ -1,0 +1,1 @@
+"""What changes during training: the record, the flags, the loss, and their single owner."""

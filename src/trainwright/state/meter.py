@@ -1,0 +1,86 @@
+"""LossMeter: the running loss, kept on the device. `drain()` is the one place where it is read back.
+
+Adding costs one addition on the device and one list append. Nothing is tested for NaN on the way: a non-finite loss
+makes the total non-finite, and only then does `drain` look at the single losses, on the host, to say how many and to
+leave them out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+COMPACT_AFTER = 1024  # single losses held as one tensor each before they are packed into one
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a drain found.
+
+    Attributes:
+        total: sum of the losses since the last drain; non-finite ones replaced by the mean so far, if filtered.
+        num_losses: how many losses went into it.
+        num_non_finite: how many of these were NaN or infinite.
+    """
+
+    total: float
+    num_losses: int
+    num_non_finite: int
+
+
+class LossMeter:
+    """Sums losses between two logs.
+
+    Args:
+        device: where the losses are.
+        skip_non_finite: replace a NaN or infinite loss by the mean of the steps before it (`logging_nan_inf_filter`).
+    """
+
+    def __init__(self, device: torch.device | str, *, skip_non_finite: bool = True) -> None:
+        self.total = torch.tensor(0.0, device=device)  # read by overrides of the log hook, which may zero it in place
+        self.skip_non_finite = skip_non_finite
+        self._losses: list[torch.Tensor] = []
+        self._packed: list[torch.Tensor] = []
+        self._num_steps: list[int] = []  # losses added before each step ended, to know "steps so far" at a loss
+
+    def add(self, loss: torch.Tensor) -> None:
+        self.total += loss
+        self._losses.append(loss)
+        if len(self._losses) >= COMPACT_AFTER:
+            self._pack()
+
+    def end_step(self) -> None:
+        """Marks that an optimizer step ended here: a replacement value is a mean over steps."""
+        self._num_steps.append(len(self._losses) + COMPACT_AFTER * len(self._packed))
+
+    def drain(self) -> Reading:
+        """Reads the sum back and starts a new one."""
+        num_losses = len(self._losses) + COMPACT_AFTER * len(self._packed)
+        total = self.total.item()
+        bad = 0
+        if total - total != 0.0:  # NaN or infinite: one of the losses is
+            total, bad = self._without_non_finite(total)
+        self.total.zero_()
+        self._losses, self._packed, self._num_steps = [], [], []
+        return Reading(total=total, num_losses=num_losses, num_non_finite=bad)
+
+    def _pack(self) -> None:
+        self._packed.append(torch.stack([loss.reshape(()).float() for loss in self._losses]))
+        self._losses = []
+
+    def _without_non_finite(self, raw_total: float) -> tuple[float, int]:
+        if self._losses:
+            self._pack()
+        values = torch.cat(self._packed).cpu()
+        bad = int((~torch.isfinite(values)).sum())
+        if not self.skip_non_finite:
+            return raw_total, bad
+        total = torch.tensor(0.0)
+        ends = iter([*self._num_steps, len(values) + 1])
+        steps, end = 0, next(ends)
+        for index, value in enumerate(values):
+            while index >= end:
+                steps, end = steps + 1, next(ends)
+            total += value if torch.isfinite(value) else total / (1 + steps)
+        return float(total), bad

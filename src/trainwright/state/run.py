@@ -1,0 +1,90 @@
+"""RunState: the single owner of all that changes while one `train()` runs."""
+
+from __future__ import annotations
+
+import time
+import torch
+
+from trainwright.state.control import TrainerControl
+from trainwright.state.meter import LossMeter
+from trainwright.state.trainer_state import TrainerState
+
+
+class RunState:
+    """State, flags, loss and clock of a run; the model and the files are not its business.
+
+    Attributes:
+        state: the record that goes into checkpoints.
+        control: the flags; replaced when a callback returns another object.
+        meter: the running loss since the last log.
+        total_loss: sum of the losses already read back in this `train()`.
+        step_last_logged: optimizer step of the last log.
+        first_step: optimizer step at which this `train()` started (not 0 after a resume).
+        flos: floating-point operations not yet stored in `state`.
+        tokens: input tokens not yet stored in `state`, a device scalar or None while nothing is counted.
+    """
+
+    def __init__(self, state: TrainerState, control: TrainerControl) -> None:
+        self.state = state
+        self.control = control
+        self.meter = LossMeter("cpu")
+        self.total_loss = 0.0
+        self.num_non_finite = 0
+        self.step_last_logged = 0
+        self.first_step = 0
+        self.first_tokens = 0
+        self.start_time = time.time()
+        self.flos: float = 0
+        self.tokens: torch.Tensor | int = 0
+        self.epoch = 0  # the epoch that is being trained, from 0
+        self.batches_in_epoch = 0  # its micro-batches whose window is trained; a resume counts what it skips
+
+    def begin(self, *, device: torch.device, skip_non_finite: bool) -> None:
+        """Starts the clocks and an empty meter; the step comes from `state`, which a resume may have filled."""
+        self.meter = LossMeter(device, skip_non_finite=skip_non_finite)
+        self.total_loss = 0.0
+        self.num_non_finite = 0
+        self.step_last_logged = self.first_step = self.state.global_step
+        self.first_tokens = self.state.num_input_tokens_seen
+        self.start_time = time.time()
+
+    def begin_epoch(self, epoch: int, *, batches_done: int) -> None:
+        self.epoch = epoch
+        self.batches_in_epoch = batches_done
+
+    def advance(self, epoch: float, *, num_batches: int) -> None:
+        """One optimizer step is done; `epoch` counts finished epochs with the share of the current one."""
+        self.batches_in_epoch += num_batches
+        self.state.global_step += 1
+        self.state.epoch = epoch
+        self.meter.end_step()
+
+    def settle(self) -> None:
+        """Moves what was counted on the way into the record."""
+        self.state.total_flos += self.flos
+        self.flos = 0
+        self.settle_tokens()
+
+    def settle_tokens(self) -> None:
+        self.state.num_input_tokens_seen += int(self.tokens)
+        self.tokens = 0
+
+    def drain_loss(self) -> tuple[float, int]:
+        """Mean loss per optimizer step since the last log, and how many losses in it were not finite."""
+        reading = self.meter.drain()
+        num_steps = self.state.global_step - self.step_last_logged
+        self.total_loss += reading.total
+        self.num_non_finite += reading.num_non_finite
+        self.step_last_logged = self.state.global_step
+        return reading.total / max(num_steps, 1), reading.num_non_finite
+
+    def finish_loss(self) -> float:
+        """Sum of all losses of this `train()`, those not yet logged included."""
+        reading = self.meter.drain()
+        self.total_loss += reading.total
+        self.num_non_finite += reading.num_non_finite
+        return self.total_loss
+
+    @property
+    def should_stop(self) -> bool:
+        return self.control.should_training_stop or self.control.should_epoch_stop

@@ -1,0 +1,80 @@
+"""TrainerState: the record of a run as `trainer_state.json` keeps it, readable by tools that expect HF's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainwright.state.exportable import collect_states
+
+
+@dataclass
+class TrainerState:
+    """Where a run stands.
+
+    Attributes:
+        epoch: epochs done, with the share of the current one as its fraction.
+        global_step: optimizer steps done.
+        max_steps: optimizer steps of the whole run.
+        logging_steps, eval_steps, save_steps: intervals in optimizer steps (shares are already turned into counts).
+        train_batch_size: samples per device and micro-batch.
+        num_input_tokens_seen: input tokens trained on, where they are counted.
+        total_flos: floating-point operations so far, by the 6 x parameters x tokens rule.
+        log_history: every log, each with its `step`.
+        best_metric, best_global_step, best_model_checkpoint: the best evaluation so far.
+        stateful_callbacks: class name -> state of the callbacks that have one.
+    """
+
+    epoch: float = 0
+    global_step: int = 0
+    max_steps: int = 0
+    logging_steps: float = 500
+    eval_steps: float | None = 500
+    save_steps: float = 500
+    train_batch_size: int | None = None
+    num_train_epochs: int = 0
+    num_input_tokens_seen: int = 0
+    total_flos: float = 0
+    log_history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    best_metric: float | None = None
+    best_global_step: int | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: str | None = None
+    trial_params: dict[str, Any] | None = None
+    stateful_callbacks: Any = None  # a list of callbacks when made, a dict of their states from then on
+
+    def __post_init__(self) -> None:
+        if self.log_history is None:
+            self.log_history = []
+        if self.stateful_callbacks is None:
+            self.stateful_callbacks = {}
+        elif not isinstance(self.stateful_callbacks, dict):
+            for callback in self.stateful_callbacks:
+                if not callable(getattr(callback, "state", None)):
+                    raise TypeError(f"A callback whose state is saved needs a state() method; {callback!r} has none.")
+            self.stateful_callbacks = collect_states(list(self.stateful_callbacks))
+
+    def save_to_json(self, json_path: str | Path) -> None:
+        text = json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True)
+        Path(json_path).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load_from_json(cls, json_path: str | Path) -> TrainerState:
+        """Reads the record; fields that another version wrote and this one does not know are left out."""
+        values = json.loads(Path(json_path).read_text(encoding="utf-8"))
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
+
+    def compute_steps(self, args: Any, max_steps: int) -> None:
+        """Takes the three intervals from the arguments; a value below 1 is a share of `max_steps`."""
+        for kind in ("logging", "eval", "save"):
+            interval = getattr(args, f"{kind}_steps")
+            if interval is not None:
+                setattr(self, f"{kind}_steps", math.ceil(max_steps * interval) if interval < 1 else interval)

@@ -1,0 +1,66 @@
+"""The vocabulary that every room shares: file names, small protocols, questions about a value's shape."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeGuard
+
+# A batch maps the names of a model's inputs to tensors (or nested containers of them); its values are the user's.
+Batch: TypeAlias = dict[str, Any]
+
+PREFIX_CHECKPOINT_DIR = "checkpoint"
+TRAINING_ARGS_NAME = "training_args.bin"
+TRAINING_ARGS_JSON_NAME = "training_args.json"
+TRAINER_STATE_NAME = "trainer_state.json"
+OPTIMIZER_NAME = "optimizer.pt"
+SCALER_NAME = "scaler.pt"
+SCHEDULER_NAME = "scheduler.pt"
+RNG_STATE_NAME = "rng_state.pth"
+MANIFEST_NAME = "manifest.json"
+
+IGNORE_INDEX = -100  # a label that no loss counts
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What an engine hands back: the objects as the loop must use them."""
+
+    model: Any  # the user's module, or the backend's wrapper around it
+    optimizer: Any
+    scheduler: Any
+
+
+def has_length(thing: object) -> TypeGuard[Any]:
+    """Whether `len(thing)` works; datasets that raise from `__len__` count as having none."""
+    try:
+        return len(thing) is not None  # type: ignore[arg-type]
+    except (TypeError, AttributeError, NotImplementedError):
+        return False
+
+
+def optional_class(module: str, name: str) -> type | None:
+    """The class `name` of an optional package, if that package is loaded already; never imports it.
+
+    An object can only be an instance of a class whose module is loaded, so this is all that an `isinstance` needs.
+    """
+    return getattr(sys.modules.get(module), name, None)
+
+
+def is_instance_of(thing: object, module: str, name: str) -> bool:
+    """`isinstance` against a class of a package that may not be loaded."""
+    cls = optional_class(module, name)
+    return cls is not None and isinstance(thing, cls)
+
+
+def output_loss(outputs: Any) -> Any:
+    """The loss of a model's output: the entry `loss` of a mapping, else the first element; None where there is none."""
+    if isinstance(outputs, Mapping):
+        return outputs.get("loss")
+    return outputs[0] if isinstance(outputs, (tuple, list)) and len(outputs) > 0 else None
+
+
+def output_logits(outputs: Any) -> Any:
+    """The scores of a model's output: the entry `logits` of a mapping, else the first element of a tuple."""
+    return outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]

@@ -1,0 +1,33 @@
+"""A row on a side, from the start to the end of its training."""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .rows import Row
+from .sides import REFERENCE, Outcome, Side
+
+
+def trainer_of(row: Row, side: Side, output_dir: Path, **settings: Any) -> Any:
+    """A new trainer on a new model: built from one seed, so every trainer of a row starts from the same weights."""
+    model = None if row.model_from_init else row.task.build(row.dropout)
+    parts = row.task.parts(model) | row.parts(model)
+    if row.model_from_init:
+        parts["model_init"] = row.model_from_init
+    dataset = row.wrap(row.task.items(row.size))
+    # Whatever ran before must not matter: a trainer seeds for itself.
+    torch.manual_seed(987)
+    return side.make(model, output_dir, row.settings() | settings, train_dataset=dataset, **parts)
+
+
+def train(row: Row, side: Side) -> Outcome:
+    with tempfile.TemporaryDirectory() as output_dir:
+        return side.train(trainer_of(row, side, Path(output_dir)))
+
+
+@cache
+def reference(row: Row) -> Outcome:
+    return train(row, REFERENCE)
