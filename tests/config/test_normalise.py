@@ -1,0 +1,112 @@
+"""The one form of every value, where transformers' is not the yardstick."""
+
+import json
+
+import pytest
+import transformers
+
+from trainwright.config.accelerator import AcceleratorConfig
+from trainwright.config.arguments import TrainingArguments
+from trainwright.config.enums import DebugOption, OptimizerNames, SchedulerType
+from trainwright.errors import ArgumentError, LegacyNameWarning
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"report_to": "all"}, {"report_to": ["all"]}),
+        ({"report_to": None}, {"report_to": []}),
+        ({"report_to": ("wandb",)}, {"report_to": ["wandb"]}),
+        ({"debug": ["underflow_overflow"]}, {"debug": [DebugOption.UNDERFLOW_OVERFLOW]}),
+        ({"debug": None}, {"debug": []}),
+        ({"liger_kernel_config": '{"rope": true}'}, {"liger_kernel_config": {"rope": True}}),
+        ({"hub_token": "<HUB_TOKEN>"}, {"hub_token": None}),
+        ({"optim": "muon"}, {"optim": OptimizerNames.MUON}),
+        ({"lr_scheduler_type": transformers.SchedulerType.COSINE}, {"lr_scheduler_type": SchedulerType.COSINE}),
+        ({"deepspeed": "ds.json"}, {"deepspeed": "ds.json"}),
+        ({"deepspeed": '{"zero_optimization": {"stage": 2}}'}, {"deepspeed": {"zero_optimization": {"stage": 2}}}),
+        ({"fsdp": ""}, {"fsdp": ""}),
+        ({"fsdp": []}, {"fsdp": []}),
+    ],
+    ids=str,
+)
+def test_values_take_one_form(settings, expected):
+    args = TrainingArguments(**settings)
+    assert {name: getattr(args, name) for name in expected} == expected
+    if "lr_scheduler_type" in expected:
+        assert type(args.lr_scheduler_type) is SchedulerType
+
+
+def test_paths_of_the_user_are_expanded(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    args = TrainingArguments("~/out", logging_dir="~/logs")
+    assert (args.output_dir, args.logging_dir) == (f"{tmp_path}/out", f"{tmp_path}/logs")
+
+
+def test_a_users_dict_is_not_changed():
+    given = {"fsdp_min_num_params": 5}
+    TrainingArguments(fsdp="full_shard", fsdp_config=given)
+    assert given == {"fsdp_min_num_params": 5}
+
+
+def test_the_older_name_of_activation_checkpointing_warns_once():
+    with pytest.warns(LegacyNameWarning, match="activation_checkpointing") as caught:
+        args = TrainingArguments(gradient_checkpointing=True)
+    assert len(caught) == 1
+    assert args.activation_checkpointing is True
+    assert args.gradient_checkpointing is True
+
+
+def test_older_optimizer_names():
+    with pytest.warns(LegacyNameWarning, match="adamw_torch"):
+        assert TrainingArguments(optim="adamw_hf").optim == "adamw_torch"
+    with pytest.raises(ArgumentError, match="adamw_torch_fused"):
+        TrainingArguments(optim="adamw_apex_fused")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"split_batches": True},
+        '{"split_batches": true}',
+        AcceleratorConfig(split_batches=True),
+        transformers.trainer_pt_utils.AcceleratorConfig(split_batches=True),
+        "config.json",
+    ],
+    ids=lambda given: type(given).__module__ + type(given).__name__,
+)
+def test_accelerator_config_comes_in_many_forms(given, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"split_batches": True}))
+    config = TrainingArguments(accelerator_config=given).accelerator_config
+    assert config == AcceleratorConfig(split_batches=True)
+    assert set(config.to_dict()) == set(AcceleratorConfig.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"accelerator_config": {"split": True}}, "unknown keys"),
+        ({"accelerator_config": AcceleratorConfig}, "call it first"),
+        ({"accelerator_config": "missing.json"}, "missing.json"),
+        ({"lr_scheduler_kwargs": "{num_cycles: 2}"}, "is not JSON"),
+        ({"fsdp": True, "fsdp_config": "missing.json"}, "missing.json"),
+        ({"fsdp": True, "fsdp_config": {"nonsense": 1}}, "nonsense"),
+        ({"fsdp": "hybrid_shard"}, "version"),
+        ({"fsdp": "full_shrad"}, "full_shrad"),
+        ({"eval_strategy": "step"}, "Did you mean 'steps'"),
+        ({"debug": "overflow"}, "underflow_overflow"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_brought_to_form_is_named(settings, message):
+    with pytest.raises(ArgumentError, match=message):
+        TrainingArguments(**settings)
+
+
+def test_fsdp_config_from_a_file(tmp_path):
+    (tmp_path / "fsdp.json").write_text(json.dumps({"fsdp_transformer_layer_cls_to_wrap": "Block", "version": 2}))
+    args = TrainingArguments(fsdp="full_shard offload", fsdp_config="fsdp.json")
+    assert args.fsdp is True
+    assert args.fsdp_config["transformer_layer_cls_to_wrap"] == ["Block"]
+    assert args.fsdp_config["cpu_offload"] is True
+    assert args.fsdp_config["reshard_after_forward"] is True

@@ -1,0 +1,359 @@
+"""Each rule beside the nearest legal case. A rule without a row fails."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from trainwright.config import rules_alone, rules_idle, rules_run
+from trainwright.config.arguments import TrainingArguments
+from trainwright.config.help import defaults_of
+from trainwright.config.normalise import normalise
+from trainwright.config.ranges import CHOICES, RANGES
+from trainwright.config.rules import Facts, check, check_run, idle, violations
+from trainwright.config.seq2seq import Seq2SeqTrainingArguments
+from trainwright.errors import ArgumentError
+
+STEPS = {"eval_strategy": "steps", "eval_steps": 5}
+BEST = {"load_best_model_at_end": True}
+
+# rule: refused settings, words of the message, the nearest settings that are legal
+ALONE = [
+    ("logging_interval", {"logging_steps": 0}, "logging_strategy logging_steps", {"logging_steps": 1}),
+    ("logging_interval", {"logging_steps": 1.5}, "logging_steps=1.5", {"logging_steps": 0.5}),
+    ("logging_interval", {"logging_steps": -3}, "logging_steps=-3", {"logging_steps": -3, "logging_strategy": "no"}),
+    (
+        "eval_interval",
+        {"eval_strategy": "steps", "logging_steps": 0, "logging_strategy": "no"},
+        "eval_strategy eval_steps logging_steps",
+        {"eval_strategy": "steps", "logging_steps": 0, "logging_strategy": "no", "eval_steps": 3},
+    ),
+    ("eval_interval", {"eval_strategy": "steps", "eval_steps": 2.5}, "eval_steps=2.5", STEPS),
+    ("save_interval", {"save_steps": 0}, "save_strategy save_steps", {"save_steps": 0, "save_strategy": "no"}),
+    ("save_interval", {"save_steps": 7.5}, "save_steps=7.5", {"save_steps": 7.0}),
+    ("whole_warmup", {"warmup_steps": 2.5}, "warmup_steps=2.5", {"warmup_steps": 0.25}),
+    ("best_needs_evaluation", {**BEST, "save_strategy": "no"}, "eval_strategy", {**BEST, "eval_strategy": "steps"}),
+    (
+        "best_needs_matching_saves",
+        {**BEST, "eval_strategy": "epoch"},
+        "eval_strategy='epoch' save_strategy='steps'",
+        {**BEST, "eval_strategy": "epoch", "save_strategy": "epoch"},
+    ),
+    (
+        "best_saves_are_multiples",
+        {**BEST, **STEPS, "save_steps": 12},
+        "save_steps=12 eval_steps=5 multiple",
+        {**BEST, **STEPS, "save_steps": 15},
+    ),
+    (
+        "best_saves_are_multiples",
+        {**BEST, "eval_strategy": "steps", "eval_steps": 0.1, "save_steps": 100},
+        "share",
+        {**BEST, "eval_strategy": "steps", "eval_steps": 0.1, "save_steps": 0.3},
+    ),
+    (
+        "saving_the_best_needs_evaluation",
+        {"save_strategy": "best", "metric_for_best_model": "loss"},
+        "eval_strategy",
+        {"save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "epoch"},
+    ),
+    (
+        "saving_the_best_needs_a_metric",
+        {"save_strategy": "best", "eval_strategy": "epoch"},
+        "metric_for_best_model",
+        {"save_strategy": "best", "eval_strategy": "epoch", "load_best_model_at_end": True},
+    ),
+    (
+        "schedule_needs_evaluation",
+        {"lr_scheduler_type": "reduce_lr_on_plateau"},
+        "lr_scheduler_type='reduce_lr_on_plateau' eval_strategy='no'",
+        {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"},
+    ),
+    (
+        "schedule_needs_evaluation",
+        {"lr_scheduler_type": "greedy"},
+        "greedy",
+        {"lr_scheduler_type": "greedy", "eval_strategy": "epoch"},
+    ),
+    (
+        "known_inputs_of_metrics",
+        {"include_for_metrics": ["input"]},
+        "inputs",
+        {"include_for_metrics": ["inputs", "loss"]},
+    ),
+    ("one_precision", {"fp16": True, "bf16": True}, "fp16 bf16", {"fp16": True}),
+    (
+        "one_eval_precision",
+        {"fp16_full_eval": True, "bf16_full_eval": True},
+        "fp16_full_eval bf16_full_eval",
+        {"bf16_full_eval": True},
+    ),
+    (
+        "fp16_needs_an_accelerator",
+        {"fp16": True, "use_cpu": True},
+        "fp16 use_cpu bf16",
+        {"bf16": True, "use_cpu": True},
+    ),
+    ("tf32_needs_a_gpu", {"tf32": True, "use_cpu": True}, "tf32 use_cpu", {"tf32": False, "use_cpu": True}),
+    (
+        "nccl_needs_a_gpu",
+        {"ddp_backend": "nccl", "use_cpu": True},
+        "ddp_backend use_cpu gloo",
+        {"ddp_backend": "gloo", "use_cpu": True},
+    ),
+    ("one_sharding", {"fsdp": True, "deepspeed": {"a": 1}}, "fsdp deepspeed", {"deepspeed": {"a": 1}}),
+    (
+        "one_accumulation",
+        {
+            "gradient_accumulation_steps": 2,
+            "accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}},
+        },
+        "gradient_accumulation_steps=2 num_steps=4",
+        {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}}},
+    ),
+    (
+        "sharded_best_needs_full_checkpoints",
+        {**BEST, "eval_strategy": "steps", "save_only_model": True, "deepspeed": {"a": 1}},
+        "save_only_model load_best_model_at_end deepspeed",
+        {**BEST, "eval_strategy": "steps", "save_only_model": True},
+    ),
+    (
+        "prefetch_needs_workers",
+        {"dataloader_prefetch_factor": 2},
+        "dataloader_prefetch_factor=2 dataloader_num_workers",
+        {"dataloader_prefetch_factor": 2, "dataloader_num_workers": 1},
+    ),
+    (
+        "persistence_needs_workers",
+        {"dataloader_persistent_workers": True},
+        "dataloader_persistent_workers dataloader_num_workers",
+        {"dataloader_persistent_workers": True, "dataloader_num_workers": 1},
+    ),
+    (
+        "start_method_needs_workers",
+        {"dataloader_multiprocessing_context": "spawn"},
+        "dataloader_multiprocessing_context dataloader_num_workers",
+        {"dataloader_multiprocessing_context": "spawn", "dataloader_num_workers": 1},
+    ),
+    (
+        "generated_predictions_are_kept",
+        {"predict_with_generate": True, "prediction_loss_only": True},
+        "predict_with_generate prediction_loss_only",
+        {"predict_with_generate": True},
+    ),
+]
+
+# rule: settings, facts, words of the message, legal settings and facts
+RUN = [
+    (
+        "stream_needs_max_steps",
+        ({}, {"is_stream": True}),
+        "num_train_epochs max_steps",
+        ({"max_steps": 5}, {"is_stream": True}),
+    ),
+    (
+        "warmup_fits",
+        ({"warmup_steps": 100}, {"max_steps": 5}),
+        "warmup_steps=100 num_train_epochs 5",
+        ({"warmup_steps": 5}, {"max_steps": 5}),
+    ),
+    (
+        "logging_is_reached",
+        ({"logging_steps": 10}, {"max_steps": 5}),
+        "logging_steps=10 5",
+        ({"logging_steps": 500}, {"max_steps": 5}),
+    ),
+    (
+        "evaluation_is_reached",
+        ({"eval_strategy": "steps", "eval_steps": 10}, {"max_steps": 5}),
+        "eval_steps=10 num_train_epochs",
+        ({"eval_strategy": "steps", "eval_steps": 5}, {"max_steps": 5}),
+    ),
+    (
+        "evaluation_is_reached",
+        ({"eval_strategy": "steps", "logging_steps": 10, "logging_strategy": "no"}, {"max_steps": 5}),
+        "eval_steps=10",
+        ({"eval_strategy": "steps", "logging_steps": 0.2}, {"max_steps": 5}),
+    ),
+    (
+        "saving_is_reached",
+        ({"save_steps": 1000}, {"max_steps": 20}),
+        "save_steps=1000 save_strategy",
+        ({"save_steps": 1000, "save_strategy": "no"}, {"max_steps": 20}),
+    ),
+    (
+        "evaluation_is_not_delayed_away",
+        ({"eval_strategy": "steps", "eval_steps": 2, "eval_delay": 9}, {"max_steps": 8}),
+        "eval_delay=9 eval_strategy",
+        ({"eval_strategy": "steps", "eval_steps": 2, "eval_delay": 8}, {"max_steps": 8}),
+    ),
+    (
+        "lengths_need_a_map",
+        ({"train_sampling_strategy": "group_by_length", "max_steps": 5}, {"is_stream": True}),
+        "train_sampling_strategy='group_by_length' stream",
+        ({"train_sampling_strategy": "group_by_length", "max_steps": 5}, {"is_stream": False}),
+    ),
+    (
+        "evaluation_needs_data",
+        ({"eval_strategy": "epoch"}, {"has_eval_dataset": False}),
+        "eval_strategy='epoch' eval_dataset",
+        ({"eval_strategy": "epoch"}, {"has_eval_dataset": True}),
+    ),
+    (
+        "first_evaluation_needs_data",
+        ({"eval_on_start": True}, {"has_eval_dataset": False}),
+        "eval_on_start eval_dataset",
+        ({"eval_on_start": True}, {"has_eval_dataset": True}),
+    ),
+    (
+        "best_metric_names_its_set",
+        ({**BEST, "eval_strategy": "steps"}, {"eval_names": ("old", "new")}),
+        "metric_for_best_model='loss' 'old_loss'",
+        ({**BEST, "eval_strategy": "steps", "metric_for_best_model": "eval_new_loss"}, {"eval_names": ("old", "new")}),
+    ),
+    (
+        "best_metric_is_computed",
+        (
+            {**BEST, "eval_strategy": "steps", "metric_for_best_model": "accuracy"},
+            {"has_compute_metrics": False},
+        ),
+        "metric_for_best_model='accuracy' compute_metrics",
+        (
+            {**BEST, "eval_strategy": "steps", "metric_for_best_model": "eval_loss"},
+            {"has_compute_metrics": False},
+        ),
+    ),
+    ("fp16_needs_an_accelerator", ({"fp16": True}, {"device_type": "cpu"}), "fp16 CPU bf16", ({"fp16": True}, {})),
+    (
+        "bf16_is_supported",
+        ({"bf16": True}, {"device_type": "cuda", "supports_bf16": False}),
+        "bf16 cuda fp16",
+        ({"bf16": True}, {"device_type": "cpu", "supports_bf16": True}),
+    ),
+    (
+        "tf32_is_supported",
+        ({"tf32": True}, {"device_type": "cuda", "supports_tf32": False}),
+        "tf32 cuda",
+        ({"tf32": True}, {"supports_tf32": True}),
+    ),
+]
+
+# rule: settings without effect, the nearest settings with one
+IDLE = [
+    ("checkpointing_settings", {"activation_checkpointing_kwargs": {"a": 1}}, {"activation_checkpointing": True}),
+    ("liger_settings", {"liger_kernel_config": {"rope": True}}, {"use_liger_kernel": True}),
+    ("fsdp_settings", {"fsdp_config": {"version": 2}}, {"fsdp": True}),
+    ("hub_always_push", {"hub_always_push": True}, {"push_to_hub": True}),
+    ("generation_length", {"generation_max_length": 5}, {"predict_with_generate": True}),
+    ("generation_beams", {"generation_num_beams": 5}, {"predict_with_generate": True}),
+    ("projected_modules", {"optim_target_modules": "all-linear"}, {"optim": "galore_adamw"}),
+    (
+        "warmup_of_a_constant_rate",
+        {"lr_scheduler_type": "constant", "warmup_steps": 5},
+        {"lr_scheduler_type": "constant_with_warmup"},
+    ),
+    ("epochs_beside_steps", {"num_train_epochs": 5, "max_steps": 9}, {"max_steps": -1}),
+    ("limit_without_saves", {"save_total_limit": 1, "save_strategy": "no"}, {"save_strategy": "epoch"}),
+]
+
+
+def unchecked(**settings):
+    """Arguments in their normal form that nobody has checked."""
+    args = SimpleNamespace(**{**defaults_of(Seq2SeqTrainingArguments), **settings})
+    normalise(args)
+    return args
+
+
+def test_every_rule_has_a_row():
+    for table, module in ((ALONE, rules_alone), (RUN, rules_run), (IDLE, rules_idle)):
+        assert {row[0] for row in table} == {rule.__name__ for rule in module.RULES}
+        assert len({rule.__name__ for rule in module.RULES}) == len(module.RULES)
+
+
+@pytest.mark.parametrize(("name", "refused", "words", "legal"), ALONE)
+def test_a_contradiction_is_refused_and_its_neighbour_is_not(name, refused, words, legal):
+    rule = getattr(rules_alone, name)
+    with pytest.raises(ArgumentError) as caught:
+        Seq2SeqTrainingArguments(**refused)
+    for word in words.split():
+        assert word in str(caught.value)
+    assert violations(unchecked(**refused)) == [rule(unchecked(**refused))] == [str(caught.value)]
+    check(Seq2SeqTrainingArguments(**legal))
+
+
+@pytest.mark.parametrize(("name", "refused", "words", "legal"), RUN)
+def test_a_contradiction_of_the_run_is_refused_and_its_neighbour_is_not(name, refused, words, legal):
+    settings, facts = refused
+    args = TrainingArguments(**settings)
+    with pytest.raises(ArgumentError) as caught:
+        check_run(args, Facts(**facts))
+    for word in words.split():
+        assert word in str(caught.value)
+    assert getattr(rules_run, name)(args, Facts(**facts)) == str(caught.value)
+    settings, facts = legal
+    check_run(TrainingArguments(**settings), Facts(**facts))
+
+
+@pytest.mark.parametrize(("name", "settings", "cure"), IDLE)
+def test_what_has_no_effect_is_said(name, settings, cure):
+    args = Seq2SeqTrainingArguments(**settings)
+    assert idle(args) == [getattr(rules_idle, name)(args)]
+    assert idle(Seq2SeqTrainingArguments(**{**settings, **cure})) == []
+
+
+def test_the_length_of_the_run_may_be_in_the_arguments():
+    with pytest.raises(ArgumentError, match=r"warmup_steps=100 .*max_steps=5"):
+        TrainingArguments(warmup_steps=100, max_steps=5)
+
+
+def test_an_explicit_eval_interval_in_an_unreached_run_is_said_once():
+    args = TrainingArguments(eval_strategy="steps", logging_steps=10)
+    assert [message.split("=")[0] for message in violations(args, Facts(max_steps=5))] == ["logging_steps"]
+
+
+def test_defaults_are_no_contradiction_and_have_effect():
+    for kind in (TrainingArguments, Seq2SeqTrainingArguments):
+        check(kind())
+        check_run(kind(), Facts(max_steps=1, has_eval_dataset=False, has_compute_metrics=False, device_type="cpu"))
+        assert idle(kind()) == []
+
+
+def test_arguments_of_transformers_are_checked_too():
+    import transformers
+
+    args = transformers.TrainingArguments(warmup_steps=100, use_cpu=True, dataloader_persistent_workers=True)
+    with pytest.raises(ArgumentError, match=r"(?s)2 problems.*dataloader_persistent_workers.*warmup_steps"):
+        check_run(args, Facts(max_steps=5))
+    args.dataloader_persistent_workers, args.warmup_steps = False, 0
+    check_run(args, Facts(max_steps=5))
+
+
+BELOW = [(name, limits.low - 1) for name, limits in RANGES.items()]
+OPEN = [(name, limits.low) for name, limits in RANGES.items() if limits.open_low]
+ABOVE = [(name, limits.high + (not limits.open_high)) for name, limits in RANGES.items() if limits.high is not None]
+HALF = [(name, 2.5) for name, limits in RANGES.items() if limits.whole]
+TEXT = [(name, "5e-5") for name in RANGES]
+NONE = [(name, None) for name, limits in RANGES.items() if not limits.optional]
+NAN = [("learning_rate", float("nan"))]
+WORDS = [(name, "nonsense") for name in CHOICES]
+
+
+@pytest.mark.parametrize(("name", "value"), [*BELOW, *OPEN, *ABOVE, *HALF, *TEXT, *NAN, *WORDS, *NONE])
+def test_a_value_out_of_range_is_refused(name, value):
+    with pytest.raises(ArgumentError, match=rf"{name}={value!r}"):
+        Seq2SeqTrainingArguments(**{name: value})
+
+
+LEGAL = [(name, limits.low) for name, limits in RANGES.items() if not limits.open_low]
+LEGAL += [(name, None) for name, limits in RANGES.items() if limits.optional and name != "tpu_num_cores"]
+
+
+@pytest.mark.parametrize(("name", "value"), LEGAL)
+def test_the_ends_of_a_range_are_legal(name, value):
+    beside = {"dataloader_num_workers": 1} if name == "dataloader_prefetch_factor" else {}
+    assert getattr(Seq2SeqTrainingArguments(**{name: value}, **beside), name) == value
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    import numpy as np
+
+    assert TrainingArguments(learning_rate=np.float32(0.5), seed=np.int64(3)).seed == 3

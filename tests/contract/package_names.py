@@ -1,0 +1,60 @@
+"""The names that `trainwright` itself offers. A name moves from PENDING to DONE when it arrives, never back."""
+
+DONE = frozenset(
+    """
+    Trainer TrainingArguments
+    """.split()
+)
+
+# Published for a later version: asking for one says which name it is that is missing.
+PENDING = frozenset(
+    """
+    """.split()
+)
+
+PUBLIC = frozenset(
+    """
+    Trainer TrainingArguments Seq2SeqTrainer Seq2SeqTrainingArguments HfArgumentParser
+    TrainerCallback TrainerState TrainerControl ExportableState
+    EvalPrediction EvalLoopOutput PredictionOutput TrainOutput BestRun
+    IntervalStrategy SaveStrategy SchedulerType OptimizerNames HubStrategy FSDPOption ParallelMode HPSearchBackend
+    set_seed enable_full_determinism get_last_checkpoint speed_metrics
+    default_compute_objective default_hp_space_optuna default_hp_space_ray default_hp_space_wandb
+    default_data_collator DefaultDataCollator DataCollatorWithPadding DataCollatorForLanguageModeling
+    DataCollatorForSeq2Seq DataCollatorForTokenClassification DataCollatorWithFlattening
+    get_scheduler LabelSmoother AcceleratorConfig
+    DefaultFlowCallback ProgressCallback PrinterCallback EarlyStoppingCallback
+    """.split()
+)
+
+HELPERS = frozenset(
+    """
+    PREFIX_CHECKPOINT_DIR TRAINER_STATE_NAME TRAINING_ARGS_NAME OPTIMIZER_NAME SCHEDULER_NAME SCALER_NAME FSDP_MODEL_NAME
+    get_last_checkpoint sort_checkpoints rotate_checkpoints load_sharded_checkpoint
+    DEFAULT_CALLBACKS DEFAULT_PROGRESS_CALLBACK CallbackHandler ExportableState
+    JITCheckpointCallback CheckpointManager
+
+    LengthGroupedSampler DistributedLengthGroupedSampler DistributedSamplerWithLoop BatchRebalanceSampler ShardSampler
+    IterableDatasetShard get_length_grouped_indices RemoveColumnsCollator seed_worker has_length
+
+    EvalLoopContainer nested_concat nested_detach nested_numpify nested_truncate find_batch_size distributed_concat
+    distributed_broadcast_scalars denumpify_detensorize numpy_pad_and_concatenate torch_pad_and_concatenate
+
+    LabelSmoother get_parameter_names check_target_module_exists is_optimizer_factory
+    LayerWiseDummyOptimizer LayerWiseDummyScheduler GreedyLR Adafactor AdafactorSchedule get_scheduler
+    get_linear_schedule_with_warmup get_cosine_schedule_with_warmup get_constant_schedule
+    get_constant_schedule_with_warmup get_inverse_sqrt_schedule get_polynomial_decay_schedule_with_warmup
+    get_cosine_with_hard_restarts_schedule_with_warmup get_reduce_on_plateau_schedule
+    get_cosine_with_min_lr_schedule_with_warmup get_cosine_with_min_lr_schedule_with_warmup_lr_rate
+    get_wsd_schedule get_greedy_schedule
+
+    find_executable_batch_size TrainerMemoryTracker speed_metrics metrics_format number_of_arguments
+    torch_distributed_zero_first AcceleratorConfig DebugOption activate_neftune apply_liger_kernel
+
+    TensorBoardCallback WandbCallback MLflowCallback CometCallback TrackioCallback ClearMLCallback NeptuneCallback
+    DVCLiveCallback CodeCarbonCallback SwanLabCallback DagsHubCallback FlyteCallback AzureMLCallback KubeflowCallback
+    get_reporting_integration_callbacks
+
+    HfArg make_choice_type_function string_to_bool DataClassType
+    """.split()
+)
