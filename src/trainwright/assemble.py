@@ -97,7 +97,7 @@ def label_smoother(model: Any, epsilon: float) -> LabelSmoother | None:
         return None
     if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
         warnings.warn(
-            f"label_smoothing_factor={epsilon} has no effect: multi-label classification has no classes to spread over.",
+            f"label_smoothing_factor={epsilon} has no effect on multi-label classification.",
             TrainwrightWarning,
             stacklevel=4,
         )
@@ -259,7 +259,7 @@ def save_rng(folder: str, loader: Loader | None) -> None:
 def load_rng(folder: str) -> None:
     path = Path(folder) / RNG_STATE_NAME
     if not path.is_file():
-        logger.warning("%s has no %s: random draws after this resume differ from the uninterrupted run's.", folder, path)
+        logger.warning("%s has no %s: random draws will differ from the uninterrupted run's.", folder, path)
         return
     rng.restore(rng.load(path))
 
@@ -290,7 +290,7 @@ def initial_state(checkpoint: str | None, stateful: list[Any]) -> TrainerState:
         return TrainerState(stateful_callbacks=stateful)
     path = Path(checkpoint) / TRAINER_STATE_NAME
     if not path.is_file():
-        raise CheckpointError(f"{checkpoint} has no {TRAINER_STATE_NAME}, so nobody knows at which step it was written.")
+        raise CheckpointError(f"{checkpoint} has no {TRAINER_STATE_NAME}, so its step is not known.")
     state = TrainerState.load_from_json(path)
     best = state.best_model_checkpoint
     if best is not None and not Path(best).is_dir():
@@ -315,4 +315,3 @@ def restore_callbacks(states: dict[str, Any], callbacks: Iterable[Any], *, with_
         values = {**(saved.get("args", {}) if with_settings else {}), **saved.get("attributes", {})}
         for name, value in values.items():
             setattr(callback, name, value)
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from trainwright import model_facts
@@ -60,8 +60,8 @@ def raise_no_loss(model: Any, inputs: Mapping[str, Any], outputs: Any) -> NoRetu
     """A model that returned no loss: says what it returned, and what it was given."""
     returned = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
     raise ModelError(
-        f"{type(model).__name__} returned no loss, only {returned}. It was given {', '.join(inputs)}. A model returns a "
-        "loss when it gets labels: give the samples a 'labels' entry, or pass compute_loss_func, or override "
+        f"{type(model).__name__} returned no loss, only {returned}. It was given {', '.join(inputs)}. A model "
+        "returns a loss when it gets labels: give the samples a 'labels' entry, or pass compute_loss_func, or override "
         "compute_loss."
     )
 

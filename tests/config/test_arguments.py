@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import json
 import pickle
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from dataclasses import dataclass, field
 
 import pytest
+import transformers
 
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.enums import IntervalStrategy
@@ -139,6 +141,15 @@ def test_too_many_positions_and_double_values_are_type_errors():
         TrainingArguments(*range(200))
 
 
+@pytest.mark.parametrize("kind", [TrainingArguments, Seq2SeqTrainingArguments, Own])
+def test_the_signature_shows_the_fields(kind):
+    names = {each.name for each in dataclasses.fields(kind)}
+    assert set(inspect.signature(kind).parameters) == names
+    kind()
+    assert set(inspect.signature(kind).parameters) == names
+    assert set(inspect.signature(kind.__init__).parameters) == {"self", *names}
+
+
 def test_defaults_are_not_shared():
     first, second = TrainingArguments(), TrainingArguments()
     first.include_for_metrics.append("loss")
@@ -179,6 +190,16 @@ def test_differing_names_what_was_set():
         "hub_token": "<HUB_TOKEN>",
     }
     assert differing(Own(extra=9)) == {"extra": 9}
+
+
+def test_differing_serves_the_arguments_of_transformers():
+    args = transformers.TrainingArguments("out", learning_rate=1.0, use_cpu=True)
+    assert differing(args) == {
+        "output_dir": "out",
+        "learning_rate": 1.0,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+    }
 
 
 def test_groups_hold_every_field_once():

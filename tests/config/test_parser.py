@@ -271,19 +271,9 @@ def test_all_arguments_can_be_typed(line, expected):
 
 
 def test_the_parser_of_transformers_takes_our_arguments():
-    words = [
-        "out",
-        "--learning_rate",
-        "0.5",
-        "--eval_strategy",
-        "epoch",
-        "--fsdp",
-        "full_shard",
-        "--report_to",
-        "wandb",
-    ]
+    words = ["--learning_rate=0.5", "--eval_strategy=epoch", "--fsdp=full_shard", "--report_to=wandb"]
     (args,) = transformers.HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
-        ["--output_dir", *words], look_for_args_file=False
+        ["--output_dir=out", *words], look_for_args_file=False
     )
     assert args == TrainingArguments(
         "out", learning_rate=0.5, eval_strategy="epoch", fsdp="full_shard", report_to="wandb"

@@ -1,18 +1,51 @@
 """The names that `trainwright` itself offers. A name moves from PENDING to DONE when it arrives, never back."""
 
-DONE = frozenset(
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+DONE = names(
     """
-    Trainer TrainingArguments
-    """.split()
+    Trainer TrainingArguments Seq2SeqTrainer Seq2SeqTrainingArguments HfArgumentParser TrainerCallback TrainerState
+    TrainerControl ExportableState EvalPrediction EvalLoopOutput PredictionOutput TrainOutput IntervalStrategy
+    SaveStrategy SchedulerType OptimizerNames HubStrategy FSDPOption ParallelMode HPSearchBackend set_seed
+    enable_full_determinism get_last_checkpoint speed_metrics default_data_collator DefaultDataCollator
+    DataCollatorWithPadding DataCollatorForLanguageModeling DataCollatorForSeq2Seq
+    DataCollatorForTokenClassification DataCollatorWithFlattening get_scheduler LabelSmoother AcceleratorConfig
+    DefaultFlowCallback ProgressCallback PrinterCallback EarlyStoppingCallback PREFIX_CHECKPOINT_DIR
+    TRAINER_STATE_NAME TRAINING_ARGS_NAME OPTIMIZER_NAME SCHEDULER_NAME SCALER_NAME CallbackHandler
+    LengthGroupedSampler get_length_grouped_indices RemoveColumnsCollator seed_worker has_length nested_detach
+    nested_numpify find_batch_size get_parameter_names is_optimizer_factory GreedyLR Adafactor AdafactorSchedule
+    TrainerMemoryTracker metrics_format DebugOption HfArg make_choice_type_function string_to_bool DataClassType
+    """
 )
 
 # Published for a later version: asking for one says which name it is that is missing.
-PENDING = frozenset(
+PENDING = names(
     """
-    """.split()
+    BestRun default_compute_objective default_hp_space_optuna default_hp_space_ray default_hp_space_wandb
+    FSDP_MODEL_NAME sort_checkpoints rotate_checkpoints load_sharded_checkpoint DEFAULT_CALLBACKS
+    DEFAULT_PROGRESS_CALLBACK JITCheckpointCallback CheckpointManager DistributedLengthGroupedSampler
+    DistributedSamplerWithLoop BatchRebalanceSampler ShardSampler IterableDatasetShard EvalLoopContainer
+    nested_concat nested_truncate distributed_concat distributed_broadcast_scalars denumpify_detensorize
+    numpy_pad_and_concatenate torch_pad_and_concatenate check_target_module_exists LayerWiseDummyOptimizer
+    LayerWiseDummyScheduler get_linear_schedule_with_warmup get_cosine_schedule_with_warmup get_constant_schedule
+    get_constant_schedule_with_warmup get_inverse_sqrt_schedule get_polynomial_decay_schedule_with_warmup
+    get_cosine_with_hard_restarts_schedule_with_warmup get_reduce_on_plateau_schedule
+    get_cosine_with_min_lr_schedule_with_warmup get_cosine_with_min_lr_schedule_with_warmup_lr_rate get_wsd_schedule
+    get_greedy_schedule find_executable_batch_size number_of_arguments torch_distributed_zero_first activate_neftune
+    apply_liger_kernel TensorBoardCallback WandbCallback MLflowCallback CometCallback TrackioCallback
+    ClearMLCallback NeptuneCallback DVCLiveCallback CodeCarbonCallback SwanLabCallback DagsHubCallback FlyteCallback
+    AzureMLCallback KubeflowCallback get_reporting_integration_callbacks is_tensorboard_available is_wandb_available
+    is_mlflow_available is_comet_available is_trackio_available is_clearml_available is_neptune_available
+    is_dvclive_available is_codecarbon_available is_swanlab_available is_dagshub_available is_flytekit_available
+    is_flyte_deck_standard_available is_azureml_available is_kubeflow_available is_optuna_available is_ray_available
+    is_ray_tune_available
+    """
 )
 
-PUBLIC = frozenset(
+PUBLIC = names(
     """
     Trainer TrainingArguments Seq2SeqTrainer Seq2SeqTrainingArguments HfArgumentParser
     TrainerCallback TrainerState TrainerControl ExportableState
@@ -24,13 +57,13 @@ PUBLIC = frozenset(
     DataCollatorForSeq2Seq DataCollatorForTokenClassification DataCollatorWithFlattening
     get_scheduler LabelSmoother AcceleratorConfig
     DefaultFlowCallback ProgressCallback PrinterCallback EarlyStoppingCallback
-    """.split()
+    """
 )
 
-HELPERS = frozenset(
+HELPERS = names(
     """
-    PREFIX_CHECKPOINT_DIR TRAINER_STATE_NAME TRAINING_ARGS_NAME OPTIMIZER_NAME SCHEDULER_NAME SCALER_NAME FSDP_MODEL_NAME
-    get_last_checkpoint sort_checkpoints rotate_checkpoints load_sharded_checkpoint
+    PREFIX_CHECKPOINT_DIR TRAINER_STATE_NAME TRAINING_ARGS_NAME OPTIMIZER_NAME SCHEDULER_NAME SCALER_NAME
+    FSDP_MODEL_NAME get_last_checkpoint sort_checkpoints rotate_checkpoints load_sharded_checkpoint
     DEFAULT_CALLBACKS DEFAULT_PROGRESS_CALLBACK CallbackHandler ExportableState
     JITCheckpointCallback CheckpointManager
 
@@ -54,7 +87,11 @@ HELPERS = frozenset(
     TensorBoardCallback WandbCallback MLflowCallback CometCallback TrackioCallback ClearMLCallback NeptuneCallback
     DVCLiveCallback CodeCarbonCallback SwanLabCallback DagsHubCallback FlyteCallback AzureMLCallback KubeflowCallback
     get_reporting_integration_callbacks
+    is_tensorboard_available is_wandb_available is_mlflow_available is_comet_available is_trackio_available
+    is_clearml_available is_neptune_available is_dvclive_available is_codecarbon_available is_swanlab_available
+    is_dagshub_available is_flytekit_available is_flyte_deck_standard_available is_azureml_available
+    is_kubeflow_available is_optuna_available is_ray_available is_ray_tune_available
 
     HfArg make_choice_type_function string_to_bool DataClassType
-    """.split()
+    """
 )

@@ -6,12 +6,10 @@ PUBLIC_METHODS = {
     "evaluate": "(self, eval_dataset=None, ignore_keys=None, metric_key_prefix='eval')",
     "predict": "(self, test_dataset, ignore_keys=None, metric_key_prefix='test')",
     "evaluation_loop": (
-        "(self, dataloader, description, prediction_loss_only=None, ignore_keys=None, "
-        "metric_key_prefix='eval')"
+        "(self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix='eval')"
     ),
     "prediction_loop": (
-        "(self, dataloader, description, prediction_loss_only=None, ignore_keys=None, "
-        "metric_key_prefix='eval')"
+        "(self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix='eval')"
     ),
     "prediction_step": "(self, model, inputs, prediction_loss_only, ignore_keys=None)",
     "training_step": "(self, model, inputs, num_items_in_batch=None)",
@@ -52,8 +50,7 @@ PUBLIC_METHODS = {
         "dataset_tags=None, dataset=None, dataset_args=None)"
     ),
     "push_to_hub": (
-        "(self, commit_message='End of training', blocking=True, token=None, revision=None, private=None, "
-        "**kwargs)"
+        "(self, commit_message='End of training', blocking=True, token=None, revision=None, private=None, **kwargs)"
     ),
     "hyperparameter_search": (
         "(self, hp_space=None, compute_objective=None, n_trials=20, direction='minimize', backend=None, "
@@ -81,8 +78,7 @@ UNDERSCORE_METHODS = {
     "_prepare_input": "(self, data)",
     "_get_num_items_in_batch": "(self, batch_samples, device)",
     "_inner_training_loop": (
-        "(self, batch_size=None, args=None, resume_from_checkpoint=None, trial=None, "
-        "ignore_keys_for_eval=None)"
+        "(self, batch_size=None, args=None, resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None)"
     ),
     "_run_epoch": (
         "(self, model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, trial, "
@@ -95,8 +91,7 @@ UNDERSCORE_METHODS = {
     ),
     "_finalize_training": "(self, trial, num_train_samples, start_time)",
     "_maybe_log_save_evaluate": (
-        "(self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, "
-        "learning_rate=None)"
+        "(self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate=None)"
     ),
     "_evaluate": "(self, trial, ignore_keys_for_eval, skip_scheduler=False)",
     "_save": "(self, output_dir=None, state_dict=None)",
@@ -233,7 +228,14 @@ EVENTS = (
 )
 EVENTS_OF_OURS = ("on_exception",)
 METRICS = {
-    "train": ("train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos", "train_loss", "epoch"),
+    "train": (
+        "train_runtime",
+        "train_samples_per_second",
+        "train_steps_per_second",
+        "total_flos",
+        "train_loss",
+        "epoch",
+    ),
     "eval": ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "epoch"),
     "test": ("test_loss", "test_runtime", "test_samples_per_second", "test_steps_per_second"),
 }

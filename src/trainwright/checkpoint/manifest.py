@@ -42,7 +42,7 @@ class Manifest:
         """The manifest of a checkpoint; None if it has none (another trainer wrote it) or it cannot be read."""
         try:
             values = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
-            known = {name: values[name] for name in cls.__slots__ if name in values}  # type: ignore[attr-defined]
+            known = {name: values[name] for name in cls.__slots__ if name in values}
             return cls(**known)
         except (OSError, ValueError, TypeError):
             return None

@@ -12,10 +12,11 @@ import torch
 
 def capture() -> dict[str, Any]:
     """States of python's, numpy's and torch's generators, in the form that transformers reads too."""
-    kind, keys, position, has_gauss, cached = np.random.get_state()
+    state: Any = np.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, cached = state
     states: dict[str, Any] = {
         "python": random.getstate(),
-        "numpy": (str(kind), keys.tolist(), int(position), int(has_gauss), float(cached)),  # type: ignore[union-attr]
+        "numpy": (str(kind), keys.tolist(), int(position), int(has_gauss), float(cached)),
         "cpu": torch.get_rng_state(),
     }
     if torch.cuda.is_available():
@@ -48,5 +49,5 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _numpy_globals() -> list[Any]:
-    core = np._core if hasattr(np, "_core") else np.core  # type: ignore[attr-defined]
+    core: Any = np._core if hasattr(np, "_core") else np.core
     return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]

@@ -28,8 +28,9 @@ def save_weights(model: nn.Module, folder: Path, *, state_dict: dict[str, Any] |
     Tied and shared weights of a plain module are written once, non-contiguous ones as contiguous.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if hasattr(model, "save_pretrained"):
-        model.save_pretrained(folder, state_dict=state_dict)
+    saver: Any = getattr(model, "save_pretrained", None)
+    if saver is not None:
+        saver(folder, state_dict=state_dict)
     elif state_dict is not None:
         contiguous = {name: tensor.contiguous() for name, tensor in state_dict.items()}
         safetensors.torch.save_file(contiguous, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})

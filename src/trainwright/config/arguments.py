@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainwright.config import help, rules
-from trainwright.config.construct import accept_old_names, finish
+from trainwright.config.construct import FieldSignature, accept_old_names, finish
 from trainwright.config.enums import ParallelMode
 from trainwright.config.environment import World, barrier, configured_precision, world_of
 from trainwright.config.export import plain, stand_in
@@ -62,6 +62,7 @@ class TrainingArguments(
 ):
     """All settings of a training run. `output_dir` comes first; give the others by name."""
 
+    __signature__ = FieldSignature()
     takes_old_names: ClassVar[bool] = True  # for parsers
     _VALID_DICT_FIELDS: ClassVar[list[str]] = list(DICT_FIELDS)  # subclasses of other libraries extend it
 

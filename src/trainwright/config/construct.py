@@ -47,6 +47,14 @@ POSITIONS = tuple(
 PENDING = "_translation"  # on an instance under construction only: what its names left to complain about
 
 
+class FieldSignature:
+    """For `__signature__` of a class: the parameters of its `__init__`, which a `__new__` would hide from inspect."""
+
+    def __get__(self, instance: object, owner: type) -> inspect.Signature:
+        of_init = inspect.signature(owner.__init__)  # type: ignore[misc]  # of the class itself, not of a subclass
+        return of_init.replace(parameters=list(of_init.parameters.values())[1:])
+
+
 def accept_old_names(kind: type) -> None:
     """Wrap the generated `__init__` of `kind`, once. Does nothing to one written by hand, or inherited."""
     init = vars(kind).get("__init__")

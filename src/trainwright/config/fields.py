@@ -101,7 +101,7 @@ class OptimizerFields:
     warmup_steps: float = option(0, "Steps in which the rate rises from 0; below 1: share of all steps.")
     optim: OptimizerNames | str = option("adamw_torch_fused", "Name of the optimizer.")
     optim_args: str | None = option(None, "More parameters of the optimizer: 'key=value,key=value'.")
-    optim_target_modules: str | list[str] | None = option(
+    optim_target_modules: list[str] | str | None = option(
         None, "Modules that GaLore and APOLLO project: names, a regular expression, or 'all-linear'."
     )
     weight_decay: float = option(0.0, "Weight decay; not applied to biases and normalisation layers.")
@@ -158,7 +158,7 @@ class LoggingFields:
         "no", "Count input tokens: no, all, non_padding (True: all). Costs a little communication."
     )
     disable_tqdm: bool | None = option(None, "No progress bar (None: bar unless only errors are shown).")
-    report_to: str | list[str] | None = option("none", "Trackers: a name, several, all (installed), or none.")
+    report_to: list[str] | str | None = option("none", "Trackers: a name, several, all (installed), or none.")
     trackio_space_id: str | None = option(None, "Trackio: Space that shows the run.")
     trackio_bucket_id: str | None = option(None, "Trackio: bucket that stores the run.")
     trackio_static_space_id: Literal[False] | str | None = option(

@@ -144,6 +144,8 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         inner = (get_args(lists[0]) or (str,))[0]
         action = {"action": OneOrMore} if str in members else {}
         return {**settings, **action, "nargs": "+", "type": str if action else _convert([inner])}
+    if bool in members:
+        settings |= {"nargs": "?", "const": True}
     if choices := _choices(field.name, members):
         settings.update({"choices": choices, "metavar": "NAME"} if len(choices) > SHORT_LIST else {"choices": choices})
     return {**settings, "type": make_choice_type_function(choices) if choices else _convert(members)}
@@ -182,10 +184,14 @@ def _choices(name: str, members: Sequence[Any]) -> list[Any]:
 
 
 def _convert(members: Sequence[Any]) -> Convert:
-    """From text to the first of `members` that takes it; text itself is tried last."""
-    converters = [_converter(member) for member in members if member not in (str, Any)]
+    """From text to the first of `members` that takes it; text itself is tried last.
+
+    Beside str, a dict stays text: the dataclass knows whether it is JSON or a path.
+    """
     if str not in members and Any not in members:
-        return converters[0]
+        return _converter(members[0])
+    others = [member for member in members if member not in (str, Any)]
+    converters = [_converter(member) for member in others if (get_origin(member) or member) is not dict]
 
     def convert(text: str) -> Any:
         for converter in converters:

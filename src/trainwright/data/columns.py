@@ -1,4 +1,4 @@
-"""Which columns of the data reach the model: those that `forward` takes; the others are dropped, and it is said once."""
+"""Which columns of the data reach the model: those that `forward` takes; the others are dropped, and that is said."""
 
 from __future__ import annotations
 

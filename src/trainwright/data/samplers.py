@@ -35,7 +35,7 @@ class ShuffledOrder:
 
     def indices(self, epoch: int) -> Iterable[int]:
         generator = torch.Generator().manual_seed(self.seed + epoch)
-        return torch.randperm(self.num_samples, generator=generator).tolist()  # type: ignore[no-any-return]
+        return torch.randperm(self.num_samples, generator=generator).tolist()
 
 
 class SamplerOrder:

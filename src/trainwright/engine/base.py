@@ -80,6 +80,7 @@ class Engine(ABC):
 
     def barrier(self) -> None:
         """Waits until all processes are here."""
+        return None
 
     @property
     def num_processes(self) -> int:

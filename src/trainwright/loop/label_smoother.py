@@ -48,6 +48,6 @@ class LabelSmoother:
         count: Any = (~ignored).sum() if num_items_in_batch is None else num_items_in_batch
         if isinstance(count, torch.Tensor):
             count = count.to(nll.device)
-        return (1 - self.epsilon) * (nll.sum() / count) + self.epsilon * (
-            uniform.sum() / (count * neg_log_prob.shape[-1])
-        )
+        nll_mean: torch.Tensor = nll.sum() / count
+        uniform_mean: torch.Tensor = uniform.sum() / (count * neg_log_prob.shape[-1])
+        return (1 - self.epsilon) * nll_mean + self.epsilon * uniform_mean

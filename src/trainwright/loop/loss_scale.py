@@ -63,9 +63,7 @@ class LossRule:
             return batch_size
         return self._targets(batch).ne(IGNORE_INDEX).sum()
 
-    def apply(
-        self, loss: torch.Tensor, num_items: torch.Tensor | int | None, *, micro_batches: int
-    ) -> torch.Tensor:
+    def apply(self, loss: torch.Tensor, num_items: torch.Tensor | int | None, *, micro_batches: int) -> torch.Tensor:
         """The loss to differentiate, from what `compute_loss` returned."""
         scaled = self.is_scaled
         if scaled is None:

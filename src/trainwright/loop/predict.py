@@ -51,7 +51,7 @@ def prediction_step(
             loss, outputs = loss_and_outputs(inputs)
             loss = loss.detach().mean()
         else:
-            loss, outputs = None, outputs_only(inputs)  # type: ignore[assignment]
+            loss, outputs = None, outputs_only(inputs)
     if loss_only:
         return loss, None, None
     return loss, split_outputs(outputs, ignore_keys, has_loss=with_loss), labels

@@ -108,7 +108,8 @@ class _Rows:
         first, last = self._used[0], self._used[0] + len(rows)
         self._used = [last, *map(max, self._used[1:], rows.shape[1:])]
         self._make_room(rows.dtype)
-        self._array[(slice(first, last), *map(slice, rows.shape[1:]))] = rows
+        where = (slice(first, last), *map(slice, rows.shape[1:]))
+        self._array[where] = rows
 
     def result(self) -> Any:
         assert self._array is not None

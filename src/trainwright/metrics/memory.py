@@ -87,7 +87,8 @@ class TrainerMemoryTracker:
         self._init_report = {}
 
     def _report(self, stage: str) -> dict[str, int]:
-        assert self._process is not None and self._sampler is not None
+        assert self._process is not None
+        assert self._sampler is not None
         peak = self._sampler.finish()
         gc.collect()
         now = self._process.memory_info().rss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+
 import torch
 
 from trainwright.state.control import TrainerControl

@@ -1,0 +1,73 @@
+"""Published names that this version does not carry out yet; each says so, and what to do meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from trainwright.errors import NotYetError
+
+
+class AbsentHooks:
+    """Hub and hyperparameter search."""
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        _not_yet("init_hf_repo", "Create the repository with huggingface_hub.create_repo.")
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | Sequence[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | Sequence[str] | None = None,
+        dataset_tags: str | Sequence[str] | None = None,
+        dataset: str | Sequence[str] | None = None,
+        dataset_args: str | Sequence[str] | None = None,
+    ) -> None:
+        _not_yet("create_model_card", "Write one with huggingface_hub.ModelCard.")
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        _not_yet("push_to_hub", "Call save_model(), then huggingface_hub.upload_folder.")
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        _not_yet("push_to_hub", "Upload the checkpoint with huggingface_hub.upload_folder.")
+
+    def _finish_current_push(self) -> None:
+        """Waits for an upload that is under way; there is none."""
+
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[..., Any] | None = None,
+        compute_objective: Callable[[dict[str, float]], float] | None = None,
+        n_trials: int = 20,
+        direction: str | list[str] = "minimize",
+        backend: Any = None,
+        hp_name: Callable[..., str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        _not_yet("hyperparameter_search", "Call train() in a loop over settings meanwhile.")
+
+    def _hp_search_setup(self, trial: Any) -> None:
+        """Takes a trial's settings over; without a trial there is nothing to do."""
+        if trial is not None:
+            _not_yet("hyperparameter_search", "Set the arguments yourself and call train() without a trial.")
+
+    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
+        """Tells a search how a trial does; without a trial there is nothing to do."""
+
+    def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
+        _not_yet("hyperparameter_search", "Ray Tune is not connected; save with save_model().")
+
+
+def _not_yet(name: str, instead: str) -> NoReturn:
+    raise NotYetError(f"{name} is not in this version of Trainwright. {instead}")

@@ -1,0 +1,115 @@
+"""The hooks for checkpoints: what is written, in which order, and how it is read back."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from trainwright import assemble
+from trainwright.checkpoint import items, weights
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.store import CheckpointStore
+from trainwright.errors import NotYetError
+from trainwright.facade.report import ReportHooks
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointHooks(ReportHooks):
+    """Writes and reads checkpoints; the store decides where, the engine how."""
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Where this run writes."""
+        if trial is not None:
+            raise NotYetError(
+                "hyperparameter_search is not in this version of Trainwright. Call train() in a loop over settings."
+            )
+        return str(self.args.output_dir)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Writes `checkpoint-<step>` as a whole or not at all, then deletes what `save_total_limit` allows."""
+        self.store_flos()
+        step = self.state.global_step
+        store = CheckpointStore(self._get_output_dir(trial))
+        manifest = Manifest(step=step, run_id=self._run_id, world_size=self.args.world_size, cursor=self._cursor())
+        with assemble.staged_checkpoint(store, manifest) as staging:
+            folder = str(staging)
+            self.save_model(folder, _internal_call=True)
+            if not self.args.save_only_model:
+                self._save_optimizer_and_scheduler(folder)
+                self._save_scaler(folder)
+                self._save_rng_state(folder)
+            best = self.state.best_global_step
+            if best is not None and (best == step or store.path(best).is_dir()):
+                self.state.best_model_checkpoint = str(store.path(best))
+            assemble.write_state(self.state, self._stateful(), Path(folder))
+        assemble.rotate(store, self.args, run_id=self._run_id, best=self.state.best_global_step)
+
+    def _cursor(self) -> dict[str, Any] | None:
+        if self._loader is None or self._plan is None:
+            return None
+        run, plan = self._run, self._plan
+        cursor = self._loader.cursor(run.epoch, run.batches_in_epoch, batches_per_epoch=plan.batches_per_epoch)
+        return {**cursor.to_dict(), "batch_size": self._train_batch_size, "micro_batches": plan.micro_batches}
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Writes the model so that `from_pretrained` loads it, with the processing class and the arguments."""
+        self._save(self.args.output_dir if output_dir is None else output_dir)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        folder = Path(self.args.output_dir if output_dir is None else output_dir)
+        if not self.args.should_save:
+            return
+        weights.save_weights(self._engine.unwrap(self.model), folder, state_dict=state_dict)
+        processing_class: Any = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+        if hasattr(processing_class, "save_pretrained"):
+            processing_class.save_pretrained(folder)
+        items.save_arguments(self.args, folder)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        items.save_optimizer(self.optimizer, self.lr_scheduler, Path(output_dir))
+
+    def _save_scaler(self, output_dir: str) -> None:
+        items.save_scaler(getattr(self.accelerator, "scaler", None), Path(output_dir))
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        assemble.save_rng(output_dir, self._loader)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Loads the weights of a checkpoint into the model."""
+        weights.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        """Loads the weights of the best checkpoint."""
+        assert self.state.best_model_checkpoint is not None
+        folder = Path(self.state.best_model_checkpoint)
+        logger.info("Loading the best model, %s (%s).", folder, self.state.best_metric)
+        weights.load_weights(self.model, folder)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            items.load_optimizer(self.optimizer, self.lr_scheduler, Path(checkpoint))
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            items.load_scaler(getattr(self.accelerator, "scaler", None), Path(checkpoint))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            assemble.load_rng(checkpoint)
+
+    def _load_callback_state(self) -> None:
+        """Gives callbacks the state that the checkpoint has of them."""
+        assemble.restore_callbacks(
+            self.state.stateful_callbacks,
+            self.callback_handler.callbacks,
+            with_settings=self.args.restore_callback_states_from_checkpoint,
+        )
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Says which weights a checkpoint lacked or had too much."""
+        for kind in ("missing_keys", "unexpected_keys"):
+            names = getattr(load_result, kind)
+            if names:
+                logger.warning("Loading the weights: %s: %s.", kind.replace("_", " "), ", ".join(names))

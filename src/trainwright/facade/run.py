@@ -1,0 +1,224 @@
+"""The hooks of a whole run: its length, its preparation, its epochs, its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainwright import assemble, checks
+from trainwright.config import resolve, rules
+from trainwright.config.plans import StepPlan
+from trainwright.facade.checkpoint import CheckpointHooks
+from trainwright.facade.evaluation import EvaluationHooks
+from trainwright.facade.optimizer import OptimizerHooks
+from trainwright.loop.fit import fit, run_epoch
+from trainwright.loop.session import Session, Start
+from trainwright.metrics.speed import speed_metrics, step_logs
+from trainwright.metrics.types import TrainOutput
+from trainwright.optim import modes, schedules
+from trainwright.types import has_length
+
+
+class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
+    """Puts a run together from the other parts and takes it from the first step to the last metric."""
+
+    def set_initial_training_values(
+        self, args: Any, dataloader: Any
+    ) -> tuple[int, int, int, float, int, int | None, int]:
+        """(epochs, optimizer steps per epoch, samples, samples trained, total batch size, batches per epoch, steps)."""
+        known = has_length(dataloader)
+        lengths = resolve.lengths(
+            args,
+            num_batches=len(dataloader) if known else None,
+            num_examples=self.num_examples(dataloader) if known else None,
+            total_batch_size=self.get_total_train_batch_size(args),
+        )
+        return lengths.values()
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Samples per optimizer step over all processes that have data of their own."""
+        replicas = args.world_size // self.get_tp_size() // self.get_cp_size() // self.get_sp_size()
+        return int(self._train_batch_size * args.gradient_accumulation_steps * replicas)
+
+    def get_sp_size(self) -> int:
+        """Processes that share a sequence (sequence parallelism)."""
+        return self._parallel_size("sp_size")
+
+    def get_cp_size(self) -> int:
+        """Processes that share a sequence (context parallelism)."""
+        return self._parallel_size("cp_size")
+
+    def get_tp_size(self) -> int:
+        """Processes that share a layer (tensor parallelism)."""
+        size = getattr(self.model, "_tp_size", None)
+        return size if size is not None else self._parallel_size("tp_size")
+
+    def _parallel_size(self, name: str) -> int:
+        config = getattr(self.accelerator, "parallelism_config", None)
+        return 1 if config is None else int(getattr(config, name))
+
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: Any = None,
+        resume_from_checkpoint: str | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """A whole run, from the dataloader to the last metric."""
+        args = self.args if args is None else args
+        self._train_batch_size = batch_size if batch_size is not None else self._train_batch_size
+        dataloader = self.get_train_dataloader()
+        checks.check_not_empty(self.train_dataset, dataloader)
+        self._plan = plan = StepPlan.from_values(
+            self.set_initial_training_values(args, dataloader),
+            micro_batches=args.gradient_accumulation_steps,
+            max_grad_norm=args.max_grad_norm,
+        )
+        rules.check_run(args, assemble.facts(plan, vars(self), self._engine.device))
+        self._loader = assemble.make_loader(dataloader)
+        epoch, batches = self._init_training_state(
+            plan.max_steps, plan.steps_per_epoch, plan.num_epochs, resume_from_checkpoint, trial
+        )
+        model, loader = self._prepare_for_training(plan.max_steps, self._loader, resume_from_checkpoint)
+        self._rule = self._loss_rule()
+        self._run.begin(device=self._engine.device, skip_non_finite=args.logging_nan_inf_filter)
+        self._session = Session(
+            engine=self._engine,
+            model=model,
+            optimizer=self.optimizer,
+            scheduler=self.lr_scheduler,
+            loader=loader,
+            plan=plan,
+            rule=self._rule,
+            events=self.callback_handler,
+            start=Start(epoch=epoch, batches=batches, checkpoint=resume_from_checkpoint),
+            scheduler_follows_metrics=schedules.follows_metrics(self.lr_scheduler),
+            trial=trial,
+            ignore_keys_for_eval=ignore_keys_for_eval,
+        )
+        assemble.announce(plan, args, start=self._session.start)
+        fit(self._session, self._run, self, eval_on_start=args.eval_on_start)
+        return self._finalize_training(trial, plan.num_train_samples, self._run.start_time)
+
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+    ) -> tuple[int, int]:
+        """Fills `state`, from the checkpoint if there is one; returns the first epoch and its batches done already."""
+        assert self._plan is not None
+        self.state = state = assemble.initial_state(resume_from_checkpoint, self._stateful())
+        state.train_batch_size = self._train_batch_size
+        state.compute_steps(self.args, max_steps)
+        state.max_steps, state.num_train_epochs = max_steps, num_train_epochs
+        state.is_hyper_param_search = trial is not None
+        state.is_local_process_zero = self.is_local_process_zero()
+        state.is_world_process_zero = self.is_world_process_zero()
+        manifest = assemble.manifest_of(resume_from_checkpoint)
+        self._run_id = manifest.run_id if manifest is not None else assemble.new_run_id()
+        if resume_from_checkpoint is None:
+            return 0, 0
+        self._load_callback_state()
+        micro_batches = self.args.gradient_accumulation_steps
+        assemble.check_same_steps(manifest, batch_size=self._train_batch_size, micro_batches=micro_batches)
+        assemble.resume_loader(self._loader, resume_from_checkpoint, manifest)
+        epoch, steps = divmod(state.global_step, num_update_steps_per_epoch)
+        return epoch, 0 if self.args.ignore_data_skip else steps * micro_batches
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
+    ) -> tuple[Any, Any]:
+        """The model as it is trained and the loader; makes optimizer and schedule, and loads their states."""
+        if self._created_lr_scheduler:  # its length belonged to an earlier train()
+            self.lr_scheduler, self._created_lr_scheduler = None, False
+        prepared = self._engine.setup(
+            self._wrap_model(self.model),
+            make_optimizer=lambda model: self._make_optimizer(model, max_steps),
+            make_scheduler=lambda optimizer: self.create_scheduler(num_training_steps=max_steps, optimizer=optimizer),
+        )
+        self.model_wrapped, self.optimizer, self.lr_scheduler = prepared.model, prepared.optimizer, prepared.scheduler
+        self._load_optimizer_and_scheduler(resume_from_checkpoint)
+        self._load_scaler(resume_from_checkpoint)
+        handler = self.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
+        handler.train_dataloader = getattr(train_dataloader, "dataloader", train_dataloader)
+        handler.rebuild()
+        modes.train_mode(self.model_wrapped, self.optimizer)
+        return self.model_wrapped, train_dataloader
+
+    def _run_epoch(
+        self,
+        model: Any,
+        epoch: int,
+        train_dataloader: Any,
+        steps_in_epoch: int,
+        num_update_steps_per_epoch: int,
+        trial: Any,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float,
+        resume_from_checkpoint: str | None,
+        epochs_trained: int,
+        steps_trained_in_current_epoch: int,
+    ) -> None:
+        """One pass over the training data."""
+        run_epoch(self._session, self._run, self, epoch)
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: Any,
+        model: Any,
+        trial: Any,
+        epoch: float,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Does what the flags ask for after a step."""
+        control = self._run.control
+        if not (control.should_log or control.should_evaluate or control.should_save):
+            return
+        if control.should_log and self.state.global_step > self._run.step_last_logged:
+            loss, num_non_finite = self._run.drain_loss()
+            rate = self._get_learning_rate() if learning_rate is None else learning_rate
+            self.store_flos()
+            self.log(step_logs(loss, grad_norm, rate, num_non_finite), start_time)
+        if self.control.should_evaluate:
+            metrics = self._evaluate(trial, ignore_keys_for_eval)
+            is_best = self._determine_best_metric(metrics=metrics, trial=trial)
+            if self.args.save_strategy == "best":
+                self.control.should_save = is_best
+        if self.control.should_save:
+            self._save_checkpoint(model, trial)
+            self.callback_handler.fire("on_save", self._run)
+
+    def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
+        """Metrics, the best model if it was asked for, and the end of the callbacks."""
+        assert self._plan is not None
+        run, plan = self._run, self._plan
+        num_steps = run.state.global_step - run.first_step
+        train_loss = run.finish_loss() / max(num_steps, 0.001)
+        share = num_steps / max(run.state.max_steps, 1)
+        tokens = run.state.num_input_tokens_seen - run.first_tokens
+        counts_tokens = self.args.include_num_input_tokens_seen != "no"
+        metrics = speed_metrics(
+            "train",
+            start_time,
+            num_samples=(num_train_samples or plan.num_train_samples) * share,
+            num_steps=num_steps,
+            num_tokens=tokens if counts_tokens else None,
+        )
+        self.store_flos()
+        metrics |= {"total_flos": run.state.total_flos, "train_loss": train_loss}
+        self._memory_tracker.stop_and_update_metrics(metrics, stage="train")
+        self.log(metrics)
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+            self._load_best_model()
+        self.callback_handler.fire("on_train_end", run)
+        self._finish_current_push()
+        return TrainOutput(run.state.global_step, train_loss, metrics)

@@ -1,0 +1,94 @@
+"""The hooks of one step: forward, loss, backward, and what is counted on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import torch
+
+from trainwright import checks, model_facts
+from trainwright.facade.data import DataHooks
+from trainwright.metrics.tokens import count_tokens
+from trainwright.optim import modes
+from trainwright.types import Batch, output_loss
+
+Items = torch.Tensor | int | None
+
+
+class StepHooks(DataHooks):
+    """What happens to a micro-batch."""
+
+    def training_step(self, model: Any, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
+        """Forward and backward for one micro-batch; returns its loss as it enters the window's sum, detached."""
+        if not model.training:
+            modes.train_mode(model, self.optimizer)
+        inputs = self._prepare_inputs(inputs)
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        del inputs
+        rule = self._rule or self._loss_rule()
+        loss = rule.apply(loss, num_items_in_batch, micro_batches=self.current_gradient_accumulation_steps)
+        self._engine.backward(loss)
+        return loss.detach()
+
+    def compute_loss(
+        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Items = None
+    ) -> Any:
+        """The loss of a micro-batch, and with `return_outputs` the model's output beside it.
+
+        An override that computes a loss of its own says by `loss_is_scaled_for_ga` whether it is scaled already.
+        """
+        labels = None
+        if self.label_smoother is not None or self.compute_loss_func is not None:
+            labels = inputs.pop("labels", None)
+        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
+            inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
+        outputs = model(**inputs)
+        if self.compute_loss_func is not None:
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        elif labels is not None and self.label_smoother is not None:
+            shift = model_facts.is_causal_lm(self._engine.unwrap(model))
+            loss = self.label_smoother(outputs, labels, shift_labels=shift, num_items_in_batch=num_items_in_batch)
+        else:
+            loss = output_loss(outputs)
+        if not isinstance(loss, torch.Tensor):
+            checks.raise_no_loss(model, inputs, outputs)
+        loss = (self._rule or self._loss_rule()).undo_averaging(loss, num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    def compute_loss_context_manager(self) -> contextlib.ExitStack:
+        """The contexts in which the loss is computed."""
+        stack = contextlib.ExitStack()
+        stack.enter_context(self.autocast_smart_context_manager())
+        return stack
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:
+        """Autocast to the mixed-precision type; nothing in full precision."""
+        return self._engine.autocast() or contextlib.nullcontext()
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """Scales the gradients down to `max_grad_norm`; returns their norm before, on the device."""
+        return self._engine.clip(model, self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """The norm of the gradients, measured if clipping has not done so."""
+        return self._engine.clip(model, math.inf) if grad_norm is None else grad_norm
+
+    def _track_num_input_tokens(self, inputs: Batch) -> None:
+        """Counts the input tokens of a micro-batch, on the device."""
+        if self.args.include_num_input_tokens_seen == "no":
+            return
+        self._run.tokens = self._run.tokens + count_tokens(
+            inputs, self.model, self.processing_class, mode=self.args.include_num_input_tokens_seen
+        )
+
+    def floating_point_ops(self, inputs: Batch) -> float:
+        """Estimated operations of forward and backward: 6 x parameters (without embeddings) x tokens."""
+        if self._flos_model is not self.model:  # counting parameters walks over the model: once per model
+            self._flos_model = self.model
+            self._flos_per_token = 6 * model_facts.num_parameters_without_embeddings(self.model)
+            self._main_input = model_facts.main_input_name(self.model)
+        main_input = inputs.get(self._main_input)
+        return 0 if main_input is None else self._flos_per_token * main_input.numel()

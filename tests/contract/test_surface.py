@@ -1,0 +1,222 @@
+"""The published surface: every name is there, with the parameters that the outside world passes."""
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+import trainwright
+
+from . import doubles, package_names, surface
+
+METHODS = surface.PUBLIC_METHODS | surface.UNDERSCORE_METHODS
+ASSIGNED = (
+    *("args", "model_wrapped", "optimizer", "lr_scheduler", "state", "control", "data_collator", "tokenizer"),
+    *("label_names", "model_accepts_loss_kwargs", "current_gradient_accumulation_steps", "is_in_train"),
+    *("current_flos", "gather_function", "hp_search_backend", "_train_batch_size"),
+    *("_total_loss_scalar", "_globalstep_last_logged"),
+)
+
+
+def without_annotations(method: Callable[..., Any]) -> str:
+    signature = inspect.signature(method)
+    bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_has_its_frozen_signature(name: str) -> None:
+    assert without_annotations(getattr(trainwright.Trainer, name)) == METHODS[name]
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if hasattr(transformers.Trainer, name)])
+def test_a_method_has_the_signature_of_the_installed_transformers(name: str) -> None:
+    assert METHODS[name] == without_annotations(getattr(transformers.Trainer, name))
+    kinds = [
+        isinstance(inspect.getattr_static(cls, name), staticmethod)
+        for cls in (trainwright.Trainer, transformers.Trainer)
+    ]
+    if name != "metrics_format":  # a plain function in a class body there: it only works when called on the class
+        assert kinds[0] == kinds[1]
+
+
+def test_every_frozen_method_but_two_is_in_transformers() -> None:
+    gone = {name for name in METHODS if not hasattr(transformers.Trainer, name)}
+    assert gone == {"prediction_loop", "num_tokens"}
+
+
+def test_the_constructor_takes_what_the_original_takes_and_then_the_older_tokenizer() -> None:
+    parameters = inspect.signature(trainwright.Trainer).parameters
+    theirs = inspect.signature(transformers.Trainer).parameters
+    assert tuple(parameters) == (*surface.CONSTRUCTOR, "tokenizer")
+    assert (*theirs,) == surface.CONSTRUCTOR
+    assert {name: parameters[name].default for name in theirs} == {name: one.default for name, one in theirs.items()}
+    assert {name: parameters[name].kind for name in theirs} == {name: one.kind for name, one in theirs.items()}
+
+
+def test_the_older_tokenizer_warns_and_becomes_the_processing_class(tmp_path: Path) -> None:
+    tokenizer = object()
+    with pytest.warns(Warning, match="processing_class"):
+        trainer = doubles.trainer(tmp_path, tokenizer=tokenizer)
+    assert trainer.processing_class is tokenizer
+
+
+@pytest.mark.parametrize(("name", "value"), surface.CLASS_ATTRIBUTES.items())
+def test_a_class_attribute_has_its_value(name: str, value: Any) -> None:
+    assert getattr(trainwright.Trainer, name) is value
+    assert getattr(transformers.Trainer, name) is value
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return doubles.trainer(tmp_path_factory.mktemp("fresh"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    trainer = doubles.trainer(
+        tmp_path_factory.mktemp("trained"),
+        settings={"save_strategy": "steps", "save_steps": 3},
+        eval_dataset=doubles.samples(8),
+    )
+    trainer.output = trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("name", surface.ATTRIBUTES)
+def test_an_attribute_is_there_before_and_after_training(name: str, fresh: Any, trained: Any) -> None:
+    assert hasattr(fresh, name)
+    assert hasattr(trained, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", doubles.model()),
+        ("train_dataset", doubles.samples(8)),
+        ("eval_dataset", doubles.samples(8)),
+        ("data_collator", transformers.default_data_collator),
+        ("compute_metrics", lambda prediction: {}),
+        ("compute_loss_func", lambda outputs, labels, num_items_in_batch=None: outputs["logits"].sum()),
+        ("preprocess_logits_for_metrics", lambda logits, labels: logits),
+    ],
+)
+def test_what_was_given_is_what_is_read(name: str, value: Any, tmp_path: Path) -> None:
+    assert getattr(doubles.trainer(tmp_path, **{name: value}), name) is value
+
+
+@pytest.mark.parametrize("name", ASSIGNED)
+def test_an_attribute_that_others_assign_can_be_assigned(name: str, tmp_path: Path) -> None:
+    trainer = doubles.trainer(tmp_path)
+    value = getattr(trainer, name)
+    setattr(trainer, name, value)
+    assert getattr(trainer, name) is value or getattr(trainer, name) == value
+
+
+@pytest.mark.parametrize("name", surface.STATE)
+def test_the_state_has_its_fields(name: str, trained: Any) -> None:
+    assert hasattr(trained.state, name)
+    assert name in json.loads(next(Path(trained.args.output_dir).glob("*/trainer_state.json")).read_text())
+
+
+@pytest.mark.parametrize("name", surface.CONTROL)
+def test_the_control_has_its_flags(name: str, trained: Any) -> None:
+    assert getattr(trained.control, name) in (True, False)
+
+
+@pytest.mark.parametrize("event", [*surface.EVENTS, *surface.EVENTS_OF_OURS])
+def test_a_callback_has_every_event(event: str) -> None:
+    signature = inspect.signature(getattr(trainwright.TrainerCallback, event))
+    assert list(signature.parameters)[:4] == ["self", "args", "state", "control"]
+    assert [one.kind for one in signature.parameters.values()][-1] == inspect.Parameter.VAR_KEYWORD
+
+
+def test_no_event_of_transformers_is_missing() -> None:
+    theirs = {name for name in dir(transformers.TrainerCallback) if name.startswith("on_")}
+    assert theirs <= set(surface.EVENTS)
+
+
+def test_training_returns_its_metrics(trained: Any) -> None:
+    assert trained.output.global_step == 3
+    assert set(trained.output.metrics) >= set(surface.METRICS["train"]) - {"epoch"}
+    assert set(trained.state.log_history[-1]) >= set(surface.METRICS["train"])
+    assert set(trained.state.log_history[0]) == {"loss", "grad_norm", "learning_rate", "epoch", "step"}
+
+
+def test_evaluating_and_predicting_return_their_metrics(trained: Any) -> None:
+    assert set(surface.METRICS["eval"]) <= set(trained.evaluate())
+    prediction = trained.predict(doubles.samples(8))
+    assert set(prediction.metrics) >= set(surface.METRICS["test"])
+    assert prediction._fields == ("predictions", "label_ids", "metrics")
+    assert set(trained.evaluate(metric_key_prefix="dev")) >= {"dev_loss", "dev_runtime"}
+
+
+@pytest.mark.parametrize("name", surface.FILES)
+def test_a_checkpoint_has_its_files(name: str, trained: Any) -> None:
+    # config.json: a plain module has no configuration to write.
+    assert (Path(trained.args.output_dir) / "checkpoint-3" / name).is_file() == (name != "config.json")
+
+
+def test_every_name_of_the_package_is_either_done_or_pending() -> None:
+    wanted = package_names.PUBLIC | package_names.HELPERS
+    assert wanted == package_names.DONE | package_names.PENDING
+    assert not package_names.DONE & package_names.PENDING
+
+
+@pytest.mark.parametrize("name", sorted(package_names.DONE))
+def test_a_name_of_the_package_can_be_imported(name: str) -> None:
+    assert getattr(trainwright, name) is not None
+    assert name in dir(trainwright)
+
+
+@pytest.mark.parametrize("name", sorted(package_names.PENDING))
+def test_a_name_that_is_not_there_yet_is_named_in_the_error(name: str) -> None:
+    try:
+        getattr(trainwright, name)
+    except (AttributeError, ImportError, trainwright.errors.NotYetError) as error:
+        said = str(error)
+    else:
+        pytest.fail(f"{name} has arrived: move it to DONE in package_names.py")
+    assert name in said
+
+
+def test_what_the_package_lists_can_be_imported() -> None:
+    assert [name for name in trainwright.__all__ if getattr(trainwright, name, None) is None] == []
+
+
+def test_a_name_that_nobody_published_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="Trainor"):
+        _ = trainwright.Trainor
+
+
+def modules_after(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has loaded after running the code."""
+    script = f"{code}\nimport sys\nprint(sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=_environment()
+    )
+    return set(ast.literal_eval(found.stdout.splitlines()[-1]))
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    source = str(Path(trainwright.__file__).parents[1])
+    return os.environ | {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
+
+
+def test_importing_the_package_loads_neither_torch_nor_transformers() -> None:
+    assert not modules_after("import trainwright") & {"torch", "transformers", "accelerate", "numpy"}
+
+
+def test_importing_the_trainer_does_not_load_transformers_or_accelerate() -> None:
+    loaded = modules_after("from trainwright import Trainer, TrainingArguments")
+    assert "torch" in loaded
+    assert not loaded & {"transformers", "accelerate", "datasets", "pandas", "sklearn", "scipy"}
