@@ -27,10 +27,10 @@ DEMO_SETTINGS = {
     "per_device_train_batch_size": 32,
     "per_device_eval_batch_size": 64,
     "learning_rate": 1e-4,
-    "logging_steps": 25,
+    "logging_steps": 0.2,  # below one: a share of all steps
     "eval_strategy": "steps",
-    "eval_steps": 50,
-    "save_steps": 25,
+    "eval_steps": 0.4,
+    "save_steps": 0.2,
     "save_total_limit": 2,
 }
 

@@ -23,6 +23,7 @@ from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.retention import to_remove
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config import resolve, rules
+from trainwright.config.effective import effective_plan
 from trainwright.config.plans import StepPlan
 from trainwright.data.cursor import Cursor, LoaderRandomness
 from trainwright.data.loader import Loader
@@ -42,6 +43,10 @@ from trainwright.errors import (
 from trainwright.loop.label_smoother import LabelSmoother
 from trainwright.loop.loss_scale import LossRule
 from trainwright.loop.session import Start
+from trainwright.patches.activations import checkpointed_activations
+from trainwright.patches.debug import overflow_detection
+from trainwright.patches.liger import apply_liger_kernel
+from trainwright.patches.neftune import noisy_embeddings
 from trainwright.state.exportable import collect_states
 from trainwright.state.trainer_state import TrainerState
 from trainwright.types import RNG_STATE_NAME, TRAINER_STATE_NAME, has_length
@@ -132,16 +137,64 @@ def facts(plan: StepPlan, trainer_parts: Mapping[str, Any], device: torch.device
     )
 
 
-def announce(plan: StepPlan, args: Any, start: Start) -> None:
-    """Says what is about to happen, at log level info."""
-    logger.info(
-        "Training %d samples for %s epochs: %d optimizer steps of %d samples (%d per device x %d accumulated x %d "
-        "processes).",
-        plan.num_examples, args.num_train_epochs, plan.max_steps, plan.total_batch_size,
-        args.per_device_train_batch_size, plan.micro_batches, args.world_size,
-    )  # fmt: skip
+def announce(plan: StepPlan, args: Any, state: TrainerState, *, device: torch.device, start: Start) -> None:
+    """Shows the effective plan when training starts, and says once which settings have no effect."""
+    for message in rules.idle(args):
+        logger.warning("%s", message)
+    lines = effective_plan(args, plan, state, device=device)
     if start.checkpoint is not None:
-        logger.info("Resuming from %s: epoch %d, %d batches done in it.", start.checkpoint, start.epoch, start.batches)
+        where = f"step {state.global_step}, {start.batches} batches into epoch {start.epoch + 1}"
+        lines.append(f"resumes   {start.checkpoint}: {where}")
+    shown = args.should_log and not args.disable_tqdm and logger.isEnabledFor(logging.WARNING)
+    for line in lines:
+        if shown:
+            print(line, flush=True)
+        else:
+            logger.info("%s", line)
+
+
+def prepare_output(args: Any, folder: str, *, is_fresh: bool) -> None:
+    """Deals with checkpoints of an earlier run where this one writes, as `overwrite_output_dir` says.
+
+    Raises:
+        ArgumentError: there are some, and `overwrite_output_dir` is False.
+    """
+    if not args.should_save:
+        return
+    store = CheckpointStore(folder)
+    store.clean()
+    steps = store.steps()
+    if not is_fresh or not steps:
+        return
+    overwrite = getattr(args, "overwrite_output_dir", None)
+    found = f"output_dir={folder!r} holds checkpoints of an earlier run (steps {', '.join(map(str, steps))})"
+    if overwrite is False:
+        raise ArgumentError(
+            f"{found}, and overwrite_output_dir=False. Resume with resume_from_checkpoint=True, choose another "
+            "output_dir, or pass overwrite_output_dir=True to delete them."
+        )
+    if overwrite:
+        for step in steps:
+            store.remove(step)
+        return
+    logger.warning(
+        "%s. This run starts afresh beside them and replaces those of the same step. Resume with "
+        "resume_from_checkpoint=True, or delete them with overwrite_output_dir=True.", found,
+    )  # fmt: skip
+
+
+def patches_for_a_run(args: Any, model: Any) -> list[Any]:
+    """Changes to the model that last as long as training: context managers, in the order to enter them."""
+    patches: list[Any] = []
+    if args.use_liger_kernel:
+        apply_liger_kernel(model, args.liger_kernel_config)
+    if args.activation_checkpointing:
+        patches.append(checkpointed_activations(model, args.activation_checkpointing_kwargs))
+    if args.neftune_noise_alpha is not None:
+        patches.append(noisy_embeddings(model, args.neftune_noise_alpha))
+    if "underflow_overflow" in args.debug:
+        patches.append(overflow_detection(model))
+    return patches
 
 
 # -- data -----------------------------------------------------------------------------------------------------------
@@ -155,7 +208,7 @@ def train_sampler(args: Any, dataset: Any, model_input_name: str | None) -> Any:
     if strategy == "sequential":
         return SequentialSampler(dataset)
     if strategy == "group_by_length":
-        window = args.train_batch_size * args.gradient_accumulation_steps
+        window = args.train_batch_size * resolve.micro_batches(args)
         return _length_sampler(args, dataset, window, model_input_name)
     if strategy == "batch_rebalance":
         raise NotYetError(

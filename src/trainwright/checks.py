@@ -6,39 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from trainwright import model_facts
-from trainwright.errors import ArgumentError, DataError, MissingModelError, ModelError, NotYetError
+from trainwright.errors import ArgumentError, DataError, MissingModelError, ModelError
 from trainwright.types import has_length
-
-# Settings that this version does not carry out yet: field -> (values that ask for nothing, what to do meanwhile).
-NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
-    "activation_checkpointing": ((None, False), "Call model.gradient_checkpointing_enable() yourself."),
-    "auto_find_batch_size": ((False,), "Lower per_device_train_batch_size and raise gradient_accumulation_steps."),
-    "deepspeed": ((None,), "This version trains on one device."),
-    "enable_jit_checkpoint": ((False,), "Save more often with save_steps."),
-    "fsdp": ((None, [], "", False), "This version trains on one device."),
-    "neftune_noise_alpha": ((None,), "Add the noise in a forward hook of the embedding layer."),
-    "parallelism_config": ((None,), "This version trains on one device."),
-    "push_to_hub": ((False,), "Call save_model(), then huggingface_hub.upload_folder."),
-    "report_to": (([], None, "none", ["none"]), "Log from a callback's on_log, or set report_to='none'."),
-    "torch_compile": ((False,), "Pass torch.compile(model)."),
-    "use_liger_kernel": ((False,), "Patch the model with liger_kernel before training."),
-    "debug": (([], "", None), "Leave it empty."),
-}
-
-
-def refuse_what_is_missing(args: Any) -> None:
-    """Settings that would be accepted and then ignored are refused instead.
-
-    Raises:
-        NotYetError: names every such setting and what to do meanwhile.
-    """
-    asked = [
-        f"{name}={getattr(args, name)!r} is not there yet. {instead}"
-        for name, (nothing, instead) in NOT_YET.items()
-        if getattr(args, name, nothing[0]) not in nothing
-    ]
-    if asked:
-        raise NotYetError("This version of Trainwright cannot do all that was asked:\n  " + "\n  ".join(asked))
 
 
 def check_metrics(args: Any, compute_metrics: Any) -> None:

@@ -4,6 +4,7 @@ are in `facade/`, one family to a file, each a few lines that call a wing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from trainwright import assemble, checks, model_facts
+from trainwright.config import not_yet
 from trainwright.config.arguments import TrainingArguments
 from trainwright.data.collators import default_collator
 from trainwright.facade.run import RunHooks
@@ -74,7 +76,7 @@ class Trainer(RunHooks):
     ) -> None:
         checks.check_models(model, model_init)
         self.args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
-        checks.refuse_what_is_missing(self.args)
+        not_yet.refuse_what_is_missing(self.args)
         assemble.seed_everything(self.args)
         self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
         self._memory_tracker.start("init")
@@ -151,14 +153,16 @@ class Trainer(RunHooks):
         self._rule = None
         self._flos_model = None
         self._flos_per_token = 0
+        self._past = None
+        self._past_index = getattr(self.args, "past_index", -1)
 
     def create_accelerator_and_postprocess(self) -> None:
         """Makes the engine, and with it `accelerator`."""
         self._engine = assemble.make_engine(self.args)
         self.accelerator = self._engine.accelerator
         self.gather_function = self._engine.gather
-        self.is_deepspeed_enabled = getattr(self.accelerator.state, "deepspeed_plugin", None) is not None
-        self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
+        for name, value in self._engine.published_flags().items():
+            setattr(self, name, value)
 
     def call_model_init(self, trial: Any = None) -> Any:
         """A new model from `model_init`."""
@@ -189,6 +193,7 @@ class Trainer(RunHooks):
         self._memory_tracker.start("train")
         asked = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         checkpoint = assemble.find_checkpoint(asked, self.args.output_dir)
+        assemble.prepare_output(self.args, self._get_output_dir(trial), is_fresh=checkpoint is None)
         self.is_in_train = True
         try:
             self._renew_model(trial)
@@ -196,13 +201,16 @@ class Trainer(RunHooks):
             align_special_tokens(self.model, self.processing_class)
             if checkpoint is not None:
                 self._load_from_checkpoint(checkpoint)
-            return self._inner_training_loop(
-                batch_size=self._train_batch_size,
-                args=self.args,
-                resume_from_checkpoint=checkpoint,
-                trial=trial,
-                ignore_keys_for_eval=ignore_keys_for_eval,
-            )
+            with contextlib.ExitStack() as patches:
+                for patch in assemble.patches_for_a_run(self.args, self.model):
+                    patches.enter_context(patch)
+                return self._inner_training_loop(
+                    batch_size=self._train_batch_size,
+                    args=self.args,
+                    resume_from_checkpoint=checkpoint,
+                    trial=trial,
+                    ignore_keys_for_eval=ignore_keys_for_eval,
+                )
         except BaseException as error:
             self.callback_handler.fire("on_exception", self._run, exception=error)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,7 @@ class Manifest:
         step: optimizer steps done.
         run_id: the run that wrote it; only this run may delete it.
         world_size: processes that trained.
+        written_at: seconds since 1970; tells the newest where several runs wrote into one directory.
         cursor: position in the data, as `data.cursor.Cursor` stores it.
         files: path below the checkpoint -> {"size": bytes, "crc32": 8 hex digits}.
     """
@@ -30,6 +32,7 @@ class Manifest:
     step: int
     run_id: str
     world_size: int = 1
+    written_at: float = field(default_factory=time.time)
     cursor: dict[str, Any] | None = None
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION

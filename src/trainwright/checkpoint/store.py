@@ -86,7 +86,7 @@ class CheckpointStore:
 
     def latest(self) -> Path | None:
         """The newest checkpoint that verifies; says which newer ones it skipped, and why."""
-        for _, path in sorted(_finals(self.root), reverse=True):
+        for path in sorted((path for _, path in _finals(self.root)), key=_written_at, reverse=True):
             problem = find_problem(path)
             if problem is None:
                 return path
@@ -121,6 +121,13 @@ def get_last_checkpoint(folder: str | Path) -> str | None:
     """Path of the newest complete checkpoint in a directory; None if there is none (or no such directory)."""
     latest = CheckpointStore(folder).latest()
     return None if latest is None else str(latest)
+
+
+def _written_at(path: Path) -> tuple[float, int]:
+    """When a checkpoint was written; in a directory with several runs the highest step need not be the newest."""
+    manifest = Manifest.read(path)
+    step = int(path.name.rpartition("-")[2])
+    return (manifest.written_at if manifest is not None else path.stat().st_mtime), step
 
 
 def _finals(root: Path) -> Iterator[tuple[int, Path]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ from torch import nn
 
 from trainwright.errors import CheckpointError
 from trainwright.types import is_instance_of
-
-logger = logging.getLogger(__name__)
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
@@ -38,15 +36,23 @@ def save_weights(model: nn.Module, folder: Path, *, state_dict: dict[str, Any] |
         safetensors.torch.save_model(model, str(folder / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
 
 
-def load_weights(model: nn.Module, folder: Path) -> None:
-    """Loads weights into a model as it stands; names what the file lacks or has too much.
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What did not match when weights were loaded; names that a file holds under another name are left out."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def load_weights(model: nn.Module, folder: Path) -> LoadResult:
+    """Loads weights into a model as it stands, and returns what the file lacked or had too much.
 
     Raises:
         CheckpointError: no weights there, or of another shape.
     """
     if is_adapter(model):
         _load_adapter(model, folder)
-        return
+        return LoadResult([], [])
     files = weight_files(folder)
     if not files:
         raise CheckpointError(
@@ -60,7 +66,11 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         result = model.load_state_dict(state_dict, strict=False)
     except RuntimeError as error:
         raise CheckpointError(f"The weights in {folder} do not fit {type(model).__name__}: {error}") from error
-    _say_mismatch(model, result.missing_keys, result.unexpected_keys, folder)
+    tie_weights: Any = getattr(model, "tie_weights", None)
+    if result.missing_keys and tie_weights is not None:
+        tie_weights()
+    shared = _shared_names(model)
+    return LoadResult([name for name in result.missing_keys if name not in shared], list(result.unexpected_keys))
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -99,17 +109,6 @@ def _load_adapter(model: Any, folder: Path) -> None:
     for path in named:
         model.load_adapter(str(path), path.name, is_trainable=path.name == active)
     model.set_adapter(active)
-
-
-def _say_mismatch(model: Any, missing: list[str], unexpected: list[str], folder: Path) -> None:
-    shared = _shared_names(model)
-    really_missing = [name for name in missing if name not in shared]
-    if missing and hasattr(model, "tie_weights"):
-        model.tie_weights()
-    if really_missing:
-        logger.warning("The weights in %s lack %s; these keep the values they have.", folder, ", ".join(really_missing))
-    if unexpected:
-        logger.warning("The weights in %s have %s, which the model lacks; left out.", folder, ", ".join(unexpected))
 
 
 def _shared_names(model: nn.Module) -> set[str]:

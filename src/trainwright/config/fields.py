@@ -268,7 +268,10 @@ class OlderFields:
 
     group: ClassVar[str] = "Older names, honoured"
 
-    overwrite_output_dir: bool = option(False, "Start afresh in an output_dir that holds another run's files.")
+    overwrite_output_dir: bool | None = option(
+        None,
+        "A fresh start in an output_dir with checkpoints: True deletes them, False refuses, None goes on beside them.",
+    )
     logging_dir: str | None = option(None, "Directory of TensorBoard's files (None: under output_dir).")
     past_index: int = option(-1, "Index of the past state among the outputs, fed to the next step (-1: none).")
     tpu_num_cores: int | None = option(None, "Number of TPU cores.")

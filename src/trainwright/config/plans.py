@@ -107,6 +107,7 @@ class LoaderPlan:
     prefetch_factor: int | None = None
     multiprocessing_context: str | None = None
     in_order: bool = True
+    seeded: bool = True  # False: the order is drawn from torch's global generator
     rank: int = 0
     is_training: bool = False
 
@@ -125,6 +126,14 @@ class PrecisionPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompilePlan:
+    """How the model is compiled; nothing where `backend` is None."""
+
+    backend: str | None = None
+    mode: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
     """What selects and sets up a backend."""
 
@@ -132,6 +141,8 @@ class EnginePlan:
     world_size: int = 1
     use_cpu: bool = False
     precision: PrecisionPlan = PrecisionPlan()
+    compile: CompilePlan = CompilePlan()
+    non_blocking: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainwright.config.plans import CheckpointPlan, EnginePlan, EvalPlan, Lengths, LoaderPlan, PrecisionPlan
+from trainwright.config.plans import (
+    CheckpointPlan,
+    CompilePlan,
+    EnginePlan,
+    EvalPlan,
+    Lengths,
+    LoaderPlan,
+    PrecisionPlan,
+)
+from trainwright.errors import ArgumentError
 
 
 def lengths(args: Any, *, num_batches: int | None, num_examples: int | None, total_batch_size: int) -> Lengths:
     return Lengths(
         num_batches=num_batches,
         num_examples=num_examples,
-        micro_batches=args.gradient_accumulation_steps,
+        micro_batches=micro_batches(args),
         total_batch_size=total_batch_size,
         num_train_epochs=args.num_train_epochs,
         max_steps=args.max_steps,
@@ -28,6 +37,10 @@ def engine(args: Any) -> EnginePlan:
         world_size=args.world_size,
         use_cpu=args.use_cpu,
         precision=PrecisionPlan(mixed=mixed, tf32=args.tf32),
+        compile=CompilePlan(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
+        if args.torch_compile
+        else CompilePlan(),
+        non_blocking=_of_accelerator(args, "non_blocking", False),
     )
 
 
@@ -42,6 +55,7 @@ def loader(args: Any, *, batch_size: int, seed: int, is_training: bool = False) 
         prefetch_factor=args.dataloader_prefetch_factor,
         multiprocessing_context=args.dataloader_multiprocessing_context,
         in_order=args.dataloader_in_order,
+        seeded=_of_accelerator(args, "use_seedable_sampler", True),
         rank=args.process_index,
         is_training=is_training,
     )
@@ -61,3 +75,26 @@ def evaluation(args: Any) -> EvalPlan:
         streams_metrics=args.batch_eval_metrics,
         skip_non_finite=args.logging_nan_inf_filter,
     )
+
+
+def micro_batches(args: Any) -> int:
+    """Micro-batches of an optimizer step; `accelerator_config` may say it too.
+
+    Raises:
+        ArgumentError: both say it, and differ.
+    """
+    steps: int = args.gradient_accumulation_steps
+    other = (_of_accelerator(args, "gradient_accumulation_kwargs", None) or {}).get("num_steps")
+    if other is None or other == steps:
+        return steps
+    if steps != 1:
+        raise ArgumentError(
+            f"gradient_accumulation_steps={steps}, and accelerator_config['gradient_accumulation_kwargs']['num_steps']="
+            f"{other}. Both set the micro-batches of an optimizer step; set only the first."
+        )
+    return int(other)
+
+
+def _of_accelerator(args: Any, name: str, default: Any) -> Any:
+    config = getattr(args, "accelerator_config", None)
+    return default if config is None else getattr(config, name, default)

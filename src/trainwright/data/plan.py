@@ -30,11 +30,14 @@ def build_dataloader(
         options["worker_init_fn"] = partial(seed_worker, num_workers=plan.workers, rank=plan.rank)
     if isinstance(dataset, IterableDataset):
         return DataLoader(dataset, batch_size=plan.batch_size, drop_last=plan.drop_last, **options)
-    batches = EpochBatches(_order(dataset, sampler, plan.seed), plan.batch_size, drop_last=plan.drop_last)
+    batches = EpochBatches(_order(dataset, sampler, plan), plan.batch_size, drop_last=plan.drop_last)
     return DataLoader(dataset, batch_sampler=batches, **options)
 
 
-def _order(dataset: Any, sampler: Any, seed: int) -> Order:
-    if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset):
-        return ShuffledOrder(len(dataset), seed)
+def _order(dataset: Any, sampler: Any, plan: LoaderPlan) -> Order:
+    is_permutation = (
+        isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset)
+    )
+    if is_permutation and plan.seeded:
+        return ShuffledOrder(len(dataset), plan.seed)
     return SamplerOrder(sampler if sampler is not None else range(len(dataset)))

@@ -25,6 +25,7 @@ class Engine(ABC):
 
     accelerator: Any
     device: torch.device
+    non_blocking: bool = False  # batches are copied to the device without waiting
 
     @abstractmethod
     def place(self, model: nn.Module) -> nn.Module:
@@ -78,9 +79,20 @@ class Engine(ABC):
         """A nested value of tensors from all processes, concatenated along the first dimension."""
         return value
 
+    def empty_cache(self) -> None:
+        """Gives memory that torch holds but does not use back to the device."""
+        return None
+
     def barrier(self) -> None:
         """Waits until all processes are here."""
         return None
+
+    def published_flags(self) -> dict[str, bool]:
+        """Attributes by which others ask a trainer for its backend."""
+        return {
+            f"is_{brand}_enabled": getattr(self.accelerator.state, f"{brand}_plugin", None) is not None
+            for brand in ("deepspeed", "fsdp")
+        }
 
     @property
     def num_processes(self) -> int:

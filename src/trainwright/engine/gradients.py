@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -17,7 +18,9 @@ class Gradients:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.parameters = list(parameters)
+        self._is_uniform = len({(p.device, p.dtype, type(p.data)) for p in self.parameters}) == 1
 
+    @torch.no_grad()
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scales all gradients so that their joint 2-norm is at most `max_norm`; returns the norm before.
 
@@ -26,9 +29,15 @@ class Gradients:
         grads = [p.grad for p in self.parameters if p.grad is not None]
         if not grads:
             return torch.tensor(0.0)
-        if max_norm == float("inf"):
-            return torch.nn.utils.get_total_norm(grads)
-        return torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+        if not self._is_uniform or grads[0].is_sparse:
+            mixed = torch.nn.utils.get_total_norm(grads)
+            if max_norm != math.inf:
+                torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, mixed)
+            return mixed
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        if max_norm != math.inf:
+            torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
 
     def clear(self) -> None:
         for parameter in self.parameters:

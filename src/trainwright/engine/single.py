@@ -27,7 +27,8 @@ class SingleEngine(Engine):
         AcceleratorState._reset_state(reset_partial_state=True)
         self.accelerator = Accelerator(mixed_precision=plan.precision.mixed, cpu=plan.use_cpu)
         self.device = torch.device(plan.device)
-        self._precision = plan.precision
+        self.non_blocking = plan.non_blocking
+        self._compile = plan.compile
         self._scaler = getattr(self.accelerator, "scaler", None)
         self._autocast = autocast_for(plan.precision, self.device)
         self._gradients = Gradients([])
@@ -48,7 +49,13 @@ class SingleEngine(Engine):
         scheduler = make_scheduler(optimizer)
         self._optimizer = optimizer
         self.refresh(model)
-        return Prepared(model, optimizer, scheduler)
+        return Prepared(self._compiled(model), optimizer, scheduler)
+
+    def _compiled(self, model: nn.Module) -> nn.Module:
+        if self._compile.backend is None:
+            return model
+        compiled: Any = torch.compile(model, backend=self._compile.backend, mode=self._compile.mode)
+        return compiled  # type: ignore[no-any-return]
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         return model
@@ -78,8 +85,13 @@ class SingleEngine(Engine):
     def zero_grad(self) -> None:
         self._gradients.clear()
 
+    def empty_cache(self) -> None:
+        if self.device.type in ("cuda", "mps", "xpu"):
+            getattr(torch, self.device.type).empty_cache()
+
     def refresh(self, model: nn.Module) -> None:
         self._gradients = Gradients(model.parameters())
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        return model
+        inner: nn.Module = getattr(model, "_orig_mod", model)
+        return inner

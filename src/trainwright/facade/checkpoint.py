@@ -78,14 +78,15 @@ class CheckpointHooks(ReportHooks):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Loads the weights of a checkpoint into the model."""
-        weights.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+        result = weights.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+        self._issue_warnings_after_load(result)
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint."""
         assert self.state.best_model_checkpoint is not None
         folder = Path(self.state.best_model_checkpoint)
         logger.info("Loading the best model, %s (%s).", folder, self.state.best_metric)
-        weights.load_weights(self.model, folder)
+        self._issue_warnings_after_load(weights.load_weights(self.model, folder))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -109,7 +110,13 @@ class CheckpointHooks(ReportHooks):
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Says which weights a checkpoint lacked or had too much."""
-        for kind in ("missing_keys", "unexpected_keys"):
-            names = getattr(load_result, kind)
-            if names:
-                logger.warning("Loading the weights: %s: %s.", kind.replace("_", " "), ", ".join(names))
+        if load_result.missing_keys:
+            logger.warning(
+                "The checkpoint lacks weights of the model, which keep the values they have: %s.",
+                ", ".join(load_result.missing_keys),
+            )
+        if load_result.unexpected_keys:
+            logger.warning(
+                "The checkpoint has weights that the model lacks; they are left out: %s.",
+                ", ".join(load_result.unexpected_keys),
+            )

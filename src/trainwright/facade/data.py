@@ -137,7 +137,7 @@ class DataHooks(Parts):
     def _prepare_input(self, data: Any) -> Any:
         """Tensors on the device; nested containers keep their type."""
         if isinstance(data, torch.Tensor):
-            return data.to(self.args.device)
+            return data.to(self._engine.device, non_blocking=self._engine.non_blocking)
         if isinstance(data, Mapping):
             return type(data)({key: self._prepare_input(value) for key, value in data.items()})  # type: ignore[call-arg]
         if isinstance(data, (tuple, list)):

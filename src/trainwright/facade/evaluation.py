@@ -102,6 +102,7 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
         model = self._wrap_model(self.model, training=False)
         modes.eval_mode(model, self.optimizer)
         self.callback_handler.eval_dataloader = dataloader
+        self._past = None
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         is_prediction = description == "Prediction"
         session = eval_loop.EvalSession(

@@ -74,6 +74,8 @@ class Parts:
     _flos_model: Any
     _flos_per_token: int
     _main_input: str
+    _past: Any
+    _past_index: int
 
     @property
     def state(self) -> TrainerState:

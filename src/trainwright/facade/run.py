@@ -73,7 +73,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         checks.check_not_empty(self.train_dataset, dataloader)
         self._plan = plan = StepPlan.from_values(
             self.set_initial_training_values(args, dataloader),
-            micro_batches=args.gradient_accumulation_steps,
+            micro_batches=resolve.micro_batches(args),
             max_grad_norm=args.max_grad_norm,
         )
         rules.check_run(args, assemble.facts(plan, vars(self), self._engine.device))
@@ -98,7 +98,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             trial=trial,
             ignore_keys_for_eval=ignore_keys_for_eval,
         )
-        assemble.announce(plan, args, start=self._session.start)
+        assemble.announce(plan, args, self.state, device=self._engine.device, start=self._session.start)
         fit(self._session, self._run, self, eval_on_start=args.eval_on_start)
         return self._finalize_training(trial, plan.num_train_samples, self._run.start_time)
 
@@ -124,7 +124,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         if resume_from_checkpoint is None:
             return 0, 0
         self._load_callback_state()
-        micro_batches = self.args.gradient_accumulation_steps
+        micro_batches = self._plan.micro_batches
         assemble.check_same_steps(manifest, batch_size=self._train_batch_size, micro_batches=micro_batches)
         assemble.resume_loader(self._loader, resume_from_checkpoint, manifest)
         epoch, steps = divmod(state.global_step, num_update_steps_per_epoch)
@@ -144,6 +144,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         self.model_wrapped, self.optimizer, self.lr_scheduler = prepared.model, prepared.optimizer, prepared.scheduler
         self._load_optimizer_and_scheduler(resume_from_checkpoint)
         self._load_scaler(resume_from_checkpoint)
+        self._past = None
         handler = self.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         handler.train_dataloader = getattr(train_dataloader, "dataloader", train_dataloader)

@@ -28,6 +28,9 @@ class StepHooks(DataHooks):
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         del inputs
+        every = self.args.torch_empty_cache_steps
+        if every is not None and self.state.global_step % every == 0:
+            self._engine.empty_cache()
         rule = self._rule or self._loss_rule()
         loss = rule.apply(loss, num_items_in_batch, micro_batches=self.current_gradient_accumulation_steps)
         self._engine.backward(loss)
@@ -45,7 +48,11 @@ class StepHooks(DataHooks):
             labels = inputs.pop("labels", None)
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
+        if self._past is not None:
+            inputs = {**inputs, "mems": self._past}
         outputs = model(**inputs)
+        if self._past_index >= 0:  # the state that a recurrent model hands from one step to the next
+            self._past = outputs[self._past_index]
         if self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         elif labels is not None and self.label_smoother is not None:

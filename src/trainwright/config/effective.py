@@ -1,0 +1,56 @@
+"""The effective plan of a run, as lines for a person: what will happen, and which settings differ from the defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.config.help import differing
+from trainwright.config.plans import StepPlan
+
+# Said by the lines of the plan already.
+SAID = {
+    "output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
+    "warmup_steps", "logging_steps", "logging_strategy", "eval_steps", "eval_strategy", "save_steps", "save_strategy",
+    "learning_rate", "lr_scheduler_type", "optim", "bf16", "fp16", "do_train", "do_eval", "do_predict",
+}  # fmt: skip
+
+
+def effective_plan(args: Any, plan: StepPlan, state: Any, *, device: Any) -> list[str]:
+    """One line each for batches, steps, optimizer and rhythm, and one for what else differs from the defaults."""
+    warmup = args.get_warmup_steps(plan.max_steps)
+    lines = [
+        f"batch     {args.per_device_train_batch_size} per device x {plan.micro_batches} accumulated x "
+        f"{args.world_size} processes = {plan.total_batch_size} samples a step",
+        f"length    {plan.max_steps} steps, {_length(args, plan)}",
+        f"optimizer {_text(args.optim)}, learning rate {args.learning_rate:g}, {_text(args.lr_scheduler_type)} after "
+        f"{warmup} warm-up steps, on {device} in {_precision(args)}",
+        "rhythm    "
+        + ", ".join(
+            f"{verb} {_rhythm(getattr(args, f'{name}_strategy'), getattr(state, f'{name}_steps'))}"
+            for verb, name in (("logs", "logging"), ("evaluates", "eval"), ("saves", "save"))
+        ),
+    ]
+    others = {name: value for name, value in differing(args).items() if name not in SAID}
+    if others:
+        lines.append("also      " + ", ".join(f"{name}={value!r}" for name, value in others.items()))
+    return lines
+
+
+def _length(args: Any, plan: StepPlan) -> str:
+    if args.max_steps > 0:
+        return "by max_steps"
+    return f"{args.num_train_epochs:g} epochs of {plan.steps_per_epoch} steps over {plan.num_examples} samples"
+
+
+def _rhythm(strategy: Any, steps: float | None) -> str:
+    kind = _text(strategy)
+    return {"no": "never", "epoch": "every epoch", "best": "at each best evaluation"}.get(kind, f"every {steps} steps")
+
+
+def _precision(args: Any) -> str:
+    mixed = getattr(args, "mixed_precision", "no")
+    return "full precision" if mixed == "no" else f"{mixed} autocast"
+
+
+def _text(value: Any) -> str:
+    return str(getattr(value, "value", value))

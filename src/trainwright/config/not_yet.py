@@ -1,0 +1,34 @@
+"""Settings that this version does not carry out yet. They are refused, since nothing is accepted and then ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.errors import NotYetError
+
+# Field -> (values that ask for nothing, what to do meanwhile).
+NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
+    "auto_find_batch_size": ((False,), "Lower per_device_train_batch_size and raise gradient_accumulation_steps."),
+    "deepspeed": ((None,), "This version trains on one device."),
+    "enable_jit_checkpoint": ((False,), "Save more often with save_steps."),
+    "fsdp": ((None, [], "", False), "This version trains on one device."),
+    "parallelism_config": ((None,), "This version trains on one device."),
+    "push_to_hub": ((False,), "Call save_model(), then huggingface_hub.upload_folder."),
+    "report_to": (([], None, "none", ["none"]), "Log from a callback's on_log, or set report_to='none'."),
+    "debug": (([], "", None, ["underflow_overflow"]), "Only debug='underflow_overflow' is."),
+}
+
+
+def refuse_what_is_missing(args: Any) -> None:
+    """Settings that would be accepted and then ignored are refused instead.
+
+    Raises:
+        NotYetError: names every such setting and what to do meanwhile.
+    """
+    asked = [
+        f"{name}={getattr(args, name)!r} is not there yet. {instead}"
+        for name, (nothing, instead) in NOT_YET.items()
+        if getattr(args, name, nothing[0]) not in nothing
+    ]
+    if asked:
+        raise NotYetError("This version of Trainwright cannot do all that was asked:\n  " + "\n  ".join(asked))

@@ -1,0 +1,40 @@
+"""NEFTune: noise on the embeddings while training (Jain et al. 2023, arXiv:2310.05914)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from trainwright.errors import ModelError
+from trainwright.model_facts import core_model
+
+
+@contextmanager
+def noisy_embeddings(model: Any, alpha: float) -> Iterator[None]:
+    """Adds uniform noise of at most `alpha / sqrt(tokens x dimensions)` to the input embeddings, in training mode only.
+
+    Raises:
+        ModelError: the model does not say which of its layers is the embedding.
+    """
+    find = getattr(core_model(model), "get_input_embeddings", None)
+    if find is None:
+        raise ModelError(
+            f"neftune_noise_alpha={alpha} adds noise to the input embeddings, and {type(model).__name__} has no "
+            "get_input_embeddings() to find them by. Define it, or leave neftune_noise_alpha unset."
+        )
+
+    def add_noise(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        if not module.training:
+            return output
+        bound = alpha / math.sqrt(output.size(1) * output.size(2))
+        return output + torch.zeros_like(output).uniform_(-bound, bound)
+
+    handle = find().register_forward_hook(add_noise)
+    try:
+        yield
+    finally:
+        handle.remove()

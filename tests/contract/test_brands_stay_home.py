@@ -1,0 +1,108 @@
+"""No backend is named outside `engine/` and `config/`: in no identifier, and in no string but a docstring."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trainwright
+
+SOURCE = Path(trainwright.__file__).parent
+AT_HOME = ("engine", "config")
+
+BRAND = re.compile(r"(?<![a-z])(deep_?speed|fsdp\d*|ddp|xla|data_?parallel)(?![a-z])")
+
+# The published surface asks for these names.
+DEMANDED = {
+    "__init__.py": {"FSDPOption", "FSDP_MODEL_NAME"},
+    "trainer.py": {"is_deepspeed_enabled", "is_fsdp_enabled", "deepspeed"},
+    "facade/parts.py": {"is_deepspeed_enabled", "is_fsdp_enabled", "deepspeed"},
+    "types.py": {"FSDP_MODEL_NAME"},
+}
+
+
+def words_of(name: str) -> str:
+    """`FSDPOption`, `is_fsdp2_enabled` and `deepspeed` in one spelling: lower case, words apart."""
+    apart = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
+    return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", apart).lower()
+
+
+def names_a_brand(text: str) -> bool:
+    return BRAND.search(words_of(text)) is not None
+
+
+def docstrings(tree: ast.AST) -> set[int]:
+    """String statements: docstrings of modules, classes, functions and attributes."""
+    return {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+
+
+def texts(node: ast.AST) -> Iterator[str]:
+    """What a node spells out itself."""
+    for field in ("id", "attr", "arg", "name", "asname", "module"):
+        value = getattr(node, field, None)
+        if isinstance(value, str):
+            yield value
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    if isinstance(node, (ast.Global, ast.Nonlocal)):
+        yield from node.names
+
+
+def brands_in(source: str, allowed: frozenset[str] = frozenset()) -> list[tuple[int, str]]:
+    tree = ast.parse(source)
+    skipped = docstrings(tree)
+    return [
+        (node.lineno, text)  # type: ignore[attr-defined]
+        for node in ast.walk(tree)
+        if id(node) not in skipped
+        for text in texts(node)
+        if names_a_brand(text) and text not in allowed
+    ]
+
+
+def files() -> list[str]:
+    names = [path.relative_to(SOURCE).as_posix() for path in sorted(SOURCE.rglob("*.py"))]
+    return [name for name in names if not name.startswith(AT_HOME)]
+
+
+@pytest.mark.parametrize("name", files())
+def test_no_brand_is_named(name: str) -> None:
+    assert brands_in((SOURCE / name).read_text(), frozenset(DEMANDED.get(name, ()))) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "if args.fsdp: pass",
+        "from torch.nn.parallel import DistributedDataParallel",
+        "import deepspeed",
+        "x = hasattr(state, 'deepspeed_plugin')",
+        "def is_fsdp2_enabled(): ...",
+        "raise ValueError('not with FSDP')",
+        "isinstance(model, DataParallel)",
+        "f(ddp=True)",
+        "uses_torch_xla = 1",
+        "class DeepSpeedThing: ...",
+        "error = f'{x} under DDP'",
+    ],
+)
+def test_a_planted_brand_is_found(source: str) -> None:
+    assert brands_in(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Also under FSDP."""',
+        "x = 1  # DDP does this too",
+        'class A:\n    x: int\n    """As DeepSpeed has it."""',
+        "add_path = relaxed = 'reddpaths'",
+        "def f():\n    '''xla'''",
+    ],
+)
+def test_prose_and_lookalikes_are_left_alone(source: str) -> None:
+    assert brands_in(source) == []

@@ -1,0 +1,145 @@
+"""A ceiling on the Python calls of a step: counted, not timed, so it holds on any machine.
+
+A tiny MLP on a list dataset, in the steady state. Beside it a loop written by hand, with a DataLoader, AdamW, clipping
+and LambdaLR, is counted for the record, and printed: `pytest -s`.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import trainwright
+
+from . import doubles
+
+WARM_UP, COUNTED = 10, 50
+CEILING_PER_STEP = 500
+CEILING_PER_MICRO_BATCH = 150  # by hand 74
+
+
+class Counter:
+    """Calls of Python functions, and of C functions for the record, while it is on."""
+
+    def __init__(self) -> None:
+        self.python = self.c = 0
+
+    def start(self) -> None:
+        sys.setprofile(self._count)
+
+    def stop(self) -> None:
+        sys.setprofile(None)
+
+    def _count(self, frame: Any, event: str, argument: Any) -> None:
+        if event == "call":
+            self.python += 1
+        elif event == "c_call":
+            self.c += 1
+
+    def per_step(self) -> str:
+        return f"{self.python / COUNTED:.0f} Python calls a step ({self.c / COUNTED:.0f} of C functions)"
+
+
+class CountsSteps(trainwright.TrainerCallback):
+    def __init__(self) -> None:
+        self.counter = Counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == WARM_UP:
+            self.counter.start()
+        elif state.global_step == WARM_UP + COUNTED:
+            self.counter.stop()
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(doubles.FEATURES, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.layers(x).squeeze(-1)
+        return {"loss": nn.functional.mse_loss(logits, labels), "logits": logits}
+
+
+def by_trainwright(output_dir: Path, accumulation: int) -> Counter:
+    counts = CountsSteps()
+    trainer = doubles.trainer(
+        output_dir,
+        settings={
+            "max_steps": WARM_UP + COUNTED + 2,
+            "logging_steps": 10,
+            "gradient_accumulation_steps": accumulation,
+            "per_device_train_batch_size": 8,
+        },
+        model=doubles.model(Mlp),
+        train_dataset=doubles.samples(8 * accumulation * (WARM_UP + COUNTED + 4)),
+        callbacks=[counts],
+    )
+    trainer.train()
+    return counts.counter
+
+
+def by_hand(accumulation: int) -> Counter:
+    from transformers import default_data_collator
+
+    model, counter = doubles.model(Mlp), Counter()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / 1000)
+    data = doubles.samples(8 * accumulation * (WARM_UP + COUNTED + 2))
+    total, step = torch.zeros(()), 0
+    for i, batch in enumerate(DataLoader(data, batch_size=8, shuffle=True, collate_fn=default_data_collator)):
+        loss = model(**batch)["loss"] / accumulation
+        loss.backward()
+        total += loss.detach()
+        if (i + 1) % accumulation:
+            continue
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        step += 1
+        if step % 10 == 0:
+            print(total.item() / 10)
+            total.zero_()
+        if step == WARM_UP:
+            counter.start()
+        elif step == WARM_UP + COUNTED:
+            counter.stop()
+    return counter
+
+
+@pytest.fixture(autouse=True)
+def _no_profile_left() -> Any:
+    yield
+    sys.setprofile(None)
+
+
+def test_a_step_stays_under_the_ceiling(tmp_path: Path) -> None:
+    ours, hand = by_trainwright(tmp_path, 1), by_hand(1)
+    print(f"\naccumulation 1: trainwright {ours.per_step()}, by hand {hand.per_step()}")
+    assert 100 < ours.python / COUNTED <= CEILING_PER_STEP
+
+
+def test_a_further_micro_batch_stays_under_the_ceiling(tmp_path: Path) -> None:
+    one, four = by_trainwright(tmp_path, 1), by_trainwright(tmp_path, 4)
+    hand = by_hand(4)
+    print(f"\naccumulation 4: trainwright {four.per_step()}, by hand {hand.per_step()}")
+    assert (four.python - one.python) / COUNTED / 3 <= CEILING_PER_MICRO_BATCH
+
+
+def test_the_counter_counts() -> None:
+    counter = Counter()
+
+    def called() -> None: ...
+
+    calls: list[Callable[[], None]] = [called] * 7
+    counter.start()
+    for call in calls:
+        call()
+    counter.stop()
+    assert counter.python == 7 + 1  # stop() itself is the last

@@ -1,0 +1,215 @@
+"""Imports go down: DESIGN's picture, read from the sources. An exception is a redesign."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import trainwright
+
+from .imports import PACKAGE, Import, circles, modules, read
+
+SOURCE = Path(trainwright.__file__).parent
+
+# From the top; a part may import what is below it. Beside it: wings never, the others where there is no circle.
+PICTURE = (
+    ("cli",),
+    ("report", "checkup", "compat"),
+    ("seq2seq",),
+    ("trainer",),
+    ("facade",),  # the trainer's hooks, one family to a file
+    ("assemble", "checks"),
+    ("trackers",),
+    ("loop", "engine", "checkpoint", "data", "optim", "callbacks", "patches"),
+    ("metrics", "config", "search", "hub", "hooks", "journal", "model_facts"),
+    ("state", "errors", "types"),
+)
+WINGS = PICTURE[7]
+FLOOR = {part: floor for floor, parts in enumerate(PICTURE) for part in parts}
+ONLY_FOR_THE_COMMAND_LINE = PICTURE[1]
+
+TRANSFORMERS = ("checkpoint.weights", "data.collators", "optim.schedules", "seq2seq", "patches", "compat")
+ACCELERATE = ("engine",)
+# Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
+BROUGHT_ALONG = {
+    "tensorboard": "trackers.tensorboard",
+    "tensorboardX": "trackers.tensorboard",
+    "mlflow": "trackers.mlflow",
+    "comet_ml": "trackers.comet",
+    "trackio": "trackers.trackio",
+    "neptune": "trackers.neptune",
+    "clearml": "trackers.clearml",
+    "dagshub": "trackers.dagshub",
+    "codecarbon": "trackers.codecarbon",
+    "dvclive": "trackers.dvclive",
+    "flytekit": "trackers.flyte",
+    "swanlab": "trackers.swanlab",
+    "azureml": "trackers.azureml",
+    "kubeflow": "trackers.kubeflow",
+    "optuna": "search.optuna",
+    "ray": "search.ray",
+    "deepspeed": "engine.deepspeed",
+    "bitsandbytes": "optim",
+    "galore_torch": "optim",
+    "apollo_torch": "optim",
+    "lomo_optim": "optim",
+    "grokadamw": "optim",
+    "schedulefree": "optim",
+    "torchao": "optim",
+    "liger_kernel": "patches.liger",
+}
+
+
+def part_of(module: str) -> str:
+    """`trainwright.config.plans` -> `config`; the package itself -> the empty string."""
+    return module.removeprefix(PACKAGE).removeprefix(".").partition(".")[0]
+
+
+def is_in(module: str, places: Iterable[str]) -> bool:
+    inner = module.removeprefix(f"{PACKAGE}.")
+    return any(inner == place or inner.startswith(f"{place}.") for place in places)
+
+
+def going_up(imports: Iterable[Import]) -> list[str]:
+    """Imports that go up, cross to another wing, or ask the package's root for a lazily loaded name."""
+    wrong = []
+    for one in imports:
+        if one.package != PACKAGE or one.importer == PACKAGE:  # the root only knows names, and loads them lazily
+            continue
+        here, there = part_of(one.importer), part_of(one.module)
+        if one.module == f"{PACKAGE}.__version__" or here == there:
+            continue
+        crosses = here in WINGS and there in WINGS
+        upwards = there not in FLOOR or FLOOR[there] < FLOOR.get(here, 0)
+        reserved = there in ONLY_FOR_THE_COMMAND_LINE and here != "cli"
+        if crosses or upwards or reserved:
+            wrong.append(str(one))
+    return wrong
+
+
+def out_of_place(imports: Iterable[Import]) -> list[str]:
+    """Imports of other packages where they do not belong."""
+    wrong = []
+    for one in imports:
+        allowed: tuple[str, ...] | None = None
+        if one.package == "transformers":
+            allowed = (*TRANSFORMERS, "trainer") if one.guarded else TRANSFORMERS
+        elif one.package == "accelerate":
+            allowed = ACCELERATE
+        elif one.package == "wandb":
+            allowed = ("trackers.wandb", "search.wandb")
+        elif one.module.startswith("torch.utils.tensorboard"):
+            allowed = ("trackers.tensorboard",)
+        elif one.package in BROUGHT_ALONG:
+            allowed = (BROUGHT_ALONG[one.package],)
+        if allowed is not None and not is_in(one.importer, allowed):
+            wrong.append(str(one))
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def imports() -> list[Import]:
+    return read(SOURCE)
+
+
+def test_every_part_has_its_place_in_the_picture() -> None:
+    assert {part_of(module) for module in modules(SOURCE)} - {""} <= FLOOR.keys()
+
+
+def test_imports_go_down(imports: list[Import]) -> None:
+    assert len(imports) > 100
+    assert going_up(imports) == []
+
+
+def test_no_modules_import_each_other_in_a_circle(imports: list[Import]) -> None:
+    assert circles(imports) == []
+
+
+def test_no_parts_import_each_other_in_a_circle(imports: list[Import]) -> None:
+    parts = [
+        Import(f"{PACKAGE}.{part_of(one.importer)}", f"{PACKAGE}.{part_of(one.module)}", one.line, one.guarded)
+        for one in imports
+        if one.package == PACKAGE and part_of(one.importer) and part_of(one.module)
+    ]
+    assert circles(parts) == []
+
+
+def test_other_packages_are_imported_where_they_belong(imports: list[Import]) -> None:
+    assert out_of_place(imports) == []
+
+
+def test_the_trainer_asks_transformers_in_one_place(imports: list[Import]) -> None:
+    asked = [one for one in imports if one.package == "transformers" and part_of(one.importer) == "trainer"]
+    assert len(asked) <= 1
+
+
+PLANTED = {
+    "loop/step.py": (
+        "from trainwright.engine.base import Engine",
+        "trainwright.loop.step:1 imports trainwright.engine.base",
+    ),
+    "state/run.py": (
+        "def f():\n    from trainwright.config import plans",
+        "trainwright.state.run:2 imports trainwright.config.plans",
+    ),
+    "data/loader.py": (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from trainwright.trainer import Trainer",
+        "trainwright.data.loader:3 imports trainwright.trainer",
+    ),
+    "optim/build.py": ("from ..data import samplers", "trainwright.optim.build:1 imports trainwright.data.samplers"),
+    "config/rules.py": ("import trainwright.assemble", "trainwright.config.rules:1 imports trainwright.assemble"),
+    "hub/card.py": ("from trainwright import Trainer", "trainwright.hub.card:1 imports trainwright.Trainer"),
+    "metrics/speed.py": (
+        "import importlib\nimportlib.import_module('trainwright.loop.fit')",
+        "trainwright.metrics.speed:2 imports trainwright.loop.fit",
+    ),
+    "assemble.py": ("from trainwright.report import page", "trainwright.assemble:1 imports trainwright.report.page"),
+}
+
+
+def plant(root: Path, files: dict[str, str]) -> list[Import]:
+    """A package with these files, and empty ones that they can name."""
+    empty = ("engine/base.py", "config/plans.py", "trainer.py", "data/samplers.py", "loop/fit.py", "report/page.py")
+    for name, text in (dict.fromkeys(empty, "") | files | {"__init__.py": ""}).items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for folder in root.iterdir():
+        if folder.is_dir():
+            (folder / "__init__.py").touch()
+    return read(root)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_import_is_found(name: str, tmp_path: Path) -> None:
+    text, expected = PLANTED[name]
+    assert going_up(plant(tmp_path, {name: text})) == [expected]
+
+
+def test_a_planted_circle_is_found(tmp_path: Path) -> None:
+    files = {
+        "loop/fit.py": "def f():\n    from trainwright.loop import step",
+        "loop/step.py": "from trainwright.loop.session import Session",
+        "loop/session.py": "import trainwright.loop.fit",
+        "loop/evaluate.py": "from trainwright.loop import step",
+    }
+    names = [f"trainwright.loop.{name}" for name in ("fit", "session", "step")]
+    assert circles(plant(tmp_path, files)) == [names]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_wrong"),
+    [
+        ("loop/fit.py", "import transformers", True),
+        ("loop/fit.py", "def f():\n    from accelerate import Accelerator", True),
+        ("trainer.py", "import transformers.trainer", True),
+        ("trainer.py", "def f():\n    import transformers.trainer", False),
+        ("patches/liger.py", "def f():\n    import liger_kernel", False),
+        ("engine/single.py", "from accelerate import Accelerator", False),
+        ("trackers/base.py", "import wandb", True),
+        ("trackers/wandb.py", "import wandb", False),
+        ("trackers/table.py", "from torch.utils.tensorboard import SummaryWriter", True),
+    ],
+)
+def test_a_planted_package_is_found(name: str, text: str, is_wrong: bool, tmp_path: Path) -> None:
+    assert bool(out_of_place(plant(tmp_path, {name: text}))) == is_wrong
