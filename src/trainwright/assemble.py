@@ -42,6 +42,7 @@ from trainwright.errors import (
 )
 from trainwright.loop.label_smoother import LabelSmoother
 from trainwright.loop.loss_scale import LossRule
+from trainwright.loop.oom import SmallerBatches
 from trainwright.loop.session import Start
 from trainwright.patches.activations import checkpointed_activations
 from trainwright.patches.debug import overflow_detection
@@ -121,8 +122,14 @@ def loss_rule(
         shifts_labels=model_facts.shifts_labels(model),
         is_scaled=is_scaled,
         has_loss_func=has_loss_func,
+        weights_items=getattr(args, "loss_weighting", "batches") == "items",
+        aux_coefficient=model_facts.auxiliary_coefficient(model),
         num_processes=num_processes if args.average_tokens_across_devices else 1,
     )
+
+
+def smaller_batches(args: Any, engine: Engine) -> SmallerBatches | None:
+    return SmallerBatches(engine, rng) if args.auto_find_batch_size else None
 
 
 def facts(plan: StepPlan, trainer_parts: Mapping[str, Any], device: torch.device) -> rules.Facts:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+import torch
+
 from trainwright import model_facts
 from trainwright.errors import ArgumentError, DataError, MissingModelError, ModelError
-from trainwright.types import has_length
+from trainwright.types import has_length, is_instance_of
 
 
 def check_metrics(args: Any, compute_metrics: Any) -> None:
@@ -116,4 +118,26 @@ def check_not_empty(dataset: Any, dataloader: Any) -> None:
         raise DataError(
             "The training dataloader gives no batch. With dataloader_drop_last=True a dataset smaller than one batch "
             "is dropped whole: lower per_device_train_batch_size, or set dataloader_drop_last=False."
+        )
+
+
+def check_trainable(model: Any, mixed: str) -> None:
+    """Whether this model can be trained in this precision.
+
+    Raises:
+        ModelError: fp16 weights with fp16 autocast, or quantised weights without an adapter.
+    """
+    halves = [name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.float16]
+    if mixed == "fp16" and halves:
+        raise ModelError(
+            f"fp16=True keeps weights in fp32 and scales the loss, and {len(halves)} trainable weights are fp16 "
+            f"({halves[0]}, ...): their gradients would underflow and cannot be unscaled. Load the model with "
+            "dtype=torch.float32, or train it in bf16."
+        )
+    is_adapter = is_instance_of(model, "peft", "PeftModel") or getattr(model, "_hf_peft_config_loaded", False)
+    quantizer = getattr(model, "hf_quantizer", None)
+    if getattr(model, "is_quantized", False) and not is_adapter and not getattr(quantizer, "is_trainable", False):
+        raise ModelError(
+            f"{type(model).__name__} is quantised; its weights cannot be trained. Train an adapter on it "
+            "(peft.get_peft_model), or load it unquantised."
         )

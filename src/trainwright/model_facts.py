@@ -61,6 +61,14 @@ def shifts_labels(model: Any) -> bool:
     return getattr(getattr(core, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
 
 
+def auxiliary_coefficient(model: Any) -> float:
+    """Factor with which a mixture of experts adds its balance loss (`aux_loss`) to its loss; 0 for other models."""
+    config = getattr(core_model(model), "config", None)
+    if not getattr(config, "output_router_logits", False):
+        return 0.0
+    return float(getattr(config, "router_aux_loss_coef", 0.0) or 0.0)
+
+
 def is_causal_lm(model: Any) -> bool:
     """Whether the logits at position i score token i + 1; label smoothing must shift then."""
     name = type(core_model(model)).__name__

@@ -201,9 +201,11 @@ class Trainer(RunHooks):
             align_special_tokens(self.model, self.processing_class)
             if checkpoint is not None:
                 self._load_from_checkpoint(checkpoint)
+            checks.check_trainable(self.model, getattr(self.args, "mixed_precision", "no"))
             with contextlib.ExitStack() as patches:
                 for patch in assemble.patches_for_a_run(self.args, self.model):
                     patches.enter_context(patch)
+                patches.enter_context(self._engine.mixed_precision(self.model, keeps_outputs=self._uses_outputs()))
                 return self._inner_training_loop(
                     batch_size=self._train_batch_size,
                     args=self.args,

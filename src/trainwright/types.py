@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
 
 # A batch maps the names of a model's inputs to tensors (or nested containers of them); its values are the user's.
@@ -30,6 +32,14 @@ class Prepared:
     model: Any  # the user's module, or the backend's wrapper around it
     optimizer: Any
     scheduler: Any
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes a small file as a whole or not at all: a reader never finds half of it."""
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def has_length(thing: object) -> TypeGuard[Any]:

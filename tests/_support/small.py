@@ -1,1 +1,111 @@
-X = 1
+"""Small real things: a trainer that learns in a second, data that keeps a diary or draws at random, comparisons."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+from trainwright import TrainerCallback
+
+from ..parity import data, models
+from ..parity.sides import OURS, REFERENCE, Side, differing, weights, without_clock
+
+__all__ = ["OURS", "REFERENCE", "Side", "data", "differing", "models", "weights", "without_clock"]
+
+Item = dict[str, Any]
+NUM_SAMPLES = 26  # batches of 4: seven in an epoch, the last one of 2
+
+SETTINGS: dict[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "num_train_epochs": 2,
+    "learning_rate": 1e-2,
+    "logging_steps": 1,
+    "seed": 11,
+}
+
+
+def make_trainer(output_dir: Path | str, side: Side = OURS, cls: Any = None, **parts: Any) -> Any:
+    """A trainer on the CPU; what is no part of a trainer is a setting. By default a plain module with dropout."""
+    names = ("model", "model_init", "train_dataset", "eval_dataset", "data_collator", "processing_class", "callbacks",
+             "compute_metrics", "compute_loss_func", "optimizers", "optimizer_cls_and_kwargs",
+             "preprocess_logits_for_metrics")  # fmt: skip
+    given = {name: parts.pop(name) for name in names if name in parts}
+    if "model" not in given and "model_init" not in given:
+        given["model"] = module()
+    given.setdefault("model", None)
+    given.setdefault("train_dataset", data.vectors(NUM_SAMPLES))
+    chosen = side if cls is None else Side(side.name, cls, side.arguments)
+    return chosen.make(output_dir=Path(output_dir), settings=SETTINGS | parts, **given)
+
+
+def module(dropout: float = 0.2, kind: Callable[[float], nn.Module] = models.ReturnsDict) -> nn.Module:
+    """The same weights at every call."""
+    return models.seeded(lambda: kind(dropout))
+
+
+def train(trainer: Any, **how: Any) -> Any:
+    return OURS.train(trainer, **how)
+
+
+class StopAt(TrainerCallback):
+    """Saves and stops when a step is done."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            control.should_save = control.should_training_stop = True
+
+
+class Diary(Dataset[Item]):
+    """Remembers which samples were read, in order."""
+
+    def __init__(self, items: list[Item]) -> None:
+        self.items = items
+        self.reads: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Item:
+        self.reads.append(int(index))
+        return self.items[index]
+
+
+def noise(size: int) -> torch.Tensor:
+    """From each of the three generators of a process, as augmentations draw."""
+    parts = [random.gauss(0, 1), float(np.random.randn()), float(torch.randn(()))]
+    return torch.tensor(parts).repeat(size // 3 + 1)[:size] / 3
+
+
+def augmented(item: Item) -> Item:
+    return {**item, "x": item["x"] + noise(len(item["x"]))}
+
+
+class Augmented(Dataset[Item]):
+    """Another sample at each read."""
+
+    def __init__(self, items: list[Item]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Item:
+        return augmented(self.items[index])
+
+
+class AugmentedStream(IterableDataset[Item]):
+    def __init__(self, items: list[Item]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Item]:
+        return map(augmented, self.items)

@@ -242,7 +242,22 @@ IDLE = [
     ("checkpointing_settings", {"activation_checkpointing_kwargs": {"a": 1}}, {"activation_checkpointing": True}),
     ("liger_settings", {"liger_kernel_config": {"rope": True}}, {"use_liger_kernel": True}),
     ("fsdp_settings", {"fsdp_config": {"version": 2}}, {"fsdp": True}),
-    ("hub_always_push", {"hub_always_push": True}, {"push_to_hub": True}),
+    ("hub_settings", {"hub_always_push": True}, {"push_to_hub": True}),
+    ("hub_settings", {"hub_token": "hf_x", "hub_strategy": "end"}, {"push_to_hub": True}),
+    ("tracker_settings", {"run_name": "first"}, {"report_to": "wandb"}),
+    ("tracker_settings", {"project": "ours", "trackio_space_id": "me/space"}, {"report_to": "all"}),
+    ("tensorboard_folder", {"logging_dir": "logs"}, {"report_to": ["wandb", "tensorboard"]}),
+    ("tensorboard_folder", {"logging_dir": "logs", "report_to": "wandb"}, {"report_to": "all"}),
+    ("settings_of_several_processes", {"ddp_backend": "gloo"}, {"ddp_backend": None}),
+    (
+        "settings_of_several_processes",
+        {"ddp_timeout": 60, "ddp_static_graph": False},
+        {"ddp_timeout": 1800, "ddp_static_graph": None},
+    ),
+    ("generation_configuration", {"generation_config": "some/model"}, {"predict_with_generate": True}),
+    ("sortish_sampler", {"sortish_sampler": True}, {"sortish_sampler": False}),
+    ("tpu_cores", {"tpu_num_cores": 8}, {"tpu_num_cores": None}),
+    ("ray_scope", {"ray_scope": "all"}, {"ray_scope": "last"}),
     ("generation_length", {"generation_max_length": 5}, {"predict_with_generate": True}),
     ("generation_beams", {"generation_num_beams": 5}, {"predict_with_generate": True}),
     ("projected_modules", {"optim_target_modules": "all-linear"}, {"optim": "galore_adamw"}),
@@ -298,6 +313,13 @@ def test_what_has_no_effect_is_said(name, settings, cure):
     args = Seq2SeqTrainingArguments(**settings)
     assert idle(args) == [getattr(rules_idle, name)(args)]
     assert idle(Seq2SeqTrainingArguments(**{**settings, **cure})) == []
+
+
+def test_settings_of_several_processes_have_effect_in_several(monkeypatch):
+    args = TrainingArguments(ddp_backend="gloo", ddp_timeout=60)
+    assert idle(args) == ["ddp_backend, ddp_timeout have no effect in one process."]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert idle(args) == []
 
 
 def test_the_length_of_the_run_may_be_in_the_arguments():

@@ -76,7 +76,7 @@ class ProgressCallback(TrainerCallback):
         if self.training_bar is not None:
             self.training_bar.write(str(shown))
         elif not _can_redraw():
-            _print_line(f"step {state.global_step}/{state.max_steps} {shown}")
+            _print_line(f"step {state.global_step}/{state.max_steps} {shown}" if state.max_steps else str(shown))
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._close_training_bar()

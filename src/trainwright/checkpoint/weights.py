@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,8 @@ def save_weights(model: nn.Module, folder: Path, *, state_dict: dict[str, Any] |
     folder.mkdir(parents=True, exist_ok=True)
     saver: Any = getattr(model, "save_pretrained", None)
     if saver is not None:
-        saver(folder, state_dict=state_dict)
+        with _without_progress_bars():
+            saver(folder, state_dict=state_dict)
     elif state_dict is not None:
         contiguous = {name: tensor.contiguous() for name, tensor in state_dict.items()}
         safetensors.torch.save_file(contiguous, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
@@ -42,6 +45,20 @@ class LoadResult:
 
     missing_keys: list[str]
     unexpected_keys: list[str]
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """transformers draws a bar for each save; a run has one bar, its own."""
+    from transformers.utils import logging as hf_logging
+
+    was_on = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if was_on:
+            hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def load_weights(model: nn.Module, folder: Path) -> LoadResult:

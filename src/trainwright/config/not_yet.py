@@ -8,7 +8,6 @@ from trainwright.errors import NotYetError
 
 # Field -> (values that ask for nothing, what to do meanwhile).
 NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
-    "auto_find_batch_size": ((False,), "Lower per_device_train_batch_size and raise gradient_accumulation_steps."),
     "deepspeed": ((None,), "This version trains on one device."),
     "enable_jit_checkpoint": ((False,), "Save more often with save_steps."),
     "fsdp": ((None, [], "", False), "This version trains on one device."),

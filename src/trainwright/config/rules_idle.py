@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Rule = Callable[[Any], "str | None"]
 RULES: list[Rule] = []
 PROJECTED = ("galore", "apollo")
 TAKES_NO_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
+
+# Settings of one thing, with the values that ask for nothing.
+OF_TRACKERS = {
+    "run_name": None, "project": "huggingface",
+    "trackio_space_id": None, "trackio_bucket_id": None, "trackio_static_space_id": None,
+}  # fmt: skip
+OF_THE_HUB = {
+    "hub_model_id": None, "hub_strategy": "every_save", "hub_token": None, "hub_private_repo": None,
+    "hub_always_push": False, "hub_revision": None,
+}  # fmt: skip
+OF_SEVERAL_PROCESSES = {
+    "ddp_backend": None, "ddp_timeout": 1800, "ddp_find_unused_parameters": None, "ddp_bucket_cap_mb": None,
+    "ddp_broadcast_buffers": None, "ddp_static_graph": None, "eval_use_gather_object": False,
+}  # fmt: skip
 
 
 def rule(function: Rule) -> Rule:
@@ -20,6 +34,14 @@ def _without(args: Any, name: str, switch: str) -> str | None:
     if getattr(args, name, None) and not getattr(args, switch, None):
         return f"{name} has no effect without {switch}."
     return None
+
+
+def _family(args: Any, defaults: Mapping[str, Any], where: str) -> str | None:
+    """One message about all members of a family that were set."""
+    names = [name for name, default in defaults.items() if getattr(args, name, default) != default]
+    if not names:
+        return None
+    return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect {where}."
 
 
 @rule
@@ -38,8 +60,25 @@ def fsdp_settings(args: Any) -> str | None:
 
 
 @rule
-def hub_always_push(args: Any) -> str | None:
-    return _without(args, "hub_always_push", "push_to_hub")
+def tracker_settings(args: Any) -> str | None:
+    return None if args.report_to else _family(args, OF_TRACKERS, "without report_to")
+
+
+@rule
+def tensorboard_folder(args: Any) -> str | None:
+    if getattr(args, "logging_dir", None) is None or {"tensorboard", "all"} & set(args.report_to or ()):
+        return None
+    return "logging_dir has no effect without report_to='tensorboard'."
+
+
+@rule
+def hub_settings(args: Any) -> str | None:
+    return None if args.push_to_hub else _family(args, OF_THE_HUB, "without push_to_hub")
+
+
+@rule
+def settings_of_several_processes(args: Any) -> str | None:
+    return None if args.world_size > 1 else _family(args, OF_SEVERAL_PROCESSES, "in one process")
 
 
 @rule
@@ -50,6 +89,28 @@ def generation_length(args: Any) -> str | None:
 @rule
 def generation_beams(args: Any) -> str | None:
     return _without(args, "generation_num_beams", "predict_with_generate")
+
+
+@rule
+def generation_configuration(args: Any) -> str | None:
+    return _without(args, "generation_config", "predict_with_generate")
+
+
+@rule
+def sortish_sampler(args: Any) -> str | None:
+    if not getattr(args, "sortish_sampler", False):
+        return None
+    return "sortish_sampler has no effect. Use train_sampling_strategy='group_by_length' to sort samples by length."
+
+
+@rule
+def tpu_cores(args: Any) -> str | None:
+    return _family(args, {"tpu_num_cores": None}, "without a TPU")
+
+
+@rule
+def ray_scope(args: Any) -> str | None:
+    return _family(args, {"ray_scope": "last"}, "without a hyperparameter search by Ray")
 
 
 @rule

@@ -46,8 +46,11 @@ class Engine(ABC):
         """The model as an evaluation outside of training uses it."""
 
     @abstractmethod
-    def autocast(self) -> AbstractContextManager[Any] | None:
-        """The context of a forward pass in mixed precision; None in full precision."""
+    def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
+        """While it lasts, the model's forward runs in mixed precision, if that was asked for.
+
+        `keeps_outputs`: somebody uses the outputs besides the loss in training, so they are wanted in fp32.
+        """
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None: ...
@@ -78,6 +81,10 @@ class Engine(ABC):
     def gather(self, value: Any) -> Any:
         """A nested value of tensors from all processes, concatenated along the first dimension."""
         return value
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether an error says that the device's memory is full, so that a smaller batch might fit."""
+        return False
 
     def empty_cache(self) -> None:
         """Gives memory that torch holds but does not use back to the device."""

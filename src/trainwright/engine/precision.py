@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from trainwright.config.plans import PrecisionPlan
+from trainwright.metrics.collect import map_nested
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast_for(plan: PrecisionPlan, device: torch.device) -> AbstractContextManager[Any] | None:
+@contextmanager
+def autocast_forward(
+    model: nn.Module, plan: PrecisionPlan, device: torch.device, *, keeps_outputs: bool = True
+) -> Iterator[None]:
+    """The model's `forward` under autocast, as accelerate does it: the loss outside of the model sees fp32.
+
+    Outputs come back in fp32, for metrics and for losses of one's own. Where the model computes its loss itself and
+    nobody looks at the other outputs (`keeps_outputs=False`), copying them in training would only cost memory.
+    """
     dtype = DTYPES.get(plan.mixed)
-    return None if dtype is None else torch.autocast(device_type=device.type, dtype=dtype)
+    if dtype is None:
+        yield
+        return
+    original, before = model.forward, vars(model).get("forward")
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_type=device.type, dtype=dtype):
+            outputs = original(*args, **kwargs)
+        return _as_fp32(outputs) if keeps_outputs or not model.training else outputs
+
+    model.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del model.forward
+        else:
+            model.forward = before
+
+
+def _as_fp32(outputs: Any) -> Any:
+    halves = (torch.float16, torch.bfloat16)
+    return map_nested(lambda t: t.float() if isinstance(t, torch.Tensor) and t.dtype in halves else t, outputs)
 
 
 def apply_tf32(plan: PrecisionPlan) -> None:

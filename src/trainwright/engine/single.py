@@ -12,7 +12,7 @@ from torch import nn
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.base import Engine
 from trainwright.engine.gradients import Gradients
-from trainwright.engine.precision import apply_tf32, autocast_for
+from trainwright.engine.precision import apply_tf32, autocast_forward
 from trainwright.types import Prepared
 
 
@@ -25,12 +25,16 @@ class SingleEngine(Engine):
 
         # Accelerate keeps one state per process; a second trainer may have another precision or device.
         AcceleratorState._reset_state(reset_partial_state=True)
-        self.accelerator = Accelerator(mixed_precision=plan.precision.mixed, cpu=plan.use_cpu)
+        mixed = plan.precision.mixed
+        scales_on_cpu = mixed == "fp16" and torch.device(plan.device).type == "cpu"  # accelerate has no scaler there
+        self.accelerator = Accelerator(mixed_precision="no" if scales_on_cpu else mixed, cpu=plan.use_cpu)
+        if scales_on_cpu:
+            self.accelerator.scaler = torch.amp.GradScaler("cpu")
         self.device = torch.device(plan.device)
         self.non_blocking = plan.non_blocking
         self._compile = plan.compile
         self._scaler = getattr(self.accelerator, "scaler", None)
-        self._autocast = autocast_for(plan.precision, self.device)
+        self._precision = plan.precision
         self._gradients = Gradients([])
         self._optimizer: Any = None
         apply_tf32(plan.precision)
@@ -60,8 +64,8 @@ class SingleEngine(Engine):
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         return model
 
-    def autocast(self) -> AbstractContextManager[Any] | None:
-        return self._autocast
+    def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
+        return autocast_forward(model, self._precision, self.device, keeps_outputs=keeps_outputs)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         if self._scaler is not None:
@@ -84,6 +88,11 @@ class SingleEngine(Engine):
 
     def zero_grad(self) -> None:
         self._gradients.clear()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        from accelerate.utils.memory import should_reduce_batch_size
+
+        return isinstance(error, torch.OutOfMemoryError) or bool(should_reduce_batch_size(error))
 
     def empty_cache(self) -> None:
         if self.device.type in ("cuda", "mps", "xpu"):

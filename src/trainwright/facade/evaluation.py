@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping
@@ -120,7 +121,9 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
             keeps_results=is_prediction or not self.args.batch_eval_metrics,
             ignore_keys=ignore_keys,
         )
-        return eval_loop.evaluation_loop(session, self._run, self, dataloader, prefix=metric_key_prefix)
+        mixed = contextlib.nullcontext() if self.is_in_train else self._engine.mixed_precision(self.model)
+        with mixed:
+            return eval_loop.evaluation_loop(session, self._run, self, dataloader, prefix=metric_key_prefix)
 
     def prediction_loop(
         self,

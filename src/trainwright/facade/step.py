@@ -15,6 +15,7 @@ from trainwright.optim import modes
 from trainwright.types import Batch, output_loss
 
 Items = torch.Tensor | int | None
+_NO_CONTEXT: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 class StepHooks(DataHooks):
@@ -24,7 +25,7 @@ class StepHooks(DataHooks):
         """Forward and backward for one micro-batch; returns its loss as it enters the window's sum, detached."""
         if not model.training:
             modes.train_mode(model, self.optimizer)
-        inputs = self._prepare_inputs(inputs)
+        batch, inputs = inputs, self._prepare_inputs(inputs)
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         del inputs
@@ -32,7 +33,13 @@ class StepHooks(DataHooks):
         if every is not None and self.state.global_step % every == 0:
             self._engine.empty_cache()
         rule = self._rule or self._loss_rule()
-        loss = rule.apply(loss, num_items_in_batch, micro_batches=self.current_gradient_accumulation_steps)
+        loss = rule.apply(
+            loss,
+            batch,
+            num_items_in_batch,
+            micro_batches=self.current_gradient_accumulation_steps,
+            share=self._run.part_of_micro_batch,
+        )
         self._engine.backward(loss)
         return loss.detach()
 
@@ -62,18 +69,30 @@ class StepHooks(DataHooks):
             loss = output_loss(outputs)
         if not isinstance(loss, torch.Tensor):
             checks.raise_no_loss(model, inputs, outputs)
-        loss = (self._rule or self._loss_rule()).undo_averaging(loss, num_items_in_batch)
+        rule = self._rule or self._loss_rule()
+        loss = rule.undo_averaging(loss, num_items_in_batch)
+        if model.training:
+            loss = rule.weigh_auxiliary(loss, outputs, sample_share=self._run.share_of_window)
         return (loss, outputs) if return_outputs else loss
 
     def compute_loss_context_manager(self) -> contextlib.ExitStack:
-        """The contexts in which the loss is computed."""
+        """The contexts in which the loss is computed; an override adds its own."""
         stack = contextlib.ExitStack()
-        stack.enter_context(self.autocast_smart_context_manager())
+        autocast = self.autocast_smart_context_manager()
+        if autocast is not _NO_CONTEXT:
+            stack.enter_context(autocast)
         return stack
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:
-        """Autocast to the mixed-precision type; nothing in full precision."""
-        return self._engine.autocast() or contextlib.nullcontext()
+        """A further context for the forward pass; mixed precision is in the model's forward already."""
+        return _NO_CONTEXT
+
+    def _uses_outputs(self) -> bool:
+        """Whether training looks at the model's outputs besides the loss that the model itself computed."""
+        is_overridden = any(
+            getattr(type(self), name) is not getattr(StepHooks, name) for name in ("compute_loss", "training_step")
+        )
+        return is_overridden or self.label_smoother is not None or self.compute_loss_func is not None
 
     def _clip_grad_norm(self, model: Any) -> Any:
         """Scales the gradients down to `max_grad_norm`; returns their norm before, on the device."""

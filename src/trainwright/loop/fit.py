@@ -57,7 +57,7 @@ def run_epoch(session: Session, run: RunState, hooks: TrainHooks, epoch: int) ->
         after_step(session, run, hooks, update, epoch=epoch)
         if run.should_stop:
             break
-    if run.batches_in_epoch == 0:
+    if run.batches_in_epoch == 0 and not run.should_stop:
         logger.warning(
             "The training data gave no batch in epoch %d; training stops at step %d of %d. "
             "A stream that is exhausted needs a dataset that can be iterated again, or a smaller max_steps.",

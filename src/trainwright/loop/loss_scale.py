@@ -14,14 +14,22 @@ Worked example: a window of two micro-batches with 3 and 1 label tokens, losses 
 Items are counted where the loss counts them: a causal loss compares position i with label i + 1, so label 0 is never
 a target and must not enter the divisor; with sequences of S tokens that would be wrong by (S - 1)/S.
 
+    items     a mean again, but weighted by the items it was taken over (`loss_weighting="items"`): the window's loss is
+              the mean over all its items, whatever the micro-batches' sizes:  2.0 * 3/4 + 6.0 * 1/4 = 3.0
+
+An auxiliary loss that a model adds to its own (a mixture of experts' balance) is a mean over each micro-batch, not a
+share of the window's sum: it is weighted by the micro-batch's share of the window's samples, so that a window's
+auxiliary loss does not grow with the number of its micro-batches.
+
 With P processes that average gradients, a counted loss was divided by the items of all processes, so it is multiplied
 by P to undo the averaging.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -37,6 +45,8 @@ class LossRule:
         shifts_labels: label 0 of each row is never a target.
         is_scaled: True: losses arrive scaled for the window; False: they are means; None: counted losses are scaled.
         has_loss_func: a `compute_loss_func` makes the loss; its result is taken as scaled.
+        weights_items: weigh the mean of a micro-batch by its items.
+        aux_coefficient: factor with which the model added its output `aux_loss` to its loss; 0: it adds none.
         num_processes: processes whose gradients are averaged, where items are counted over all of them; else 1.
     """
 
@@ -44,11 +54,13 @@ class LossRule:
     shifts_labels: bool = False
     is_scaled: bool | None = None
     has_loss_func: bool = False
+    weights_items: bool = False
+    aux_coefficient: float = 0.0
     num_processes: int = 1
 
     def count(self, window: Sequence[Batch]) -> torch.Tensor | None:
         """Label items of a window that enter the loss, as a scalar on the labels' device; None if nobody asks."""
-        if not self.counts_items or not window or "labels" not in window[0]:
+        if not (self.counts_items or self.weights_items) or not window or "labels" not in window[0]:
             return None
         try:
             counts = [self._targets(batch).ne(IGNORE_INDEX).sum() for batch in window]
@@ -63,12 +75,34 @@ class LossRule:
             return batch_size
         return self._targets(batch).ne(IGNORE_INDEX).sum()
 
-    def apply(self, loss: torch.Tensor, num_items: torch.Tensor | int | None, *, micro_batches: int) -> torch.Tensor:
-        """The loss to differentiate, from what `compute_loss` returned."""
+    def apply(
+        self,
+        loss: torch.Tensor,
+        batch: Batch,
+        num_items: torch.Tensor | int | None,
+        *,
+        micro_batches: int,
+        share: float,
+    ) -> torch.Tensor:
+        """The loss to differentiate, from what `compute_loss` returned for a micro-batch.
+
+        `share` is below 1 for a part of a micro-batch that was cut because it did not fit: its part of the samples.
+        """
         scaled = self.is_scaled
         if scaled is None:
             scaled = self.has_loss_func or (self.counts_items and num_items is not None)
-        return loss if scaled or micro_batches == 1 else loss / micro_batches
+        if scaled:
+            return loss
+        if self.weights_items and num_items is not None:
+            return loss * (self._targets(batch).ne(IGNORE_INDEX).sum() / num_items)
+        return loss if micro_batches == share == 1 else loss * share / micro_batches
+
+    def weigh_auxiliary(self, loss: torch.Tensor, outputs: Any, *, sample_share: float) -> torch.Tensor:
+        """The loss with the model's auxiliary part weighted by the micro-batch's share of the window's samples."""
+        if self.aux_coefficient == 0.0 or sample_share == 1.0 or not isinstance(outputs, Mapping):
+            return loss
+        auxiliary = outputs.get("aux_loss")
+        return loss if auxiliary is None else loss - (1.0 - sample_share) * self.aux_coefficient * auxiliary
 
     def undo_averaging(self, loss: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
         """Multiplies a counted loss by the processes over which its gradient will be averaged."""

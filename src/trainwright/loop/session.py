@@ -8,6 +8,7 @@ from typing import Any
 from trainwright.config.plans import StepPlan
 from trainwright.hooks import BatchSource, Events, LoopEngine
 from trainwright.loop.loss_scale import LossRule
+from trainwright.loop.oom import SmallerBatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Session:
     Attributes:
         model: as the engine wrapped it.
         scheduler_follows_metrics: the schedule is driven by evaluations, not by steps.
-        watches_every_step: the log-save-evaluate hook is overridden and wants to be called after each step.
+        smaller_batches: tries a window again that did not fit into memory; None: the error ends the run.
     """
 
     engine: LoopEngine
@@ -45,5 +46,6 @@ class Session:
     events: Events
     start: Start
     scheduler_follows_metrics: bool = False
+    smaller_batches: SmallerBatches | None = None
     trial: Any = None
     ignore_keys_for_eval: list[str] | None = None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from trainwright.hooks import TrainHooks
+from trainwright.loop.oom import parts_of
 from trainwright.loop.session import Session
+from trainwright.metrics.collect import find_batch_size
 from trainwright.state.run import RunState
 from trainwright.types import Batch
 
@@ -23,7 +24,7 @@ class Window:
         num_items: label items of the whole window, where somebody asks for them.
     """
 
-    batches: Sequence[Batch]
+    batches: list[Batch]
     num_items: torch.Tensor | int | None
 
 
@@ -42,21 +43,43 @@ def take_step(session: Session, run: RunState, hooks: TrainHooks, window: Window
     """
     hooks.current_gradient_accumulation_steps = len(window.batches)
     session.events.fire("on_step_begin", run)
-    last = len(window.batches) - 1
-    for i, inputs in enumerate(window.batches):
-        with session.engine.accumulate(session.model, sync=i == last):
-            loss = hooks.training_step(session.model, inputs, window.num_items)
-        run.meter.add(loss)
-        run.flos += hooks.floating_point_ops(inputs)
-        hooks._track_num_input_tokens(inputs)
-        if i < last:
-            session.events.fire("on_substep_end", run)
-            if run.should_stop:
-                return None
+    accumulate = accumulate_gradients if session.smaller_batches is None else accumulate_what_fits
+    if not accumulate(session, run, hooks, window):
+        return None
     update = update_weights(session, run, hooks)
     run.advance(epoch, num_batches=len(window.batches))
     session.events.fire("on_step_end", run)
     return update
+
+
+def accumulate_gradients(session: Session, run: RunState, hooks: TrainHooks, window: Window) -> bool:
+    """Forward and backward for each micro-batch; False if a callback stopped it."""
+    parts = list(parts_of(window.batches, run.num_parts))
+    last = len(parts) - 1
+    for i, part in enumerate(parts):
+        run.part_of_micro_batch, run.share_of_window = part.of_micro_batch, part.of_window
+        with session.engine.accumulate(session.model, sync=i == last):
+            loss = hooks.training_step(session.model, part.inputs, window.num_items)
+        run.meter.add(loss)
+        run.flos += hooks.floating_point_ops(part.inputs)
+        hooks._track_num_input_tokens(part.inputs)
+        if i < last:
+            session.events.fire("on_substep_end", run)
+            if run.should_stop:
+                return False
+    return True
+
+
+def accumulate_what_fits(session: Session, run: RunState, hooks: TrainHooks, window: Window) -> bool:
+    """The same, tried again with smaller micro-batches while memory does not suffice."""
+    assert session.smaller_batches is not None
+    while True:
+        before = session.smaller_batches.prepare(run)
+        try:
+            return accumulate_gradients(session, run, hooks, window)
+        except RuntimeError as error:
+            largest = max(find_batch_size(batch) or 1 for batch in window.batches)
+            session.smaller_batches.take_back(run, before, error, largest)
 
 
 def update_weights(session: Session, run: RunState, hooks: TrainHooks) -> Update:

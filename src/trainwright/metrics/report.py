@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainwright.types import write_text
+
 
 def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics for reading: memory in MB, run times as h:mm:ss, FLOPs in GF, other floats to four decimals."""
@@ -49,7 +51,7 @@ def plain_numbers(value: Any) -> Any:
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=4, sort_keys=True), encoding="utf-8")
+    write_text(path, json.dumps(values, indent=4, sort_keys=True))
 
 
 def _readable(name: str, value: Any) -> Any:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
 
 from trainwright.errors import ModelError
 
@@ -14,11 +20,12 @@ def checkpointed_activations(model: Any, options: dict[str, Any] | None) -> Iter
     """Turns checkpointing on for a run and off after it, unless the user had turned it on already.
 
     Args:
-        model: a model that has transformers' methods for it, under the new or the older name.
+        model: one with transformers' methods for it; of any other module the layers in its ModuleLists (or
+            Sequentials, if it has no list) are checkpointed.
         options: `every_n_layers`, `offload`, and arguments of `torch.utils.checkpoint.checkpoint`.
 
     Raises:
-        ModelError: the model has no such methods.
+        ModelError: a plain module without a list of layers.
     """
     was_on = any(getattr(model, f"is_{name}_checkpointing", False) for name in ("activation", "gradient"))
     rest = dict(options or {})
@@ -28,13 +35,52 @@ def checkpointed_activations(model: Any, options: dict[str, Any] | None) -> Iter
     elif hasattr(model, "gradient_checkpointing_enable"):
         name, extras = "gradient", {}
     else:
-        raise ModelError(
-            f"activation_checkpointing=True, and {type(model).__name__} has no activation_checkpointing_enable(). "
-            "Wrap its layers with torch.utils.checkpoint yourself, or set activation_checkpointing=False."
-        )
+        with _checkpointed_layers(model, rest, every_n_layers=layers, offload=offload):
+            yield
+        return
     getattr(model, f"{name}_checkpointing_enable")(**{f"{name}_checkpointing_kwargs": rest or None}, **extras)
     try:
         yield
     finally:
         if not was_on:
             getattr(model, f"{name}_checkpointing_disable")()
+
+
+@contextmanager
+def _checkpointed_layers(
+    model: nn.Module, options: dict[str, Any], *, every_n_layers: int, offload: bool
+) -> Iterator[None]:
+    layers = _layers_of(model)[::every_n_layers]
+    if not layers:
+        raise ModelError(
+            f"activation_checkpointing=True, and {type(model).__name__} has no ModuleList or Sequential whose layers "
+            "could be checkpointed. Keep its layers in one, or set activation_checkpointing=False."
+        )
+    options = {"use_reentrant": False, **options}
+    for layer in layers:
+        layer.forward = _checkpointed(layer.forward, options, offload=offload)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _checkpointed(forward: Any, options: dict[str, Any], *, offload: bool) -> Any:
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with save_on_cpu(pin_memory=torch.cuda.is_available()) if offload else nullcontext():
+            return checkpoint(forward, *args, **options, **kwargs)
+
+    return run
+
+
+def _layers_of(model: nn.Module) -> list[nn.Module]:
+    """Members of the outermost lists of layers."""
+    for kind in (nn.ModuleList, nn.Sequential):
+        lists = [module for module in model.modules() if type(module) is kind]
+        inner = {id(module) for outer in lists for module in outer.modules() if module is not outer}
+        layers = [layer for found in lists if id(found) not in inner for layer in found]
+        if layers:
+            return [layer for layer in layers if any(True for _ in layer.parameters())]
+    return []

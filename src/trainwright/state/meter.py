@@ -46,6 +46,9 @@ class LossMeter:
 
     def add(self, loss: torch.Tensor) -> None:
         self.total += loss
+        self._hold(loss)
+
+    def _hold(self, loss: torch.Tensor) -> None:
         self._losses.append(loss)
         if len(self._losses) >= COMPACT_AFTER:
             self._pack()
@@ -53,6 +56,19 @@ class LossMeter:
     def end_step(self) -> None:
         """Marks that an optimizer step ended here: a replacement value is a mean over steps."""
         self._num_steps.append(len(self._losses) + COMPACT_AFTER * len(self._packed))
+
+    def mark(self) -> tuple[torch.Tensor, int]:
+        """Where the sum stands, for `rewind`."""
+        return self.total.clone(), len(self._losses) + COMPACT_AFTER * len(self._packed)
+
+    def rewind(self, mark: tuple[torch.Tensor, int]) -> None:
+        """Takes back what was added since `mark`: a window that is tried again."""
+        total, count = mark
+        self.total.copy_(total)
+        losses = [*(loss for packed in self._packed for loss in packed), *self._losses]
+        self._packed, self._losses = [], []
+        for loss in losses[:count]:
+            self._hold(loss)
 
     def drain(self) -> Reading:
         """Reads the sum back and starts a new one."""

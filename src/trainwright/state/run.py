@@ -38,6 +38,9 @@ class RunState:
         self.flos: float = 0
         self.tokens: torch.Tensor | int = 0
         self.epoch = 0  # the epoch that is being trained, from 0
+        self.share_of_window = 1.0  # the current micro-batch's share of its window's samples
+        self.part_of_micro_batch = 1.0  # below 1 for a part of one that was cut because it did not fit
+        self.num_parts = 1  # parts into which every micro-batch is cut since one did not fit
         self.batches_in_epoch = 0  # its micro-batches whose window is trained; a resume counts what it skips
 
     def begin(self, *, device: torch.device, skip_non_finite: bool) -> None:

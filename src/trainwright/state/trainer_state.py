@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.state.exportable import collect_states
+from trainwright.types import write_text
 
 
 @dataclass
@@ -63,7 +64,7 @@ class TrainerState:
 
     def save_to_json(self, json_path: str | Path) -> None:
         text = json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True)
-        Path(json_path).write_text(text + "\n", encoding="utf-8")
+        write_text(json_path, text + "\n")
 
     @classmethod
     def load_from_json(cls, json_path: str | Path) -> TrainerState:

@@ -1,0 +1,238 @@
+"""What a trainer adds to a training step: beside a loop written by hand that does the same work, in one run.
+
+python benchmarks/step_overhead.py            all models, about three minutes
+python benchmarks/step_overhead.py --quick    fewer turns, under a minute
+
+One JSON line for each model and accumulation, then a table. README.md says how to read them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
+
+from harness import Subject, Turns, Watch, measure, print_json, print_table, versions  # noqa: E402
+
+BATCH = 8
+FEATURES = 32
+CLASSES = 4
+VOCAB = 128
+LENGTH = 32
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its data, the steps of a turn by accumulation, and the ratio that Trainwright may not exceed."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    items: Callable[[int], list[dict[str, Any]]]
+    steps: dict[int, int]
+    limit: float
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.layers(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=VOCAB, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
+    )
+    return GPT2LMHeadModel(config)
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=LENGTH,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return LlamaForCausalLM(config)
+
+
+def vectors(size: int) -> list[dict[str, Any]]:
+    drawn = [{"x": torch.randn(FEATURES), "labels": i % CLASSES} for i in range(256)]
+    return [drawn[i % 256] for i in range(size)]
+
+
+def sequences(size: int) -> list[dict[str, Any]]:
+    drawn = [{"input_ids": (ids := torch.randint(1, VOCAB, (LENGTH,))), "labels": ids} for _ in range(256)]
+    return [drawn[i % 256] for i in range(size)]
+
+
+CASES = [
+    Case("mlp", Mlp, vectors, {1: 40, 8: 10}, limit=1.15),
+    Case("gpt2", gpt2, sequences, {1: 10, 8: 2}, limit=1.03),
+    Case("llama", llama, sequences, {1: 10, 8: 2}, limit=1.03),
+]
+WARM_UP = 20
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Work:
+    """What each subject has to do."""
+
+    case: Case
+    accumulation: int
+    logging_steps: int
+    num_steps: int
+
+    def model_and_items(self) -> tuple[nn.Module, list[dict[str, Any]]]:
+        torch.manual_seed(0)
+        # One epoch is never left, so no subject has an end of one within a turn.
+        return self.case.build(), self.case.items(BATCH * self.accumulation * (self.num_steps + 1))
+
+
+def by_hand(work: Work, watch: Watch) -> None:
+    """The ordinary loop: what a careful person writes without a trainer."""
+    from transformers import default_data_collator
+
+    model, items = work.model_and_items()
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / work.num_steps))
+    batches = iter(DataLoader(items, batch_size=BATCH, shuffle=True, collate_fn=default_data_collator))
+    device = torch.device("cpu")
+    running = torch.zeros(())
+    history = []
+    for step in range(1, work.num_steps + 1):
+        for _ in range(work.accumulation):
+            batch = {name: value.to(device) for name, value in next(batches).items()}
+            loss = model(**batch)["loss"] / work.accumulation
+            loss.backward()
+            running += loss.detach()
+        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        learning_rate = schedule.get_last_lr()[0]
+        schedule.step()
+        optimizer.zero_grad()
+        if step % work.logging_steps == 0:
+            logs = {
+                "loss": running.item() / work.logging_steps,
+                "grad_norm": grad_norm.item(),
+                "learning_rate": learning_rate,
+                "step": step,
+            }
+            running.zero_()
+            history.append(logs)
+            print(logs)
+        watch.step_done(step)
+
+
+def by_trainer(library: Any, work: Work, watch: Watch) -> None:
+    """A trainer of `library`, which has Trainer, TrainingArguments and TrainerCallback."""
+
+    class TellsSteps(library.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            watch.step_done(state.global_step)
+
+    model, items = work.model_and_items()
+    with tempfile.TemporaryDirectory() as output_dir:
+        args = library.TrainingArguments(
+            output_dir=output_dir,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            save_strategy="no",
+            per_device_train_batch_size=BATCH,
+            gradient_accumulation_steps=work.accumulation,
+            max_steps=work.num_steps,
+            learning_rate=LEARNING_RATE,
+            logging_steps=work.logging_steps,
+            log_level="error",
+        )
+        library.Trainer(model=model, args=args, train_dataset=items, callbacks=[TellsSteps()]).train()
+
+
+def subjects(case: Case, accumulation: int, logging_steps: int, num_steps: int) -> dict[str, Subject]:
+    import transformers
+
+    work = Work(case, accumulation, logging_steps, num_steps)
+    found: dict[str, Subject] = {"hand": partial(by_hand, work)}
+    try:
+        import trainwright
+
+        found["trainwright"] = partial(by_trainer, trainwright, work)
+        _ = trainwright.Trainer
+    except (ImportError, AttributeError) as error:
+        print(f"without trainwright: {error}", file=sys.stderr)
+        found.pop("trainwright", None)
+    found["transformers"] = partial(by_trainer, transformers, work)
+    return found
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="ten turns")
+    parser.add_argument("--turns", type=int, default=40, help="how often each subject has its turn; default 40")
+    parser.add_argument("--models", nargs="+", default=[case.name for case in CASES], help="default: all")
+    parser.add_argument("--accumulation", nargs="+", type=int, default=[1, 8], choices=[1, 8])
+    parser.add_argument("--logging-steps", type=int, default=10)
+    parser.add_argument("--check", action="store_true", help="end with 1 if trainwright exceeds a limit")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse()
+    torch.set_num_threads(1)
+    rows = [["model", "accumulation", "subject", "ratio", "min", "max", "cpu", "us/step", "calls/step", "limit"]]
+    exceeded = False
+    for case in (case for case in CASES if case.name in args.models):
+        for accumulation in args.accumulation:
+            turns = Turns(warm_up=WARM_UP, num=10 if args.quick else args.turns, steps=case.steps[accumulation])
+            results = measure(partial(subjects, case, accumulation, args.logging_steps), base="hand", turns=turns)
+            print_json(
+                {
+                    "benchmark": "step_overhead",
+                    "model": case.name,
+                    "accumulation": accumulation,
+                    "turns": turns.num,
+                    "steps_per_turn": turns.steps,
+                    "limit": case.limit,
+                    "subjects": results,
+                    **versions("torch", "transformers", "accelerate", "trainwright"),
+                }
+            )
+            for name, result in results.items():
+                is_ours = name == "trainwright"
+                exceeded |= is_ours and result["ratio"] > case.limit
+                cells = [f"{result[key]:.2f}" for key in ("ratio", "min", "max", "ratio_cpu")]
+                cells += [f"{result['us_per_step']:.0f}", f"{result['python_calls_per_step']:.0f}"]
+                rows.append([case.name, str(accumulation), name, *cells, f"{case.limit:.2f}" if is_ours else ""])
+    print()
+    print_table(rows)
+    return int(args.check and exceeded)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

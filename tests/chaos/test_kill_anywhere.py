@@ -1,0 +1,169 @@
+"""A run that is killed, anywhere, and started again with the same command ends with the weights of one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from trainwright.checkpoint.store import CheckpointStore, verified
+
+from .victim import NUM_STEPS
+
+VICTIM = Path(__file__).with_name("victim.py")
+SOURCE = Path(__file__).parents[2] / "src"
+NEVER_ENDING = 60  # starts after which a test gives up
+
+PLACES = [
+    ("before _save_checkpoint", 2),
+    ("before weights", 2),
+    ("after weights", 2),
+    ("after _save", 3),
+    ("after _save_optimizer_and_scheduler", 2),
+    ("after _save_rng_state", 2),
+    ("before manifest", 2),
+    ("after manifest", 2),
+    ("before rename", 1),
+    ("before rename", 2),
+    ("after rename", 1),
+    ("after fsync", 11),
+    ("before rmtree", 5),
+    ("after rmtree", 7),
+    ("before torch.save", 7),
+    ("after _save_checkpoint", 3),
+    ("after training_step", 13),
+]
+
+Weights = dict[str, torch.Tensor]
+
+
+class Nursery:
+    """Starts runs without paying for the import of torch each time."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, str(VICTIM)], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def start(self, *arguments: object) -> int:
+        """The process id of a new run."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([str(a) for a in arguments]) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def wait(self) -> int:
+        """The exit status of the run that was started last."""
+        return self._answer()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def _answer(self) -> int:
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+def command(folder: Path, save_steps: int, *place: object) -> tuple[object, ...]:
+    return (folder / "run", folder / "weights.safetensors", save_steps, *place)
+
+
+def words(folder: Path) -> str:
+    return (folder / "weights.safetensors.log").read_text()
+
+
+def run_to_the_end(nursery: Nursery, folder: Path, save_steps: int) -> Weights:
+    nursery.start(*command(folder, save_steps))
+    assert nursery.wait() == 0, words(folder)
+    return safetensors.torch.load_file(folder / "weights.safetensors")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    weights = run_to_the_end(nursery, folder, 3)
+    assert CheckpointStore(folder / "run").steps() == [18, NUM_STEPS]
+    return weights
+
+
+def assert_same_end(folder: Path, uninterrupted: Weights) -> None:
+    weights = safetensors.torch.load_file(folder / "weights.safetensors")
+    assert [name for name in uninterrupted if not torch.equal(weights[name], uninterrupted[name])] == []
+    left = sorted(path.name for path in (folder / "run").iterdir())
+    assert [name for name in left if name.startswith(".")] == [], "half-written directories are left behind"
+    for path in (folder / "run").glob("checkpoint-*"):
+        assert verified(path) == path
+
+
+@pytest.mark.parametrize(("place", "count"), PLACES, ids=lambda value: str(value).replace(" ", "-"))
+def test_killed_at_a_place(
+    place: str, count: int, nursery: Nursery, uninterrupted: Weights, tmp_path: Path
+) -> None:
+    nursery.start(*command(tmp_path, 3, place, count))
+    assert nursery.wait() == 137, f"it never came by: {words(tmp_path)}"
+    run_to_the_end(nursery, tmp_path, 3)
+    assert_same_end(tmp_path, uninterrupted)
+
+
+def killed_again_and_again(nursery: Nursery, folder: Path, draw: random.Random) -> int:
+    """Starts and kills until a start gets to the end; the number of kills."""
+    for kills in range(NEVER_ENDING):
+        process = nursery.start(*command(folder, 1))
+        time.sleep(draw.uniform(0.02, 0.5))
+        os.kill(process, signal.SIGKILL)  # a process that is over is a zombie until its nursery looks: no other's id
+        status = nursery.wait()
+        if status == 0:
+            return kills
+        assert status == -signal.SIGKILL, words(folder)
+    pytest.fail(f"killed {NEVER_ENDING} times and never at the end")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_at_random_moments(seed: int, nursery: Nursery, uninterrupted: Weights, tmp_path: Path) -> None:
+    killed_again_and_again(nursery, tmp_path, random.Random(seed))
+    assert_same_end(tmp_path, uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(10, 22))
+def test_killed_at_many_random_moments(seed: int, nursery: Nursery, uninterrupted: Weights, tmp_path: Path) -> None:
+    killed_again_and_again(nursery, tmp_path, random.Random(seed))
+    assert_same_end(tmp_path, uninterrupted)
+
+
+@pytest.mark.parametrize(
+    ("place", "count"), [("after rename", 1), ("before rename", 2)], ids=lambda value: str(value).replace(" ", "-")
+)
+def test_killed_while_the_only_checkpoint_is_replaced(
+    place: str, count: int, nursery: Nursery, tmp_path: Path
+) -> None:
+    """A second save of the same step: the old one or the new one, one of them must be found."""
+    run_to_the_end(nursery, tmp_path, NUM_STEPS)
+    nursery.start("save over", tmp_path / "run", "new", place, count)
+    assert nursery.wait() == 137
+    store = CheckpointStore(tmp_path / "run")
+    store.clean()
+    assert store.latest() is not None

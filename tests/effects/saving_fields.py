@@ -1,0 +1,93 @@
+"""Checks of the fields about checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainwright import EarlyStoppingCallback
+
+from .bench import Bench, StopAt, checkpoints
+from .evaluation_fields import scores
+from .table import shows
+
+
+def saved_at(bench: Bench, **settings: Any) -> list[int]:
+    return checkpoints(bench.train(**settings).args.output_dir)
+
+
+@shows("save_strategy")
+def checkpoints_come_by_steps_epochs_best_or_never(bench: Bench) -> None:
+    def steps(strategy: str, **settings: Any) -> list[int]:
+        return saved_at(bench, save_strategy=strategy, save_steps=5, num_train_epochs=2, **settings)
+
+    assert (steps("steps"), steps("epoch"), steps("no")) == ([5, 10, 12], [6, 12], [])
+    by_score = {"metric_for_best_model": "score", "compute_metrics": scores(1, 3, 2)}
+    assert steps("best", eval_strategy="steps", eval_steps=4, **by_score) == [4, 8]
+
+
+@shows("save_steps")
+def checkpoints_come_every_so_many_steps(bench: Bench) -> None:
+    assert saved_at(bench, save_strategy="steps", save_steps=2) == [2, 4, 6]
+    assert saved_at(bench, save_strategy="steps", save_steps=0.5) == [3, 6]
+
+
+@shows("save_total_limit")
+def older_checkpoints_go(bench: Bench) -> None:
+    often = {"save_strategy": "steps", "save_steps": 1}
+    assert saved_at(bench, **often) == [1, 2, 3, 4, 5, 6]
+    assert saved_at(bench, **often, save_total_limit=2) == [5, 6]
+
+
+@shows("save_only_model")
+def nothing_but_the_model_is_saved(bench: Bench) -> None:
+    def files(**settings: Any) -> set[str]:
+        folder = Path(bench.train(save_strategy="steps", save_steps=6, **settings).args.output_dir) / "checkpoint-6"
+        return {path.name for path in folder.iterdir()}
+
+    training = {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
+    assert {"model.safetensors", *training} <= files()
+    assert "model.safetensors" in files(save_only_model=True)
+    assert not training & files(save_only_model=True)
+
+
+@shows("save_on_each_node")
+def the_first_process_of_each_node_saves_or_of_all(bench: Bench) -> None:
+    each, one = bench.trainer(save_on_each_node=True), bench.trainer()
+    bench.as_process(rank=2, local_rank=0)
+    for trainer, saves in ((each, True), (one, False)):
+        assert trainer.args.should_save is saves
+        trainer.save_model()
+        assert (Path(trainer.args.output_dir) / "model.safetensors").exists() is saves
+    bench.as_process(rank=3, local_rank=1)
+    assert not each.args.should_save
+
+
+def resumed(bench: Bench, folder: str, **given: Any) -> Any:
+    trainer = bench.trainer(output_dir=folder, **given)
+    trainer.train(resume_from_checkpoint=True)
+    return trainer
+
+
+@shows("ignore_data_skip")
+def the_epoch_starts_again_after_a_resume(bench: Bench) -> None:
+    first = bench.train(callbacks=[StopAt(2)])
+    whole = bench.train().model.trained
+    assert resumed(bench, first.args.output_dir).model.trained == whole[2:]
+    first = bench.train(callbacks=[StopAt(2)])
+    assert resumed(bench, first.args.output_dir, ignore_data_skip=True).model.trained[:4] == whole[:4]
+
+
+@shows("restore_callback_states_from_checkpoint")
+def callbacks_get_the_settings_of_the_checkpoint(bench: Bench) -> None:
+    watched = {"metric_for_best_model": "loss", "eval_strategy": "steps", "eval_steps": 2, "log_level": "error"}
+
+    def patience(*, restores: bool) -> int:
+        first = bench.train(callbacks=[EarlyStoppingCallback(9), StopAt(2)], **watched)
+        callback = EarlyStoppingCallback(7)
+        settings = {**watched, "restore_callback_states_from_checkpoint": restores}
+        resumed(bench, first.args.output_dir, callbacks=[callback], **settings)
+        return callback.early_stopping_patience
+
+    assert patience(restores=False) == 7
+    assert patience(restores=True) == 9

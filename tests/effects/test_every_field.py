@@ -1,0 +1,52 @@
+"""Every field of the arguments has an effect that is seen here, or says that it has none. A new field needs a check."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainwright import Seq2SeqTrainingArguments, TrainingArguments
+
+from . import (  # noqa: F401 -- they fill the table
+    data_fields,
+    distributed_fields,
+    evaluation_fields,
+    length_fields,
+    logging_fields,
+    missing_fields,
+    older_fields,
+    optimizer_fields,
+    precision_fields,
+    run_fields,
+    saving_fields,
+)
+from .bench import Bench, untouched_globals
+from .table import CHECKS, COMPANIONS
+
+
+@pytest.fixture
+def bench(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> Iterator[Bench]:
+    with untouched_globals():
+        yield Bench(tmp_path, monkeypatch, capsys, caplog)
+
+
+def test_the_table_is_complete() -> None:
+    fields = {
+        field.name for kind in (TrainingArguments, Seq2SeqTrainingArguments) for field in dataclasses.fields(kind)
+    }
+    assert set(CHECKS) == fields
+    assert set(COMPANIONS) <= fields
+    assert all(COMPANIONS.values())
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_field_has_an_effect(name: str, bench: Bench) -> None:
+    CHECKS[name](bench)
