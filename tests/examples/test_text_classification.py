@@ -188,7 +188,6 @@ def test_run_again_after_the_end_it_trains_nothing_and_harms_nothing(
     assert newest_step(output_dir) == NUM_STEPS
 
 
-@pytest.mark.xfail(strict=True, reason="overwrite_output_dir leaves the old run's checkpoints, the newest by number")
 def test_overwrite_output_dir_starts_afresh_and_the_old_run_does_not_come_back(
     finished: tuple[Path, str], inputs: Paths, tmp_path: Path
 ) -> None:

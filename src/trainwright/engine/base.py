@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainwright.engine.peak import peak_flops
 from trainwright.types import Prepared
 
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # without state, so one serves all
@@ -81,6 +82,11 @@ class Engine(ABC):
     def gather(self, value: Any) -> Any:
         """A nested value of tensors from all processes, concatenated along the first dimension."""
         return value
+
+    def peak_flops(self) -> float | None:
+        """Operations per second that the devices of this run can do together; None where it is not known."""
+        peak = peak_flops(self.device)
+        return None if peak is None else peak * self.num_processes
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an error says that the device's memory is full, so that a smaller batch might fit."""

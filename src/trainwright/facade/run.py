@@ -14,7 +14,7 @@ from trainwright.facade.evaluation import EvaluationHooks
 from trainwright.facade.optimizer import OptimizerHooks
 from trainwright.loop.fit import fit, run_epoch
 from trainwright.loop.session import Session, Start
-from trainwright.metrics.speed import speed_metrics, step_logs
+from trainwright.metrics.speed import speed_metrics, step_logs, utilisation
 from trainwright.metrics.types import TrainOutput
 from trainwright.optim import modes, schedules
 from trainwright.types import has_length
@@ -217,6 +217,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         )
         self.store_flos()
         metrics |= {"total_flos": run.state.total_flos, "train_loss": train_loss}
+        metrics |= utilisation(run.state.total_flos - run.first_flos, start_time, peak=self._engine.peak_flops())
         self._memory_tracker.stop_and_update_metrics(metrics, stage="train")
         self.log(metrics)
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:

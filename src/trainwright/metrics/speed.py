@@ -33,3 +33,14 @@ def step_logs(loss: float, grad_norm: Any, learning_rate: float, num_non_finite:
     if num_non_finite:
         logs["num_non_finite_losses"] = num_non_finite
     return logs
+
+
+def utilisation(flops: float, start_time: float, *, peak: float | None) -> dict[str, float]:
+    """Share of the device's peak that went into the model (MFU: Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
+
+    Counts 6 x parameters x tokens, so recomputed activations do not raise it. Nothing where the peak is not known.
+    """
+    runtime = time.time() - start_time
+    if peak is None or flops == 0 or runtime <= 0:
+        return {}
+    return {"train_model_flops_utilization": round(flops / runtime / peak, 4)}

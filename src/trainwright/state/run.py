@@ -34,6 +34,7 @@ class RunState:
         self.step_last_logged = 0
         self.first_step = 0
         self.first_tokens = 0
+        self.first_flos = 0.0
         self.start_time = time.time()
         self.flos: float = 0
         self.tokens: torch.Tensor | int = 0
@@ -50,6 +51,7 @@ class RunState:
         self.num_non_finite = 0
         self.step_last_logged = self.first_step = self.state.global_step
         self.first_tokens = self.state.num_input_tokens_seen
+        self.first_flos = self.state.total_flos
         self.start_time = time.time()
 
     def begin_epoch(self, epoch: int, *, batches_done: int) -> None:

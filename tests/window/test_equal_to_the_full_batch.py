@@ -1,0 +1,150 @@
+"""However a batch is cut up, the update is that of the whole batch: accumulation, uneven windows, parts that fit."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from trainwright import Trainer, TrainingArguments
+
+VOCABULARY, LENGTH = 23, 9
+CLOSE = {"rtol": 1e-5, "atol": 1e-7}
+
+
+class MeanOfTokens(nn.Module):
+    """Returns its own mean over the label tokens of a batch, and does not want to know of the window."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.head(self.embed(input_ids))
+        return {"loss": functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+class WithBalance(nn.Module):
+    """A counted loss and a mixture's balance loss, which is a mean over the samples of each micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)
+        self.config = SimpleNamespace(output_router_logits=True, router_aux_loss_coef=0.3, use_cache=False)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> dict[str, torch.Tensor]:
+        hidden = self.embed(input_ids)
+        logits = self.head(hidden)
+        total = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        loss = total / kwargs.get("num_items_in_batch", (labels != -100).sum())
+        balance = hidden.pow(2).mean(dim=(1, 2)).mean()
+        return {"loss": loss + 0.3 * balance, "logits": logits, "aux_loss": balance}
+
+
+def llama() -> nn.Module:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **sizes))
+
+
+MODELS = {"counted": llama, "mean": MeanOfTokens, "auxiliary": WithBalance}
+
+
+def samples(number: int) -> list[dict[str, torch.Tensor]]:
+    """Sequences of one length, of which each has another number of labels."""
+    generator = torch.Generator().manual_seed(3)
+    items = []
+    for i in range(number):
+        ids = torch.randint(0, VOCABULARY, (LENGTH,), generator=generator)
+        labels = ids.clone()
+        labels[: 1 + i % (LENGTH - 2)] = -100
+        items.append({"input_ids": ids, "labels": labels})
+    return items
+
+
+class ItemWeighted(TrainingArguments):
+    loss_weighting = "items"
+
+
+def gradients(kind: str, folder: Path, *, batch: int, micro_batches: int, number: int = 8, **how: Any) -> torch.Tensor:
+    """The change of all weights after one epoch of plain SGD without clipping: rate times the gradients."""
+    torch.manual_seed(0)
+    model = how.pop("model", None) or MODELS[kind]()
+    before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+    args = ItemWeighted(
+        str(folder), use_cpu=True, disable_tqdm=True, save_strategy="no", num_train_epochs=1,
+        lr_scheduler_type="constant", max_grad_norm=0, train_sampling_strategy="sequential",
+        per_device_train_batch_size=batch, gradient_accumulation_steps=micro_batches, **how,
+    )  # fmt: skip
+    sgd = (torch.optim.SGD, {"lr": 0.1})
+    Trainer(model, args, train_dataset=samples(number), optimizer_cls_and_kwargs=sgd).train()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]) - before
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("batch", "micro_batches", "number"), [(4, 2, 8), (2, 4, 8), (1, 8, 8), (3, 3, 8), (4, 3, 9)])
+def test_accumulating_equals_the_full_batch(
+    kind: str, batch: int, micro_batches: int, number: int, tmp_path: Path
+) -> None:
+    whole = gradients(kind, tmp_path, batch=number, micro_batches=1, number=number)
+    torch.testing.assert_close(
+        gradients(kind, tmp_path, batch=batch, micro_batches=micro_batches, number=number), whole, **CLOSE
+    )
+    assert whole.abs().max() > 1e-3
+
+
+class Small(nn.Module):
+    """A device that is full when a batch has more samples than it can hold."""
+
+    def __init__(self, inner: nn.Module, room: int) -> None:
+        super().__init__()
+        self.inner, self.room, self.sizes = inner, room, []
+        self.config = getattr(inner, "config", None)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> Any:
+        self.sizes.append(len(input_ids))
+        if len(input_ids) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 TiB.")
+        return self.inner(input_ids=input_ids, labels=labels, **kwargs)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("room", [1, 3, 4])
+def test_what_does_not_fit_is_cut_and_the_update_stays_the_same(kind: str, room: int, tmp_path: Path) -> None:
+    whole = gradients(kind, tmp_path, batch=8, micro_batches=1, number=16)
+    torch.manual_seed(0)
+    model = Small(MODELS[kind](), room)
+    if kind == "mean":  # takes no count, so the wrapper must not seem to take one
+        model.accepts_loss_kwargs = False
+    cut = gradients(kind, tmp_path, batch=8, micro_batches=1, number=16, model=model, auto_find_batch_size=True)
+    torch.testing.assert_close(cut, whole, **CLOSE)
+    assert max(model.sizes[-3:]) <= room  # the second window starts with parts that fit
+    assert model.sizes.count(8) == 1
+
+
+def test_a_single_sample_that_does_not_fit_ends_the_run(tmp_path: Path) -> None:
+    model = Small(MeanOfTokens(), 0)
+    model.accepts_loss_kwargs = False
+    with pytest.raises(torch.OutOfMemoryError):
+        gradients("mean", tmp_path, batch=4, micro_batches=1, model=model, auto_find_batch_size=True)
+    assert model.sizes == [4, 2, 1]
+
+
+def test_without_the_setting_the_error_ends_the_run_at_once(tmp_path: Path) -> None:
+    model = Small(MeanOfTokens(), 2)
+    model.accepts_loss_kwargs = False
+    with pytest.raises(torch.OutOfMemoryError):
+        gradients("mean", tmp_path, batch=4, micro_batches=1, model=model)
+    assert model.sizes == [4]
+
+
+def test_another_error_is_not_taken_for_a_full_memory(tmp_path: Path) -> None:
+    class Breaks(MeanOfTokens):
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            raise RuntimeError("shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        gradients("mean", tmp_path, batch=4, micro_batches=1, model=Breaks(), auto_find_batch_size=True)
