@@ -30,6 +30,7 @@ from trainwright.data.loader import Loader
 from trainwright.data.samplers import LengthGroupedSampler
 from trainwright.data.workers import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
+from trainwright.engine.peak import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine
 from trainwright.errors import (
     ArgumentError,
@@ -141,6 +142,8 @@ def facts(plan: StepPlan, trainer_parts: Mapping[str, Any], device: torch.device
         has_eval_dataset=eval_dataset is not None,
         eval_names=tuple(eval_dataset) if isinstance(eval_dataset, dict) else (),
         device_type=device.type,
+        supports_bf16=supports_bf16(device),
+        supports_tf32=supports_tf32(device),
     )
 
 

@@ -87,12 +87,6 @@ ALONE = [
         "fp16_full_eval bf16_full_eval",
         {"bf16_full_eval": True},
     ),
-    (
-        "fp16_needs_an_accelerator",
-        {"fp16": True, "use_cpu": True},
-        "fp16 use_cpu bf16",
-        {"bf16": True, "use_cpu": True},
-    ),
     ("tf32_needs_a_gpu", {"tf32": True, "use_cpu": True}, "tf32 use_cpu", {"tf32": False, "use_cpu": True}),
     (
         "nccl_needs_a_gpu",
@@ -222,7 +216,6 @@ RUN = [
             {"has_compute_metrics": False},
         ),
     ),
-    ("fp16_needs_an_accelerator", ({"fp16": True}, {"device_type": "cpu"}), "fp16 CPU bf16", ({"fp16": True}, {})),
     (
         "bf16_is_supported",
         ({"bf16": True}, {"device_type": "cuda", "supports_bf16": False}),

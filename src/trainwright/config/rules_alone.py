@@ -156,13 +156,6 @@ def one_eval_precision(args: Any) -> str | None:
 
 
 @rule
-def fp16_needs_an_accelerator(args: Any) -> str | None:
-    if args.fp16 and args.use_cpu:
-        return "fp16=True does not train on the CPU, and use_cpu=True asks for it. Set bf16=True, or drop either."
-    return None
-
-
-@rule
 def tf32_needs_a_gpu(args: Any) -> str | None:
     if args.tf32 and args.use_cpu:
         return "tf32=True is a mode of GPUs, and use_cpu=True trains without one. Drop either."

@@ -167,13 +167,6 @@ def _decides_by_metric(args: Any) -> bool:
 
 
 @rule
-def fp16_needs_an_accelerator(args: Any, facts: Facts) -> str | None:
-    if args.fp16 and facts.device_type == "cpu":
-        return "fp16=True does not train on the CPU, and there is no other device. Set bf16=True, or neither."
-    return None
-
-
-@rule
 def bf16_is_supported(args: Any, facts: Facts) -> str | None:
     if facts.supports_bf16 is not False or not (args.bf16 or args.bf16_full_eval):
         return None

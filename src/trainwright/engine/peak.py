@@ -1,4 +1,4 @@
-"""How many operations a device can do: dense matrix products in 16-bit floats, by the makers' data sheets."""
+"""What a device can do: its formats, and its peak of dense matrix products in 16-bit floats by the data sheets."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ PEAK_FLOPS = {
     "RTX 3090": 71e12,
     "MI300X": 1307e12,
 }
+
+
+def supports_bf16(device: torch.device) -> bool | None:
+    """Whether a device computes in bf16; None where it cannot be asked."""
+    return torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else None
+
+
+def supports_tf32(device: torch.device) -> bool | None:
+    """Whether a device has TF32, NVIDIA's since Ampere (compute capability 8.0)."""
+    return torch.cuda.get_device_capability(device) >= (8, 0) if device.type == "cuda" else None
 
 
 def peak_flops(device: torch.device) -> float | None:
