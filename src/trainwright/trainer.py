@@ -202,7 +202,7 @@ class Trainer(RunHooks):
             if checkpoint is not None:
                 self._load_from_checkpoint(checkpoint)
             checks.check_trainable(self.model, getattr(self.args, "mixed_precision", "no"))
-            with contextlib.ExitStack() as patches:
+            with contextlib.ExitStack() as patches, self._run.interrupts.listening():
                 for patch in assemble.patches_for_a_run(self.args, self.model):
                     patches.enter_context(patch)
                 patches.enter_context(self._engine.mixed_precision(self.model, keeps_outputs=self._uses_outputs()))

@@ -9,7 +9,6 @@ from trainwright.errors import NotYetError
 # Field -> (values that ask for nothing, what to do meanwhile).
 NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "deepspeed": ((None,), "This version trains on one device."),
-    "enable_jit_checkpoint": ((False,), "Save more often with save_steps."),
     "fsdp": ((None, [], "", False), "This version trains on one device."),
     "parallelism_config": ((None,), "This version trains on one device."),
     "push_to_hub": ((False,), "Call save_model(), then huggingface_hub.upload_folder."),

@@ -45,6 +45,7 @@ class Loader:
         self._keeps_states = may_draw_in_this_process(dataloader)
         self._resume = LoaderRandomness()
         self._before_ahead: dict[str, Any] | None = None
+        self._window_start: tuple[dict[str, Any], dict[str, Any] | None] | None = None
 
     def __len__(self) -> int:
         return len(self.dataloader)
@@ -77,6 +78,17 @@ class Loader:
                 self._before_ahead = self._random_state()
             ahead = next(batches, _END)
             yield batch
+
+    def begin_window(self) -> None:
+        """Remembers where the last finished step left the random states, while the next one waits for its data."""
+        if self._keeps_states:
+            self._window_start = (self._random_state(), self._before_ahead)
+
+    def rewind(self) -> None:
+        """Back to the beginning of the window, whose data will not be trained on any more."""
+        if self._window_start is not None:
+            states, self._before_ahead = self._window_start
+            self._set_random_state(states)
 
     def cursor(self, epoch: int, batches: int, *, batches_per_epoch: int) -> Cursor:
         """The position after `batches` batches of an epoch; the end of one is the beginning of the next."""

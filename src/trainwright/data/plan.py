@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from trainwright.config.plans import LoaderPlan
 from trainwright.data.samplers import EpochBatches, Order, SamplerOrder, ShuffledOrder
-from trainwright.data.workers import seed_worker
+from trainwright.data.workers import start_worker
 
 
 def build_dataloader(
@@ -26,8 +26,8 @@ def build_dataloader(
         "prefetch_factor": plan.prefetch_factor,
         "in_order": plan.in_order,
     }
-    if plan.is_training:
-        options["worker_init_fn"] = partial(seed_worker, num_workers=plan.workers, rank=plan.rank)
+    seeds = {"num_workers": plan.workers, "rank": plan.rank} if plan.is_training else {}
+    options["worker_init_fn"] = partial(start_worker, seeds=seeds)
     if isinstance(dataset, IterableDataset):
         return DataLoader(dataset, batch_size=plan.batch_size, drop_last=plan.drop_last, **options)
     batches = EpochBatches(_order(dataset, sampler, plan), plan.batch_size, drop_last=plan.drop_last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 
 import numpy as np
 import torch
@@ -21,6 +22,15 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
 def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
     """Seeds a worker process from the seed that torch gave it, apart from the workers of other ranks."""
     set_seed((torch.initial_seed() % 2**32 + num_workers * rank) % 2**32)
+
+
+def start_worker(worker_id: int, seeds: dict[str, int]) -> None:
+    """First thing in a worker: seeds it, and leaves signals to the main process, which still needs its batches."""
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if seeds:
+        seed_worker(worker_id, **seeds)
 
 
 def enable_full_determinism(seed: int, warn_only: bool = False) -> None:

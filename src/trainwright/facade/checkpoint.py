@@ -44,6 +44,7 @@ class CheckpointHooks(ReportHooks):
             if best is not None and (best == step or store.path(best).is_dir()):
                 self.state.best_model_checkpoint = str(store.path(best))
             assemble.write_state(self.state, self._stateful(), Path(folder))
+        self._run.saved_step = step
         assemble.rotate(store, self.args, run_id=self._run_id, best=self.state.best_global_step)
 
     def _cursor(self) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from trainwright.facade.parts import Parts
-from trainwright.optim import build, groups, schedules
+from trainwright.optim import build, groups, named, schedules
 
 
 class OptimizerHooks(Parts):
@@ -24,8 +24,7 @@ class OptimizerHooks(Parts):
         if self.optimizer is None:
             cls, kwargs = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
             decays = self.get_decay_parameter_names(model)
-            param_groups = groups.decay_groups(model, decays, self.args.weight_decay)
-            self.optimizer = build.build_optimizer(cls, dict(kwargs), model, param_groups)
+            self.optimizer = build.build_optimizer(cls, kwargs, model, args=self.args, decay_names=decays)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -44,7 +43,7 @@ class OptimizerHooks(Parts):
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
         """Class and arguments of the optimizer that `args.optim` names."""
-        return build.optimizer_class_and_kwargs(args)
+        return named.optimizer_class_and_kwargs(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Parameters that weight decay applies to: all but biases and those of normalisation layers."""

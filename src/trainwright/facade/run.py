@@ -95,6 +95,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             events=self.callback_handler,
             start=Start(epoch=epoch, batches=batches, checkpoint=resume_from_checkpoint),
             scheduler_follows_metrics=schedules.follows_metrics(self.lr_scheduler),
+            saves_on_interrupt=args.save_strategy != "no" or args.enable_jit_checkpoint,
             smaller_batches=assemble.smaller_batches(args, self._engine),
             trial=trial,
             ignore_keys_for_eval=ignore_keys_for_eval,

@@ -93,6 +93,20 @@ def evaluation_loop(
     """
     known = _num_samples(dataloader, hooks)
     results = _Results(session, known)
+    run.interrupts.open()  # nothing is half done while evaluating: a signal may end it at once
+    try:
+        num_seen = _collect(session, run, hooks, dataloader, results)
+    finally:
+        run.interrupts.close()
+    if num_seen == 0 and known in (None, 0):
+        raise DataError("The evaluation set is empty: its dataloader gave no batch. Give it at least one sample.")
+    return results.output(prefix, num_samples=num_seen if known is None else known)
+
+
+def _collect(
+    session: EvalSession, run: RunState, hooks: EvalHooks, dataloader: Iterable[Batch], results: _Results
+) -> int:
+    """Runs all batches; returns how many samples there were."""
     num_seen = 0
     for inputs, is_last in _with_last(dataloader):
         batch_size = find_batch_size(inputs) or 0
@@ -107,9 +121,7 @@ def evaluation_loop(
         shown = hooks._prepare_input(inputs[session.main_input]) if "inputs" in session.plan.include else None
         results.add(logits, labels, shown, is_last=is_last)
         session.events.fire("on_prediction_step", run)
-    if num_seen == 0 and known in (None, 0):
-        raise DataError("The evaluation set is empty: its dataloader gave no batch. Give it at least one sample.")
-    return results.output(prefix, num_samples=num_seen if known is None else known)
+    return num_seen
 
 
 class _Results:

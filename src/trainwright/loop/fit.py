@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
+from typing import Any
 
 from trainwright.hooks import TrainHooks
 from trainwright.loop.session import Session
 from trainwright.loop.step import Update, Window, take_step
+from trainwright.state.interrupts import Interrupted
 from trainwright.state.run import RunState
 from trainwright.types import Batch
 
@@ -16,6 +19,13 @@ logger = logging.getLogger(__name__)
 
 def fit(session: Session, run: RunState, hooks: TrainHooks, *, eval_on_start: bool = False) -> None:
     """Trains from `session.start` to the end of the plan, or until a callback stops it."""
+    try:
+        train_epochs(session, run, hooks, eval_on_start=eval_on_start)
+    except Interrupted:
+        save_and_leave(session, run, hooks)
+
+
+def train_epochs(session: Session, run: RunState, hooks: TrainHooks, *, eval_on_start: bool) -> None:
     session.engine.zero_grad()
     session.events.fire("on_train_begin", run)
     if eval_on_start:
@@ -48,13 +58,15 @@ def run_epoch(session: Session, run: RunState, hooks: TrainHooks, epoch: int) ->
     skipped = start.batches if epoch == start.epoch else 0
     run.begin_epoch(epoch, batches_done=skipped)
     update = Update()
-    for window in windows(session, hooks, batches_of(session, hooks, epoch), skipped):
+    for window in windows(session, run, hooks, batches_of(session, hooks, epoch), skipped):
         batches_done = run.batches_in_epoch + len(window.batches)
         done = take_step(session, run, hooks, window, epoch=epoch + batches_done / plan.batches_per_epoch)
         if done is None:
             break
         update = done
         after_step(session, run, hooks, update, epoch=epoch)
+        if run.is_interrupted:
+            raise Interrupted
         if run.should_stop:
             break
     if run.batches_in_epoch == 0 and not run.should_stop:
@@ -82,18 +94,47 @@ def batches_of(session: Session, hooks: TrainHooks, epoch: int) -> Iterator[Batc
     )
 
 
-def windows(session: Session, hooks: TrainHooks, batches: Iterator[Batch], skipped: int) -> Iterator[Window]:
+def windows(
+    session: Session, run: RunState, hooks: TrainHooks, batches: Iterator[Batch], skipped: int
+) -> Iterator[Window]:
     """Groups micro-batches by optimizer step; the last window of an epoch takes what is left."""
     remaining = session.plan.batches_per_epoch - skipped
     while remaining > 0:
         size = min(session.plan.micro_batches, remaining)
-        samples, num_items = hooks.get_batch_samples(batches, size, session.engine.device)
+        samples, num_items = wait_for_data(session, run, hooks, batches, size)
         if not samples:  # a stream that ended, or an override that has had enough
             return
         remaining -= len(samples)
         yield Window(samples, num_items)
         if len(samples) < size:
             return
+
+
+def wait_for_data(
+    session: Session, run: RunState, hooks: TrainHooks, batches: Iterator[Batch], size: int
+) -> tuple[list[Batch], Any]:
+    """The micro-batches of the next step. A signal ends the wait; the data then stand where the last step left them."""
+    session.loader.begin_window()
+    try:
+        run.interrupts.open()
+        return hooks.get_batch_samples(batches, size, session.engine.device)
+    except Interrupted:
+        session.loader.rewind()
+        raise
+    finally:
+        run.interrupts.close()
+
+
+def save_and_leave(session: Session, run: RunState, hooks: TrainHooks) -> None:
+    """A signal ended the run: the last finished step is saved, then the process ends as the signal asked."""
+    step = run.state.global_step
+    if session.saves_on_interrupt and step > run.first_step and run.saved_step != step:
+        hooks._save_checkpoint(session.model, session.trial)
+    logger.warning(
+        "Interrupted by %s after step %d, which is %s. Resume with resume_from_checkpoint=True.",
+        signal.Signals(run.interrupts.received or 0).name, step, "saved" if run.saved_step == step else "not saved",
+    )  # fmt: skip
+    run.interrupts.leave()
 
 
 def after_step(session: Session, run: RunState, hooks: TrainHooks, update: Update, *, epoch: int) -> None:

@@ -33,6 +33,7 @@ class Session:
     Attributes:
         model: as the engine wrapped it.
         scheduler_follows_metrics: the schedule is driven by evaluations, not by steps.
+        saves_on_interrupt: a run that a signal ends saves its last finished step.
         smaller_batches: tries a window again that did not fit into memory; None: the error ends the run.
     """
 
@@ -47,5 +48,6 @@ class Session:
     start: Start
     scheduler_follows_metrics: bool = False
     smaller_batches: SmallerBatches | None = None
+    saves_on_interrupt: bool = False
     trial: Any = None
     ignore_keys_for_eval: list[str] | None = None

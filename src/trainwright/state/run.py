@@ -7,6 +7,7 @@ import time
 import torch
 
 from trainwright.state.control import TrainerControl
+from trainwright.state.interrupts import Interrupts
 from trainwright.state.meter import LossMeter
 from trainwright.state.trainer_state import TrainerState
 
@@ -29,6 +30,7 @@ class RunState:
         self.state = state
         self.control = control
         self.meter = LossMeter("cpu")
+        self.interrupts = Interrupts()
         self.total_loss = 0.0
         self.num_non_finite = 0
         self.step_last_logged = 0
@@ -38,6 +40,7 @@ class RunState:
         self.start_time = time.time()
         self.flos: float = 0
         self.tokens: torch.Tensor | int = 0
+        self.saved_step: int | None = None  # optimizer step of the last checkpoint
         self.epoch = 0  # the epoch that is being trained, from 0
         self.share_of_window = 1.0  # the current micro-batch's share of its window's samples
         self.part_of_micro_batch = 1.0  # below 1 for a part of one that was cut because it did not fit
@@ -90,6 +93,10 @@ class RunState:
         self.total_loss += reading.total
         self.num_non_finite += reading.num_non_finite
         return self.total_loss
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self.interrupts.received is not None
 
     @property
     def should_stop(self) -> bool:

@@ -1,0 +1,94 @@
+"""Signals end a run in order: the last finished step is saved, the exit code tells, and a resume is exact."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainwright import get_last_checkpoint
+
+VICTIM = Path(__file__).with_name("victim.py")
+PHASES = {
+    "train": 6,
+    "data": 4,
+    "evaluate": 6,
+    "save": 8,
+}  # phase -> the step that is finished when it ends; data are fetched a batch ahead
+CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGINT: -signal.SIGINT}
+
+
+def start(folder: Path, phase: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, str(VICTIM), str(folder), phase],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+
+
+def finish(process: "subprocess.Popen[str]") -> str:
+    try:
+        return process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+
+
+def wait_for(process: "subprocess.Popen[str]", word: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == word:
+            return
+    pytest.fail(f"the script never said {word}: {finish(process)}")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("whole")
+    process = start(folder, "none")
+    finish(process)
+    assert process.returncode == 0
+    return (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [*((phase, signal.SIGTERM) for phase in PHASES), ("data", signal.SIGINT), ("evaluate", signal.SIGUSR1)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_the_last_finished_step_is_saved_and_the_run_goes_on_as_if_nothing_had_happened(
+    phase: str, number: signal.Signals, uninterrupted: bytes, tmp_path: Path
+) -> None:
+    process = start(tmp_path, phase)
+    wait_for(process, "HERE")
+    process.send_signal(number)
+    said = finish(process)
+    assert process.returncode == CODES[number], said
+    assert f"Interrupted by {number.name} after step {PHASES[phase]}, which is saved" in said
+    assert get_last_checkpoint(tmp_path) == str(tmp_path / f"checkpoint-{PHASES[phase]}")
+    again = start(tmp_path, "none")
+    said = finish(again)
+    assert again.returncode == 0, said
+    assert (tmp_path / "model.safetensors").read_bytes() == uninterrupted
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    process = start(tmp_path, "save")
+    wait_for(process, "HERE")
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert process.returncode == -signal.SIGTERM
+    assert get_last_checkpoint(tmp_path) is None
+
+
+def test_handlers_are_put_back(tmp_path: Path) -> None:
+    from trainwright.state.interrupts import SIGNALS, Interrupts
+
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with Interrupts().listening():
+        assert [signal.getsignal(number) for number in SIGNALS] != before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
