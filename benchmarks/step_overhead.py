@@ -1,6 +1,6 @@
 """What a trainer adds to a training step: beside a loop written by hand that does the same work, in one run.
 
-python benchmarks/step_overhead.py            all models, about three minutes
+python benchmarks/step_overhead.py            all models, about two minutes
 python benchmarks/step_overhead.py --quick    fewer turns, under a minute
 
 One JSON line for each model and accumulation, then a table. README.md says how to read them.

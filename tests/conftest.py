@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,12 @@ for _name in [n for n in os.environ if n in _LAUNCHER or n.startswith(("ACCELERA
 
 @pytest.fixture(autouse=True)
 def _hermetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run each test in an empty directory of its own, and put the environment back afterwards."""
+    """Run each test in an empty directory of its own, and put environment and log level back afterwards."""
     monkeypatch.chdir(tmp_path)
     before = dict(os.environ)
     yield
+    logging.getLogger("trainwright").setLevel(logging.NOTSET)  # a trainer sets its own level, as the original does
+    logging.getLogger("transformers").setLevel(logging.WARNING)
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)

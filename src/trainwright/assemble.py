@@ -301,21 +301,25 @@ def check_same_steps(manifest: Manifest | None, *, batch_size: int, micro_batche
         )
 
 
-def resume_loader(loader: Loader, checkpoint: str, manifest: Manifest | None) -> None:
-    """Gives the loader what it needs to go on where the checkpoint was."""
+def resume_loader(loader: Loader, checkpoint: str, manifest: Manifest | None) -> tuple[int, int] | None:
+    """Gives the loader what it needs to go on where the checkpoint was; returns epoch and batches, if that tells."""
     if manifest is None or manifest.cursor is None:
-        return
+        return None
     path = Path(checkpoint) / RNG_STATE_NAME
     states = rng.load(path) if path.is_file() else {}
-    randomness = LoaderRandomness(order=states.get("loader_order"), before_ahead=states.get("loader_before_ahead"))
-    loader.resume(Cursor.from_dict(manifest.cursor), randomness)
+    randomness = LoaderRandomness(
+        epoch_start=states.get("loader_epoch_start"), before_ahead=states.get("loader_before_ahead")
+    )
+    cursor = Cursor.from_dict(manifest.cursor)
+    loader.resume(cursor, randomness)
+    return loader.position(cursor)
 
 
 def save_rng(folder: str, loader: Loader | None) -> None:
     states = rng.capture()
     if loader is not None:
         randomness = loader.randomness()
-        states |= {"loader_order": randomness.order, "loader_before_ahead": randomness.before_ahead}
+        states |= {"loader_epoch_start": randomness.epoch_start, "loader_before_ahead": randomness.before_ahead}
     rng.save(Path(folder) / RNG_STATE_NAME, states)
 
 

@@ -80,6 +80,16 @@ def main_input_name(model: Any) -> str:
     return getattr(model, "main_input_name", "input_ids")
 
 
+def takes_any_input(model: Any) -> bool:
+    """Whether `forward` takes whatever a sample holds: a module of the user's own with `**kwargs`.
+
+    transformers' models have `**kwargs` too, for attention kernels and the like; a column of text is none of these.
+    """
+    core = core_model(model)
+    has_kwargs = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in forward_parameters(model).values())
+    return has_kwargs and not is_instance_of(core, "transformers", "PreTrainedModel")
+
+
 def takes_argument(function: Any, name: str) -> bool:
     """Whether a function (or an object with `__call__`) has a parameter of this name, or takes any keyword."""
     parameters = inspect.signature(function).parameters

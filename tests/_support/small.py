@@ -14,10 +14,14 @@ from torch.utils.data import Dataset, IterableDataset
 
 from trainwright import TrainerCallback
 
-from ..parity import data, models
-from ..parity.sides import OURS, REFERENCE, Side, differing, weights, without_clock
-
-__all__ = ["OURS", "REFERENCE", "Side", "data", "differing", "models", "weights", "without_clock"]
+from ..parity import data as data
+from ..parity import models as models
+from ..parity.sides import OURS as OURS
+from ..parity.sides import REFERENCE as REFERENCE
+from ..parity.sides import Side as Side
+from ..parity.sides import differing as differing
+from ..parity.sides import weights as weights
+from ..parity.sides import without_clock as without_clock
 
 Item = dict[str, Any]
 NUM_SAMPLES = 26  # batches of 4: seven in an epoch, the last one of 2

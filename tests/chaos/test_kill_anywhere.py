@@ -39,6 +39,7 @@ PLACES = [
     ("after fsync", 11),
     ("before rmtree", 5),
     ("after rmtree", 7),
+    *(("after unlink", count) for count in (1, 2, 3, 5, 7)),  # in the middle of deleting an old one
     ("before torch.save", 7),
     ("after _save_checkpoint", 3),
     ("after training_step", 13),
@@ -57,15 +58,14 @@ class Nursery:
         )
 
     def start(self, *arguments: object) -> int:
-        """The process id of a new run."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([str(a) for a in arguments]) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
+        """The process id of a new run, which stays taken until somebody waits for it."""
+        process = self._ask(json.dumps([str(a) for a in arguments]))
+        assert process > 1
+        return process
 
     def wait(self) -> int:
         """The exit status of the run that was started last."""
-        return self._answer()
+        return self._ask("")
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -74,8 +74,11 @@ class Nursery:
         self._process.wait()
         self._process.stdout.close()
 
-    def _answer(self) -> int:
+    def _ask(self, line: str) -> int:
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
 
@@ -131,8 +134,8 @@ def killed_again_and_again(nursery: Nursery, folder: Path, draw: random.Random) 
     """Starts and kills until a start gets to the end; the number of kills."""
     for kills in range(NEVER_ENDING):
         process = nursery.start(*command(folder, 1))
-        time.sleep(draw.uniform(0.02, 0.5))
-        os.kill(process, signal.SIGKILL)  # a process that is over is a zombie until its nursery looks: no other's id
+        time.sleep(draw.uniform(0.02, 0.05 + 0.01 * kills))
+        os.kill(process, signal.SIGKILL)
         status = nursery.wait()
         if status == 0:
             return kills

@@ -3,8 +3,8 @@
 Resumes where there is a checkpoint. With a PLACE the process ends there, as by SIGKILL, when it comes by for the COUNT-th
 time. Nobody outside of this script knows of it: places are overridden hooks and patched calls of the system.
 
-Run as a script it is a nursery: it imports everything once, and forks a run for each line of JSON on its input. It
-answers with two lines, the run's process id and, when it is over, its exit status (negative: killed by that signal).
+Run as a script it is a nursery: it imports everything once, and forks a run for each line of JSON on its input, whose
+process id it answers. To an empty line it answers with the exit status of that run (negative: killed by that signal).
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def patch_the_system(countdown: Countdown) -> None:
     around(Path, "rename", "rename")
     around(os, "fsync", "fsync")
     around(shutil, "rmtree", "rmtree")
+    around(os, "unlink", "unlink")
     around(Manifest, "write", "manifest")
     around(torch, "save", "torch.save")
     around(safetensors.torch, "save_model", "weights")
@@ -127,14 +128,16 @@ def main(output_dir: str, weights: str, save_steps: str, place: str = "", count:
 
 
 def nursery() -> None:
+    process = 0
     for line in sys.stdin:
-        arguments = json.loads(line)
+        if not line.strip():
+            _, status = os.waitpid(process, 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
+            continue
         process = os.fork()
         if process == 0:
-            live(arguments)
+            live(json.loads(line))
         print(process, flush=True)
-        _, status = os.waitpid(process, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
 
 
 def live(arguments: list[str]) -> NoReturn:

@@ -30,6 +30,12 @@ ALONE = [
     ("eval_interval", {"eval_strategy": "steps", "eval_steps": 2.5}, "eval_steps=2.5", STEPS),
     ("save_interval", {"save_steps": 0}, "save_strategy save_steps", {"save_steps": 0, "save_strategy": "no"}),
     ("save_interval", {"save_steps": 7.5}, "save_steps=7.5", {"save_steps": 7.0}),
+    ("share_of_the_layer_above", {"layerwise_lr_decay": 0}, "layerwise_lr_decay=0", {"layerwise_lr_decay": 0.01}),
+    ("share_of_the_layer_above", {"layerwise_lr_decay": 1.1}, "layerwise_lr_decay=1.1", {"layerwise_lr_decay": 1}),
+    ("rates_by_pattern", {"lr_groups": ["head"]}, "lr_groups dict", {"lr_groups": {"head": 0.1}}),
+    ("rates_by_pattern", {"lr_groups": {"(": 0.1}}, "lr_groups '('", {"lr_groups": {"()": 0.1}}),
+    ("rates_by_pattern", {"lr_groups": {"head": "1e-3"}}, "'1e-3' 'head'", {"lr_groups": {"head": "1e-3x"}}),
+    ("rates_by_pattern", {"lr_groups": '{"head": -1}'}, "-1 'head'", {"lr_groups": '{"head": 0}'}),
     ("whole_warmup", {"warmup_steps": 2.5}, "warmup_steps=2.5", {"warmup_steps": 0.25}),
     ("best_needs_evaluation", {**BEST, "save_strategy": "no"}, "eval_strategy", {**BEST, "eval_strategy": "steps"}),
     (

@@ -18,6 +18,12 @@ DONE = names(
     LengthGroupedSampler get_length_grouped_indices RemoveColumnsCollator seed_worker has_length nested_detach
     nested_numpify find_batch_size get_parameter_names is_optimizer_factory GreedyLR Adafactor AdafactorSchedule
     TrainerMemoryTracker metrics_format DebugOption HfArg make_choice_type_function string_to_bool DataClassType
+    check_target_module_exists LayerWiseDummyOptimizer LayerWiseDummyScheduler get_linear_schedule_with_warmup
+    get_cosine_schedule_with_warmup get_constant_schedule get_constant_schedule_with_warmup
+    get_inverse_sqrt_schedule get_polynomial_decay_schedule_with_warmup
+    get_cosine_with_hard_restarts_schedule_with_warmup get_reduce_on_plateau_schedule
+    get_cosine_with_min_lr_schedule_with_warmup get_cosine_with_min_lr_schedule_with_warmup_lr_rate get_wsd_schedule
+    get_greedy_schedule
     """
 )
 
@@ -29,17 +35,13 @@ PENDING = names(
     DEFAULT_PROGRESS_CALLBACK JITCheckpointCallback CheckpointManager DistributedLengthGroupedSampler
     DistributedSamplerWithLoop BatchRebalanceSampler ShardSampler IterableDatasetShard EvalLoopContainer
     nested_concat nested_truncate distributed_concat distributed_broadcast_scalars denumpify_detensorize
-    numpy_pad_and_concatenate torch_pad_and_concatenate check_target_module_exists LayerWiseDummyOptimizer
-    LayerWiseDummyScheduler get_linear_schedule_with_warmup get_cosine_schedule_with_warmup get_constant_schedule
-    get_constant_schedule_with_warmup get_inverse_sqrt_schedule get_polynomial_decay_schedule_with_warmup
-    get_cosine_with_hard_restarts_schedule_with_warmup get_reduce_on_plateau_schedule
-    get_cosine_with_min_lr_schedule_with_warmup get_cosine_with_min_lr_schedule_with_warmup_lr_rate get_wsd_schedule
-    get_greedy_schedule find_executable_batch_size number_of_arguments torch_distributed_zero_first activate_neftune
-    apply_liger_kernel TensorBoardCallback WandbCallback MLflowCallback CometCallback TrackioCallback
-    ClearMLCallback NeptuneCallback DVCLiveCallback CodeCarbonCallback SwanLabCallback DagsHubCallback FlyteCallback
-    AzureMLCallback KubeflowCallback get_reporting_integration_callbacks is_tensorboard_available is_wandb_available
-    is_mlflow_available is_comet_available is_trackio_available is_clearml_available is_neptune_available
-    is_dvclive_available is_codecarbon_available is_swanlab_available is_dagshub_available is_flytekit_available
+    numpy_pad_and_concatenate torch_pad_and_concatenate find_executable_batch_size number_of_arguments
+    torch_distributed_zero_first activate_neftune apply_liger_kernel TensorBoardCallback WandbCallback
+    MLflowCallback CometCallback TrackioCallback ClearMLCallback NeptuneCallback DVCLiveCallback CodeCarbonCallback
+    SwanLabCallback DagsHubCallback FlyteCallback AzureMLCallback KubeflowCallback
+    get_reporting_integration_callbacks is_tensorboard_available is_wandb_available is_mlflow_available
+    is_comet_available is_trackio_available is_clearml_available is_neptune_available is_dvclive_available
+    is_codecarbon_available is_swanlab_available is_dagshub_available is_flytekit_available
     is_flyte_deck_standard_available is_azureml_available is_kubeflow_available is_optuna_available is_ray_available
     is_ray_tune_available
     """

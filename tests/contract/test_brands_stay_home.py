@@ -20,6 +20,7 @@ DEMANDED = {
     "trainer.py": {"is_deepspeed_enabled", "is_fsdp_enabled", "deepspeed"},
     "facade/parts.py": {"is_deepspeed_enabled", "is_fsdp_enabled", "deepspeed"},
     "types.py": {"FSDP_MODEL_NAME"},
+    "optim/table.py": {"adamw_torch_xla"},
 }
 
 

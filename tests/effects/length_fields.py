@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from trainwright.engine.single import SingleEngine
@@ -51,6 +52,28 @@ def small_batches_make_the_step_of_a_large_one(bench: Bench) -> None:
     assert accumulated.state.global_step == at_once.state.global_step == 2
     assert sizes(accumulated.model.trained) == 6 * [2]
     for one, other in zip(accumulated.model.parameters(), at_once.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class NeedsRoom(Toy):
+    """Has room for two samples."""
+
+    def forward(self, x: Any, index: Any = None, labels: Any = None) -> Any:
+        if len(x) > 2:
+            raise torch.OutOfMemoryError(f"{len(x)} samples do not fit")
+        return super().forward(x, index, labels)
+
+
+@shows("auto_find_batch_size")
+def batches_that_do_not_fit_are_cut(bench: Bench) -> None:
+    settings: dict[str, Any] = {"optim": "sgd", "per_device_train_batch_size": 6}
+    with pytest.raises(torch.OutOfMemoryError):
+        bench.train(model=seeded(NeedsRoom), **settings)
+    cut = bench.train(model=seeded(NeedsRoom), auto_find_batch_size=True, **settings)
+    assert cut.state.global_step == 2
+    assert sorted(cut.model.order) == list(range(NUM_SAMPLES))
+    whole = bench.train(**settings)
+    for one, other in zip(cut.model.parameters(), whole.model.parameters(), strict=True):
         torch.testing.assert_close(one, other)
 
 

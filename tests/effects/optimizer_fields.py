@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,10 +11,9 @@ import torch
 
 from trainwright import LabelSmoother
 from trainwright.config import rules
-from trainwright.errors import NotYetError
 
 from .bench import Bench, Toy, logged, seeded, weights
-from .table import companion, shows
+from .table import shows
 
 
 def rates(bench: Bench, **settings: Any) -> list[float]:
@@ -61,11 +62,31 @@ def the_optimizer_has_these_parameters(bench: Bench) -> None:
     assert bench.changes_weights({"optim_args": "momentum=0.5"}, optim="sgd")
 
 
-@companion("optim_target_modules", "only GaLore and APOLLO project modules, and this version has neither")
-def modules_to_project_have_no_effect_on_others(bench: Bench) -> None:
+def fake_galore(bench: Bench) -> list[list[dict[str, Any]]]:
+    """A stand-in for the package; the parameter groups of each optimizer that was made."""
+    made: list[list[dict[str, Any]]] = []
+
+    class GaLoreAdamW(torch.optim.AdamW):
+        def __init__(self, groups: Any, **options: Any) -> None:
+            made.append(groups)
+            super().__init__([{"params": group["params"]} for group in groups], **options)
+
+    package = ModuleType("galore_torch")
+    vars(package)["GaLoreAdamW"] = GaLoreAdamW
+    bench.monkeypatch.setitem(sys.modules, "galore_torch", package)
+    return made
+
+
+@shows("optim_target_modules")
+def these_modules_are_projected(bench: Bench) -> None:
     assert "optim_target_modules has no effect" in rules.idle(bench.args(optim_target_modules=["attn"]))[0]
-    with pytest.raises(NotYetError, match="optim='galore_adamw'"):
-        bench.train(optim="galore_adamw", optim_target_modules=["attn"])
+    made = fake_galore(bench)
+    bench.train(optim="galore_adamw", optim_target_modules=["head"])
+    (others, projected) = made[0]
+    assert [tuple(p.shape) for p in projected["params"]] == [(3, 8)]
+    assert "rank" in projected
+    assert "rank" not in others
+    assert len(others["params"]) == 5
 
 
 @shows("weight_decay")

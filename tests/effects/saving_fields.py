@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
-from trainwright import EarlyStoppingCallback
+import pytest
+
+from trainwright import EarlyStoppingCallback, TrainerCallback
 
 from .bench import Bench, StopAt, checkpoints
 from .evaluation_fields import scores
@@ -61,6 +65,27 @@ def the_first_process_of_each_node_saves_or_of_all(bench: Bench) -> None:
         assert (Path(trainer.args.output_dir) / "model.safetensors").exists() is saves
     bench.as_process(rank=3, local_rank=1)
     assert not each.args.should_save
+
+
+class Signals(TrainerCallback):
+    """Sends this process SIGTERM in the second step, as a cluster does that wants its machine back."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@shows("enable_jit_checkpoint")
+def a_signal_saves_what_nothing_else_would(bench: Bench) -> None:
+    def saved(**settings: Any) -> list[int]:
+        trainer = bench.trainer(callbacks=[Signals()], **settings)
+        with pytest.raises(SystemExit) as ended:
+            trainer.train()
+        assert ended.value.code == 128 + signal.SIGTERM
+        return checkpoints(trainer.args.output_dir)
+
+    assert saved() == []
+    assert saved(enable_jit_checkpoint=True) == [2]
 
 
 def resumed(bench: Bench, folder: str, **given: Any) -> Any:

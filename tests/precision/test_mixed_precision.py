@@ -132,5 +132,5 @@ def test_fp16_weights_with_fp16_are_refused_before_the_first_step(tmp_path: Path
 def test_quantised_weights_without_an_adapter_are_refused(tmp_path: Path) -> None:
     run = trainer(tmp_path)
     run.model.is_quantized = True
-    with pytest.raises(ModelError, match="quantised.*adapter"):
+    with pytest.raises(ModelError, match=r"quantised.*adapter"):
         run.train()

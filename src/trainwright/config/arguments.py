@@ -29,6 +29,7 @@ from trainwright.config.fields import (
     LoggingFields,
     OlderFields,
     OptimizerFields,
+    OurFields,
     OutputFields,
     PrecisionFields,
     RunFields,
@@ -47,7 +48,8 @@ LEVELS = {"detail": 10, "debug": 10, "info": 20, "warning": 30, "error": 40, "cr
 @dataclass(repr=False)
 class TrainingArguments(
     Setters,
-    OlderFields,  # dataclasses collect fields from the last base to the first
+    OurFields,  # dataclasses collect fields from the last base to the first
+    OlderFields,
     DistributedFields,
     DataFields,
     HubFields,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from trainwright.config.fields import OlderFields
+from trainwright.config.fields import OlderFields, OurFields
 from trainwright.config.help import defaults_of
 from trainwright.config.legacy import Translation, translate
 from trainwright.errors import ArgumentError, UnknownArgumentError
@@ -80,8 +80,8 @@ def _is_generated(kind: type, init: Callable[..., None]) -> bool:
 
 def _accepting(kind: type, init: Callable[..., None]) -> Callable[..., None]:
     names = [field.name for field in fields(kind) if field.init]
-    older = {field.name for field in fields(OlderFields)}
-    positions = [*POSITIONS, *(name for name in names if name not in POSITIONS and name not in older)]
+    by_name_only = {field.name for group in (OlderFields, OurFields) for field in fields(group)}
+    positions = [*POSITIONS, *(name for name in names if name not in POSITIONS and name not in by_name_only)]
 
     @functools.wraps(init)
     def accept(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -271,11 +271,26 @@ class OlderFields:
     overwrite_output_dir: bool | None = option(
         None,
         "A fresh start in an output_dir with checkpoints: True deletes them, False refuses, None goes on beside them.",
+        optional_value=True,
     )
     logging_dir: str | None = option(None, "Directory of TensorBoard's files (None: under output_dir).")
     past_index: int = option(-1, "Index of the past state among the outputs, fed to the next step (-1: none).")
     tpu_num_cores: int | None = option(None, "Number of TPU cores.")
     ray_scope: str = option("last", "Ray: which result of a trial counts: last, avg, all, ...")
+
+
+@dataclass(kw_only=True)
+class OurFields:
+    """Not in transformers."""
+
+    group: ClassVar[str] = "Ours"
+
+    layerwise_lr_decay: float | None = option(
+        None, "Each layer learns at this share of the rate of the layer above it, above 0 to 1 (None: all alike)."
+    )
+    lr_groups: dict[str, Any] | str | None = option(
+        None, "Rates by parameter: {pattern of names: rate, or a factor such as '0.1x'}; the first that fits decides."
+    )
 
 
 GROUPS: tuple[type, ...] = (
@@ -291,4 +306,5 @@ GROUPS: tuple[type, ...] = (
     DataFields,
     DistributedFields,
     OlderFields,
+    OurFields,
 )

@@ -45,6 +45,7 @@ DICT_FIELDS = (
     "gradient_checkpointing_kwargs",
     "lr_scheduler_kwargs",
     "liger_kernel_config",
+    "lr_groups",
 )
 STEP_FIELDS = ("logging_steps", "eval_steps", "save_steps")
 

@@ -5,7 +5,9 @@ Rules read attributes by name only, and compare with plain strings, so arguments
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -196,6 +198,48 @@ def sharded_best_needs_full_checkpoints(args: Any) -> str | None:
             "Set either to False."
         )
     return None
+
+
+# -- learning rates by parameter --------------------------------------------------------------------------------------
+
+
+@rule
+def share_of_the_layer_above(args: Any) -> str | None:
+    decay = getattr(args, "layerwise_lr_decay", None)
+    if decay is None or (_is_number(decay) and 0 < decay <= 1):
+        return None
+    return f"layerwise_lr_decay={decay!r} must be a number above 0 and at most 1, such as 0.9 (None: all layers alike)."
+
+
+@rule
+def rates_by_pattern(args: Any) -> str | None:
+    groups = getattr(args, "lr_groups", None)
+    if groups is None:
+        return None
+    example = "Write {pattern: rate or factor}, for example {'classifier': 1e-3, 'encoder': '0.1x'}."
+    if not isinstance(groups, Mapping) or not all(isinstance(pattern, str) for pattern in groups):
+        return f"lr_groups={groups!r} is no dict of patterns. {example}"
+    for pattern, value in groups.items():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            return f"lr_groups: {pattern!r} is no regular expression ({error})."
+        is_rate = _is_number(value) and not isinstance(value, bool) and value >= 0
+        if not is_rate and rate_factor(value) is None:
+            return f"lr_groups: {value!r} of {pattern!r} is neither a rate nor a factor. {example}"
+    return None
+
+
+def rate_factor(value: Any) -> float | None:
+    """0.1 for "0.1x" or "x0.1"; None for what is no factor."""
+    match = re.fullmatch(r"x(?P<after>\S+)|(?P<before>\S+)x", value) if isinstance(value, str) else None
+    if match is None:
+        return None
+    try:
+        factor = float(match["after"] or match["before"])
+    except ValueError:
+        return None
+    return factor if 0 <= factor < math.inf else None
 
 
 # -- data -------------------------------------------------------------------------------------------------------------

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
@@ -35,9 +33,9 @@ class LoaderRandomness:
     """Random states that belong to a position; they lie beside the process's own in the checkpoint.
 
     Attributes:
-        order: torch's state from before a sampler drew the order of this epoch.
-        before_ahead: python's, numpy's and torch's states from before the batch that was fetched ahead.
+        epoch_start: python's, numpy's and torch's states from before anything of this epoch was drawn, its order first.
+        before_ahead: the same from before the batch that was fetched ahead.
     """
 
-    order: torch.Tensor | None = None
+    epoch_start: dict[str, Any] | None = None
     before_ahead: dict[str, Any] | None = None

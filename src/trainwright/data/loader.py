@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import Cursor, LoaderRandomness
-from trainwright.data.samplers import EpochBatches, SamplerOrder, ShuffledOrder
+from trainwright.data.samplers import EpochBatches, ShuffledOrder
 from trainwright.types import Batch
 
 _END: Any = object()
@@ -44,6 +44,7 @@ class Loader:
         self._set_random_state = set_random_state
         self._keeps_states = may_draw_in_this_process(dataloader)
         self._resume = LoaderRandomness()
+        self._epoch_start: dict[str, Any] | None = None
         self._before_ahead: dict[str, Any] | None = None
         self._window_start: tuple[dict[str, Any], dict[str, Any] | None] | None = None
 
@@ -97,8 +98,13 @@ class Loader:
         samples = batches * (self._batches.batch_size if self._batches is not None else 1)
         return Cursor(epoch=epoch, samples=samples, seed=self._seed)
 
+    def position(self, cursor: Cursor) -> tuple[int, int]:
+        """Epoch and batches of it that a cursor stands for."""
+        unit = self._batches.batch_size if self._batches is not None else 1
+        return cursor.epoch, cursor.samples // unit
+
     def randomness(self) -> LoaderRandomness:
-        return LoaderRandomness(order=self._order_state(), before_ahead=self._before_ahead)
+        return LoaderRandomness(epoch_start=self._epoch_start, before_ahead=self._before_ahead)
 
     def resume(self, cursor: Cursor, randomness: LoaderRandomness) -> None:
         """Prepares to go on from a checkpoint's position; the next `epoch()` uses it."""
@@ -106,8 +112,6 @@ class Loader:
         order = self._batches.order if self._batches is not None else None
         if isinstance(order, ShuffledOrder) and cursor.seed is not None:
             order.seed = cursor.seed
-        if isinstance(order, SamplerOrder) and cursor.samples > 0:
-            order.repeat_from(randomness.order)
 
     def _seek(self, epoch: int, skip_batches: int) -> None:
         if self._batches is not None:
@@ -119,7 +123,12 @@ class Loader:
                 part.set_epoch(epoch)
 
     def _fetch_from(self, epoch: int, skip_batches: int, *, resumes: bool) -> Iterator[Batch]:
+        if resumes and self._resume.epoch_start is not None:
+            self._set_random_state(self._resume.epoch_start)
+        self._epoch_start = self._random_state()
         batches: Iterator[Batch] = iter(self.dataloader)
+        if resumes and self._batches is not None:
+            self._batches.draw()
         if self._batches is None:  # no position to seek to: what is trained already is read again and thrown away
             collections.deque(itertools.islice(batches, skip_batches), maxlen=0)
         if resumes and self._resume.before_ahead is not None:
@@ -135,10 +144,6 @@ class Loader:
     def _seed(self) -> int | None:
         order = self._batches.order if self._batches is not None else None
         return order.seed if isinstance(order, ShuffledOrder) else None
-
-    def _order_state(self) -> Any:
-        order = self._batches.order if self._batches is not None else None
-        return order.rng_at_start if isinstance(order, SamplerOrder) else None
 
 
 def may_draw_in_this_process(dataloader: Any) -> bool:

@@ -39,34 +39,18 @@ class ShuffledOrder:
 
 
 class SamplerOrder:
-    """The order that a torch sampler gives.
-
-    A sampler may draw from torch's global generator when it starts; the generator's state from before that is kept,
-    so that a resume in the middle of the epoch gets the same order again.
-    """
+    """The order that a sampler gives; it may draw from the random generators of this process when an epoch starts."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
-        self.rng_at_start: torch.Tensor | None = None
-        self._rng_to_repeat: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.sampler)
 
-    def repeat_from(self, rng_at_start: torch.Tensor | None) -> None:
-        """The next epoch is drawn from this state, as it was before an interruption."""
-        self._rng_to_repeat = rng_at_start
-
     def indices(self, epoch: int) -> Iterable[int]:
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
-        if self._rng_to_repeat is None:
-            self.rng_at_start = torch.get_rng_state()
-            return self.sampler  # type: ignore[no-any-return]
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self._rng_to_repeat)
-            self.rng_at_start, self._rng_to_repeat = self._rng_to_repeat, None
-            return list(self.sampler)
+        return self.sampler  # type: ignore[no-any-return]
 
 
 class EpochBatches(Sampler[list[int]]):
@@ -84,6 +68,7 @@ class EpochBatches(Sampler[list[int]]):
         self.drop_last = drop_last
         self.epoch = 0
         self.first_sample = 0
+        self._drawn: Iterator[int] | None = None
 
     @property
     def sampler(self) -> Any:
@@ -101,8 +86,13 @@ class EpochBatches(Sampler[list[int]]):
         full, rest = divmod(len(self.order), self.batch_size)
         return full + int(rest > 0 and not self.drop_last)
 
+    def draw(self) -> None:
+        """Draws the order of the epoch now, not with the first batch: random states may be set in between."""
+        self._drawn = iter(list(self.order.indices(self.epoch)))
+
     def __iter__(self) -> Iterator[list[int]]:
-        indices = itertools.islice(self.order.indices(self.epoch), self.first_sample, None)
+        order, self._drawn = self._drawn or iter(self.order.indices(self.epoch)), None
+        indices = itertools.islice(order, self.first_sample, None)
         self.epoch, self.first_sample = self.epoch + 1, 0  # a plain `for` loop over epochs gets a new order each time
         while batch := list(itertools.islice(indices, self.batch_size)):
             if len(batch) == self.batch_size or not self.drop_last:
@@ -175,7 +165,7 @@ def lengths_of(dataset: Any, name: str) -> list[int]:
     for index in range(len(dataset)):
         item = dataset[index]
         if not isinstance(item, Mapping) or name not in item:
-            has = sorted(item) if isinstance(item, Mapping) else f"a {type(item).__name__}"
+            has = ", ".join(sorted(item)) if isinstance(item, Mapping) else f"a {type(item).__name__}"
             raise DataError(
                 f"Grouping by length needs the length of {name!r}, and item {index} has {has}. Give the dataset a "
                 "column with the lengths (length_column_name), or a processing_class whose first model input it has."

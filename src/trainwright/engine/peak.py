@@ -31,7 +31,7 @@ def supports_bf16(device: torch.device) -> bool | None:
 
 def supports_tf32(device: torch.device) -> bool | None:
     """Whether a device has TF32, NVIDIA's since Ampere (compute capability 8.0)."""
-    return torch.cuda.get_device_capability(device) >= (8, 0) if device.type == "cuda" else None
+    return torch.cuda.get_device_capability(device) >= (8, 0) if device.type == "cuda" else False
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -37,6 +37,7 @@ class SingleEngine(Engine):
         self._precision = plan.precision
         self._gradients = Gradients([])
         self._optimizer: Any = None
+        self._fused_backward: Any = None
         apply_tf32(plan.precision)
 
     def place(self, model: nn.Module) -> nn.Module:
@@ -52,6 +53,7 @@ class SingleEngine(Engine):
         optimizer = make_optimizer(model)
         scheduler = make_scheduler(optimizer)
         self._optimizer = optimizer
+        self._fused_backward = getattr(optimizer, "fused_backward", None)  # of LOMO, which updates while it goes back
         self.refresh(model)
         return Prepared(self._compiled(model), optimizer, scheduler)
 
@@ -68,6 +70,9 @@ class SingleEngine(Engine):
         return autocast_forward(model, self._precision, self.device, keeps_outputs=keeps_outputs)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        if self._fused_backward is not None:
+            self._fused_backward(loss, self._optimizer.param_groups[0]["lr"])
+            return
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward(**kwargs)  # type: ignore[no-untyped-call]

@@ -57,13 +57,14 @@ class DataHooks(Parts):
         is_training: bool = False,
         dataloader_key: str | None = None,
     ) -> DataLoader[Any]:
+        # Before columns are removed: a column of lengths is none that the model takes.
+        sampler = None if sampler_fn is None or isinstance(dataset, IterableDataset) else sampler_fn(dataset)
         if columns.is_columnar(dataset):
             dataset, collate = self._remove_unused_columns(dataset, description=description), self.data_collator
         else:
             collate = self._get_collator_with_removed_columns(self.data_collator, description=description)
         seed = self.args.data_seed if self.args.data_seed is not None else torch.initial_seed()
         plan = resolve.loader(self.args, batch_size=batch_size, seed=seed, is_training=is_training)
-        sampler = None if sampler_fn is None or isinstance(dataset, IterableDataset) else sampler_fn(dataset)
         dataloader = build_dataloader(dataset, plan, sampler=sampler, collate=collate)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             self._eval_dataloaders[dataloader_key] = dataloader
@@ -87,7 +88,7 @@ class DataHooks(Parts):
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
         """A `datasets.Dataset` without the columns that `forward` does not take."""
-        if not self.args.remove_unused_columns:
+        if not self.args.remove_unused_columns or model_facts.takes_any_input(self.model):
             return dataset
         self._set_signature_columns_if_needed()
         assert self._signature_columns is not None
@@ -96,7 +97,7 @@ class DataHooks(Parts):
 
     def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
         """The collator, given only the entries of each sample that `forward` takes."""
-        if not self.args.remove_unused_columns:
+        if not self.args.remove_unused_columns or model_facts.takes_any_input(self.model):
             return data_collator
         self._set_signature_columns_if_needed()
         assert self._signature_columns is not None

@@ -103,7 +103,7 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
         model = self._wrap_model(self.model, training=False)
         modes.eval_mode(model, self.optimizer)
         self.callback_handler.eval_dataloader = dataloader
-        self._past = None
+        past, self._past = self._past, None
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         is_prediction = description == "Prediction"
         session = eval_loop.EvalSession(
@@ -122,8 +122,11 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
             ignore_keys=ignore_keys,
         )
         mixed = contextlib.nullcontext() if self.is_in_train else self._engine.mixed_precision(self.model)
-        with mixed:
-            return eval_loop.evaluation_loop(session, self._run, self, dataloader, prefix=metric_key_prefix)
+        try:
+            with mixed:
+                return eval_loop.evaluation_loop(session, self._run, self, dataloader, prefix=metric_key_prefix)
+        finally:
+            self._past = past
 
     def prediction_loop(
         self,

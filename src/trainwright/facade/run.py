@@ -39,7 +39,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
     def get_total_train_batch_size(self, args: Any) -> int:
         """Samples per optimizer step over all processes that have data of their own."""
         replicas = args.world_size // self.get_tp_size() // self.get_cp_size() // self.get_sp_size()
-        return int(self._train_batch_size * args.gradient_accumulation_steps * replicas)
+        return int(self._train_batch_size * resolve.micro_batches(args) * replicas)
 
     def get_sp_size(self) -> int:
         """Processes that share a sequence (sequence parallelism)."""
@@ -128,9 +128,11 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         self._load_callback_state()
         micro_batches = self._plan.micro_batches
         assemble.check_same_steps(manifest, batch_size=self._train_batch_size, micro_batches=micro_batches)
-        assemble.resume_loader(self._loader, resume_from_checkpoint, manifest)
-        epoch, steps = divmod(state.global_step, num_update_steps_per_epoch)
-        return epoch, 0 if self.args.ignore_data_skip else steps * micro_batches
+        position = assemble.resume_loader(self._loader, resume_from_checkpoint, manifest)
+        if position is None:  # transformers wrote it: all that is known is the step
+            epoch, steps = divmod(state.global_step, num_update_steps_per_epoch)
+            position = epoch, steps * micro_batches
+        return position[0], 0 if self.args.ignore_data_skip else position[1]
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
@@ -169,6 +171,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         steps_trained_in_current_epoch: int,
     ) -> None:
         """One pass over the training data."""
+        self._past = None
         run_epoch(self._session, self._run, self, epoch)
 
     def _maybe_log_save_evaluate(

@@ -1,43 +1,41 @@
-"""From arguments to an optimizer: the class and its arguments by name, and the instance over parameter groups."""
+"""From a class and its arguments to an optimizer over a model: parameter groups, their decay, their rates."""
 
 from __future__ import annotations
 
-import importlib
+import logging
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from trainwright.errors import ArgumentError, NotYetError
-from trainwright.optim.table import OPTIMIZERS, OptimizerSpec
+from trainwright.errors import ArgumentError
+from trainwright.optim import rates
+from trainwright.optim.adapt import adapt, release_lomo_hooks
+from trainwright.optim.groups import Group, decay_groups, with_decay
+from trainwright.optim.layerwise import step_in_backward
+from trainwright.optim.named import depends_on_the_model, spec_of
+
+logger = logging.getLogger(__name__)
 
 
-def optimizer_class_and_kwargs(args: Any) -> tuple[Any, dict[str, Any]]:
-    """Class and keyword arguments (all but the parameters) for `args.optim`.
+def build_optimizer(
+    cls: Any, kwargs: dict[str, Any], model: nn.Module, *, args: Any, decay_names: Iterable[str]
+) -> Any:
+    """An optimizer over the model's parameters, with the decay and the rates that `args` give each of them.
 
-    Raises:
-        NotYetError: an optimizer that this version does not have yet.
-        ArgumentError: `optim_args` with a name or a form that this optimizer does not take.
+    `kwargs` may hold "params" (groups), "optimizer_dict" (layer-wise) or "model" in place of groups made here. A
+    factory (a class that is no Optimizer) is made and called with the model.
     """
-    name = str(getattr(args.optim, "value", args.optim))
-    spec = OPTIMIZERS.get(name)
-    if spec is None:
-        raise NotYetError(
-            f"optim={name!r} is not there yet; this version has {', '.join(sorted(OPTIMIZERS))}. "
-            "Any torch optimizer works through optimizers=(optimizer, None) or optimizer_cls_and_kwargs=(cls, kwargs)."
-        )
-    module, _, attribute = spec.path.partition(":")
-    kwargs: dict[str, Any] = {"lr": args.learning_rate, **_options(name, spec, args.optim_args)}
-    if spec.adam:
-        kwargs |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    return getattr(importlib.import_module(module), attribute), {**kwargs, **spec.fixed}
-
-
-def build_optimizer(cls: Any, kwargs: dict[str, Any], model: nn.Module, groups: list[dict[str, Any]]) -> Any:
-    """An optimizer over the groups; a factory (a class that is no Optimizer) is made and called with the model."""
-    if is_optimizer_factory(cls):
-        return cls()(model, **kwargs)
-    return cls(groups, **kwargs)
+    kwargs = dict(kwargs)
+    if is_optimizer_factory(cls) or "model" in kwargs:
+        return _over_the_model(cls, kwargs, model, args)
+    groups = _groups(kwargs.pop("params", None), model, args, decay_names)
+    if "optimizer_dict" in kwargs:
+        return _layerwise(cls, kwargs.pop("optimizer_dict"), kwargs, model, args, groups)
+    optimizer = cls(groups, **kwargs)
+    adapt(optimizer, model)
+    return optimizer
 
 
 def is_optimizer_factory(optimizer_cls_or_factory: Any) -> bool:
@@ -47,24 +45,55 @@ def is_optimizer_factory(optimizer_cls_or_factory: Any) -> bool:
     )
 
 
-def parse_optim_args(text: str | None) -> dict[str, str]:
-    """`"a=1, b=2"` as a dict of texts."""
-    values = {}
-    for item in (text or "").replace(" ", "").split(","):
-        if not item:
-            continue
-        name, sep, value = item.partition("=")
-        if not sep:
-            raise ArgumentError(f"optim_args={text!r}: {item!r} is no name=value. Write 'name=value,name=value'.")
-        values[name] = value
-    return values
+def _groups(given: Any, model: nn.Module, args: Any, decay_names: Iterable[str]) -> list[Group]:
+    if given is None:
+        groups = decay_groups(model, decay_names, args.weight_decay)
+    elif depends_on_the_model(spec_of(args)[1]):  # made by the name
+        groups = with_decay(given, model, decay_names, args.weight_decay)
+    else:  # a user's own, which say everything themselves
+        groups = list(given)
+    if rates.is_asked_for(args):
+        groups = rates.split(groups, rates.by_id(model, rates.own_rates(model, args)))
+    return groups
 
 
-def _options(name: str, spec: OptimizerSpec, text: str | None) -> dict[str, Any]:
-    options = {}
-    for key, value in parse_optim_args(text).items():
-        if key not in spec.options:
-            takes = ", ".join(sorted(spec.options)) or "no options"
-            raise ArgumentError(f"optim_args names {key!r}, which optim={name!r} does not take; it takes {takes}.")
-        options[key] = spec.options[key](value)
-    return options
+def _over_the_model(cls: Any, kwargs: dict[str, Any], model: nn.Module, args: Any) -> Any:
+    name = getattr(cls, "__name__", type(cls).__name__)
+    if rates.is_asked_for(args):
+        raise ArgumentError(
+            f"layerwise_lr_decay and lr_groups make parameter groups, and {name} takes the whole model. Drop them, or "
+            "choose another optimizer."
+        )
+    if is_optimizer_factory(cls):
+        return cls()(model, **kwargs)
+    if args.weight_decay > 0:
+        logger.warning("weight_decay=%s has no effect with %s, which has no parameter groups.", args.weight_decay, name)
+    _say_nothing_is_clipped(args)
+    release_lomo_hooks(model)
+    optimizer = cls(kwargs.pop("model"), **kwargs)
+    adapt(optimizer, model)
+    return optimizer
+
+
+def _layerwise(
+    cls: Any, parts: dict[Any, Any], kwargs: dict[str, Any], model: nn.Module, args: Any, groups: list[Group]
+) -> Any:
+    _say_nothing_is_clipped(args)
+    for group in groups:
+        own = {name: group[name] for name in ("lr", "weight_decay") if name in group}
+        for parameter in group["params"]:
+            if parameter in parts:
+                parts[parameter].param_groups[0].update(own)
+    for part in parts.values():
+        adapt(part, model)
+    optimizer = cls(parts, **kwargs)
+    step_in_backward(optimizer)
+    return optimizer
+
+
+def _say_nothing_is_clipped(args: Any) -> None:
+    if args.max_grad_norm:
+        logger.info(
+            "max_grad_norm=%s has no effect with optim=%r: gradients are used and freed during the backward pass.",
+            args.max_grad_norm, spec_of(args)[0],
+        )  # fmt: skip

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+Group = dict[str, Any]
+
 # Searched in the lower-case path of a parameter: biases, and norm layers by the names that models give them.
 NO_DECAY_PATTERNS = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
 NO_DECAY_LAYERS: tuple[type[nn.Module], ...] = (nn.LayerNorm,)
@@ -35,7 +37,7 @@ def decay_parameter_names(model: nn.Module) -> list[str]:
     return get_parameter_names(model, NO_DECAY_LAYERS, NO_DECAY_PATTERNS)
 
 
-def decay_groups(model: nn.Module, decay_names: Iterable[str], weight_decay: float) -> list[dict[str, Any]]:
+def decay_groups(model: nn.Module, decay_names: Iterable[str], weight_decay: float) -> list[Group]:
     """Two groups of the trainable parameters: those that decay and those that do not, in the model's order."""
     decays = set(decay_names)
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -43,6 +45,23 @@ def decay_groups(model: nn.Module, decay_names: Iterable[str], weight_decay: flo
         {"params": [p for name, p in trainable if name in decays], "weight_decay": weight_decay},
         {"params": [p for name, p in trainable if name not in decays], "weight_decay": 0.0},
     ]
+
+
+def with_decay(
+    groups: Iterable[Group], model: nn.Module, decay_names: Iterable[str], weight_decay: float
+) -> list[Group]:
+    """The groups with a decay in each; split by the two kinds of parameters where there is any decay."""
+    if weight_decay == 0:
+        return [{"weight_decay": 0.0, **group} for group in groups]
+    names = set(decay_names)
+    decays = {id(p) for name, p in model.named_parameters() if name in names}
+    result = []
+    for group in groups:
+        for kind, value in ((True, weight_decay), (False, 0.0)):
+            params = [p for p in group["params"] if (id(p) in decays) is kind]
+            if params:
+                result.append({"weight_decay": value, **group, "params": params})
+    return result
 
 
 def _matches(patterns: Iterable[re.Pattern[str]], name: str) -> bool:

@@ -17,7 +17,7 @@ class Option(NamedTuple):
 
     Attributes:
         convert: from text to a value; a ValueError says what it should have been.
-        default: what the optimizer is given when nobody says anything; UNSET: the optimizer's own default.
+        default: what the optimizer is given when nobody says anything (text is converted too); UNSET: its own default.
     """
 
     convert: Callable[[str], Any]
@@ -92,13 +92,12 @@ def check_names(optimizer: str, given: Mapping[str, str], known: Options) -> Non
 
 def read(optimizer: str, given: Mapping[str, str], options: Options) -> dict[str, Any]:
     """Values of those `options` that were given or have a default."""
-    values = {name: option.default for name, option in options.items() if option.default is not UNSET}
+    values = {}
     for name, option in options.items():
-        if name in given:
+        value = given.get(name, option.default)
+        if value is not UNSET:
             try:
-                values[name] = option.convert(given[name])
+                values[name] = option.convert(value) if isinstance(value, str) else value
             except ValueError as error:
-                raise ArgumentError(
-                    f"optim_args: {name}={given[name]!r} of optim={optimizer!r} must be {error}."
-                ) from None
+                raise ArgumentError(f"optim_args: {name}={value!r} of optim={optimizer!r} must be {error}.") from None
     return values

@@ -2,26 +2,92 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from trainwright.errors import ArgumentError
+
+# Name -> what makes it: a function of transformers.optimization, or a class whose parameters are its settings.
+BUILDERS: dict[str, str] = {
+    "linear": "get_linear_schedule_with_warmup",
+    "cosine": "get_cosine_schedule_with_warmup",
+    "cosine_with_restarts": "get_cosine_with_hard_restarts_schedule_with_warmup",
+    "polynomial": "get_polynomial_decay_schedule_with_warmup",
+    "constant": "get_constant_schedule",
+    "constant_with_warmup": "get_constant_schedule_with_warmup",
+    "inverse_sqrt": "get_inverse_sqrt_schedule",
+    "reduce_lr_on_plateau": "get_reduce_on_plateau_schedule",
+    "cosine_with_min_lr": "get_cosine_with_min_lr_schedule_with_warmup",
+    "cosine_warmup_with_min_lr": "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
+    "warmup_stable_decay": "get_wsd_schedule",
+    "greedy": "get_greedy_schedule",
+}
+FROM_THE_RUN = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "verbose")
+# One of these must be there.
+NEEDS = {
+    "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
+    "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
+    "warmup_stable_decay": ("num_decay_steps",),
+}
+REEXPORTED = ("Adafactor", "AdafactorSchedule", "GreedyLR", "get_scheduler", *BUILDERS.values())
+
 
 def make_schedule(
     name: str, optimizer: Optimizer, *, num_warmup_steps: int, num_training_steps: int, options: Any = None
 ) -> LRScheduler:
-    """The schedule `name` over `num_training_steps` optimizer steps, the first `num_warmup_steps` rising from 0."""
+    """The schedule `name` over `num_training_steps` optimizer steps, the first `num_warmup_steps` rising from 0.
+
+    Raises:
+        ArgumentError: `options` (`lr_scheduler_kwargs`) that the schedule does not take, or lacks.
+    """
     from transformers.optimization import get_scheduler
 
+    name = str(getattr(name, "value", name))
+    options = dict(options or {})
+    _check_options(name, options)
     return get_scheduler(  # type: ignore[no-any-return]
-        str(getattr(name, "value", name)),
+        name,
         optimizer=optimizer,
         num_warmup_steps=num_warmup_steps,
         num_training_steps=num_training_steps,
         scheduler_specific_kwargs=options,
     )
+
+
+def schedule_options(name: str) -> tuple[str, ...]:
+    """Names that `lr_scheduler_kwargs` may hold for a schedule."""
+    import transformers.optimization
+
+    made_by: Any = getattr(transformers.optimization, BUILDERS[name])
+    if name == "reduce_lr_on_plateau":
+        made_by = ReduceLROnPlateau
+    elif name == "greedy":
+        made_by = transformers.optimization.GreedyLR
+    parameters = inspect.signature(made_by).parameters
+    return tuple(parameter for parameter in parameters if parameter not in FROM_THE_RUN)
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    known = schedule_options(name)
+    for option in options:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            guess = f" Did you mean {near[0]!r}?" if near else ""
+            raise ArgumentError(
+                f"lr_scheduler_kwargs names {option!r}, which lr_scheduler_type={name!r} does not take; it takes "
+                f"{', '.join(known) or 'none'}.{guess}"
+            )
+    needed = NEEDS.get(name, ())
+    if needed and not any(options.get(option) is not None for option in needed):
+        raise ArgumentError(
+            f"lr_scheduler_type={name!r} needs lr_scheduler_kwargs={{{needed[0]!r}: ...}}"
+            f"{f' (or {needed[1]!r})' if needed[1:] else ''}."
+        )
 
 
 def follows_metrics(scheduler: Any) -> bool:
@@ -36,7 +102,7 @@ def current_rate(scheduler: Any, optimizer: Any) -> float:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Adafactor", "AdafactorSchedule", "GreedyLR", "get_scheduler"):
+    if name in REEXPORTED:
         import transformers.optimization
 
         return getattr(transformers.optimization, name)

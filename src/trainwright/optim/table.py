@@ -30,7 +30,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
-    """How to make one optimizer.
+    """How to make one optimizer. Every one is given `lr`.
 
     Attributes:
         path: "module:attribute" of the class.
@@ -42,6 +42,7 @@ class OptimizerSpec:
         fixed: further arguments that this name stands for.
         options: what `optim_args` may hold.
         projects: `optim_args` of the group of target modules, for GaLore and APOLLO; empty for the others.
+        projects_adam: `betas` and `eps` go to that group as well.
         layerwise: an optimizer for each parameter, stepping during the backward pass.
         whole_model: takes the model instead of parameters.
         limits: what it cannot do.
@@ -55,6 +56,7 @@ class OptimizerSpec:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     options: Options = field(default_factory=dict)
     projects: Options = field(default_factory=dict)
+    projects_adam: bool = False
     layerwise: bool = False
     whole_model: bool = False
     limits: tuple[Limit, ...] = ()
@@ -96,15 +98,12 @@ SCHEDULE_FREE_OPTIONS = {"weight_lr_power": Option(number, 2.0), "r": Option(num
 EXTERNAL_RATE = {"scale_parameter": False, "relative_step": False}
 
 
-def _bnb(kind: str, *, bits: int = 32, **more: Any) -> OptimizerSpec:
-    return OptimizerSpec(path=f"bitsandbytes.optim:{kind}", package=BITSANDBYTES, **_with_bits(bits, more))
+def _bnb(kind: str, *, bits: int, **more: Any) -> OptimizerSpec:
+    fixed = {"optim_bits": bits, **more.pop("fixed", {})}
+    return OptimizerSpec(path=f"bitsandbytes.optim:{kind}", package=BITSANDBYTES, fixed=fixed, **more)
 
 
-def _with_bits(bits: int, more: dict[str, Any]) -> dict[str, Any]:
-    return {**more, "fixed": {"optim_bits": bits, **more.get("fixed", {})}}
-
-
-def _bnb_family(kind: str, *, bits: int, paged: bool, **more: Any) -> OptimizerSpec:
+def _bnb_paged(kind: str, *, bits: int, paged: bool, **more: Any) -> OptimizerSpec:
     return _bnb(kind, bits=bits, fixed={"is_paged": paged}, **more)
 
 
@@ -132,6 +131,7 @@ def _apollo(*, layerwise: bool) -> OptimizerSpec:
         package=APOLLO,
         adam="if set",
         projects=APOLLO_GROUP,
+        projects_adam=True,
         layerwise=layerwise,
         limits=IN_BACKWARD if layerwise else (),
     )
@@ -178,17 +178,17 @@ TORCH: dict[str, OptimizerSpec] = {
     ),
 }
 EIGHT_BIT: dict[str, OptimizerSpec] = {
-    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit"), _bnb_family("AdamW", bits=8, paged=False, adam="always")),
-    "paged_adamw_32bit": _bnb_family("AdamW", bits=32, paged=True, adam="always"),
-    "paged_adamw_8bit": _bnb_family("AdamW", bits=8, paged=True, adam="always"),
-    "ademamix": _bnb_family("AdEMAMix", bits=32, paged=False, adam="always", options=ADEMAMIX),
-    "ademamix_8bit": _bnb_family("AdEMAMix", bits=8, paged=False, adam="always", options=ADEMAMIX),
-    "paged_ademamix_32bit": _bnb_family("AdEMAMix", bits=32, paged=True, adam="always", options=ADEMAMIX),
-    "paged_ademamix_8bit": _bnb_family("AdEMAMix", bits=8, paged=True, adam="always", options=ADEMAMIX),
-    "lion_32bit": _bnb_family("Lion", bits=32, paged=False, adam="betas"),
-    "lion_8bit": _bnb_family("Lion", bits=8, paged=False, adam="betas"),
-    "paged_lion_32bit": _bnb_family("Lion", bits=32, paged=True, adam="betas"),
-    "paged_lion_8bit": _bnb_family("Lion", bits=8, paged=True, adam="betas"),
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit"), _bnb_paged("AdamW", bits=8, paged=False, adam="always")),
+    "paged_adamw_32bit": _bnb_paged("AdamW", bits=32, paged=True, adam="always"),
+    "paged_adamw_8bit": _bnb_paged("AdamW", bits=8, paged=True, adam="always"),
+    "ademamix": _bnb_paged("AdEMAMix", bits=32, paged=False, adam="always", options=ADEMAMIX),
+    "ademamix_8bit": _bnb_paged("AdEMAMix", bits=8, paged=False, adam="always", options=ADEMAMIX),
+    "paged_ademamix_32bit": _bnb_paged("AdEMAMix", bits=32, paged=True, adam="always", options=ADEMAMIX),
+    "paged_ademamix_8bit": _bnb_paged("AdEMAMix", bits=8, paged=True, adam="always", options=ADEMAMIX),
+    "lion_32bit": _bnb_paged("Lion", bits=32, paged=False, adam="betas"),
+    "lion_8bit": _bnb_paged("Lion", bits=8, paged=False, adam="betas"),
+    "paged_lion_32bit": _bnb_paged("Lion", bits=32, paged=True, adam="betas"),
+    "paged_lion_8bit": _bnb_paged("Lion", bits=8, paged=True, adam="betas"),
     **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_32bit"), _bnb("RMSprop", bits=32, options=RMSPROP)),
     "rmsprop_bnb_8bit": _bnb("RMSprop", bits=8, options=RMSPROP),
 }

@@ -27,7 +27,8 @@ def checkpointed_activations(model: Any, options: dict[str, Any] | None) -> Iter
     Raises:
         ModelError: a plain module without a list of layers.
     """
-    was_on = any(getattr(model, f"is_{name}_checkpointing", False) for name in ("activation", "gradient"))
+    spelling = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+    was_on = getattr(model, f"is_{spelling}_checkpointing", False)  # asking by the older name warns
     rest = dict(options or {})
     layers, offload = rest.pop("every_n_layers", 1), rest.pop("offload", False)
     if hasattr(model, "activation_checkpointing_enable"):

@@ -1,0 +1,174 @@
+"""What optimizers of other packages lack to be trained, saved and resumed here; added to an instance after it is made.
+
+A checkpoint holds plain tensors and numbers, and gives back exactly the optimizer that it was made from. GaLore and
+APOLLO keep objects in their state, GrokAdamW keeps it under the parameters themselves, AdaLomo outside of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+State = dict[str, Any]
+PROJECTORS = (
+    "galore_torch.galore_projector:GaLoreProjector",
+    "apollo_torch.svd_projector:GaLoreProjector",
+    "apollo_torch.random_projector:GradientProjector",
+)
+
+
+def adapt(optimizer: Any, model: nn.Module) -> None:
+    """Completes an optimizer of a package that needs it."""
+    complete = ADAPTERS.get(type(optimizer).__module__.partition(".")[0])
+    if complete is not None:
+        complete(optimizer, model)
+
+
+def _saves_as(
+    optimizer: Any,
+    encode: Callable[[State], State],
+    decode: Callable[[State], None],
+    loadable: Callable[[State], State] = lambda state_dict: state_dict,
+) -> None:
+    """`encode` what is saved; load what is `loadable` as it is, then `decode` the rest."""
+    save, load = optimizer.state_dict, optimizer.load_state_dict
+
+    def load_state_dict(state_dict: State) -> None:
+        load(loadable(state_dict))
+        decode(state_dict)
+
+    optimizer.state_dict = lambda: encode(save())
+    optimizer.load_state_dict = load_state_dict
+
+
+# -- GaLore, APOLLO: each parameter's state has a projector object --------------------------------------------------
+
+
+def _plain_projectors(optimizer: Any, model: nn.Module) -> None:
+    def encode(state_dict: State) -> State:
+        states = {key: dict(state) for key, state in state_dict["state"].items()}
+        for state in states.values():
+            if "projector" in state:
+                kind = type(state["projector"])
+                state["projector"] = {**vars(state["projector"]), "class": f"{kind.__module__}:{kind.__name__}"}
+        return {**state_dict, "state": states}
+
+    def loadable(state_dict: State) -> State:  # torch would take the projectors' texts apart
+        states = {
+            key: {name: value for name, value in state.items() if name != "projector"}
+            for key, state in state_dict["state"].items()
+        }
+        return {**state_dict, "state": states}
+
+    def decode(state_dict: State) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        for parameter, key in zip(parameters, keys, strict=True):
+            packed = state_dict["state"].get(key, {}).get("projector")
+            if packed is not None:
+                optimizer.state[parameter]["projector"] = _unpacked(packed, parameter.device)
+
+    _saves_as(optimizer, encode, decode, loadable)
+
+
+def _unpacked(packed: State, device: torch.device) -> Any:
+    kind = packed["class"]
+    if kind not in PROJECTORS:
+        raise ValueError(f"{kind!r} is no projector of GaLore or APOLLO")
+    module, _, name = kind.partition(":")
+    cls = getattr(importlib.import_module(module), name)
+    projector = cls.__new__(cls)
+    vars(projector).update({name: _on(device, value) for name, value in packed.items() if name != "class"})
+    return projector
+
+
+def _on(device: torch.device, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return [_on(device, inner) for inner in value] if isinstance(value, list) else value
+
+
+# -- GrokAdamW: its state is in the groups, by parameter ------------------------------------------------------------
+
+
+def _plain_groups(optimizer: Any, model: nn.Module) -> None:
+    def encode(state_dict: State) -> State:
+        packed = [
+            {**shown, "state": [group.get("state", {}).get(p) for p in group["params"]]}
+            for shown, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
+        ]
+        return {**state_dict, "param_groups": packed}
+
+    def decode(state_dict: State) -> None:
+        for group in optimizer.param_groups:
+            saved = group.get("state", {})
+            # transformers' checkpoints have it by parameter, in the order of the parameters
+            states = list(saved.values()) if isinstance(saved, dict) else saved
+            pairs = zip(group["params"], states, strict=False)
+            group["state"] = {p: state for p, state in pairs if state is not None}
+
+    _saves_as(optimizer, encode, decode)
+
+
+# -- LOMO: the update is part of the backward pass ------------------------------------------------------------------
+
+
+def _fused_backward(optimizer: Any, model: nn.Module) -> None:
+    """Nothing is left for `step()`; the engine calls `fused_backward(loss, lr)` in place of `loss.backward()`."""
+    optimizer.step = MethodType(_nothing, optimizer)
+    kept = [name for name in ("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "step_num") if hasattr(optimizer, name)]
+
+    def encode(state_dict: State) -> State:
+        return {**state_dict, "adalomo": {name: getattr(optimizer, name) for name in kept}} if kept else state_dict
+
+    def decode(state_dict: State) -> None:
+        for name, value in state_dict.get("adalomo", {}).items():
+            if not isinstance(value, dict):
+                setattr(optimizer, name, value)
+                continue
+            for key, tensor in value.items():
+                getattr(optimizer, name)[key].copy_(tensor)
+
+    _saves_as(optimizer, encode, decode)
+
+
+def _nothing(self: Any, closure: Any = None) -> None:
+    return None
+
+
+def release_lomo_hooks(model: nn.Module) -> None:
+    """Takes the hooks of earlier LOMO optimizers off the parameters: they would go on updating them."""
+    for parameter in model.parameters():
+        hooks: dict[int, Any] = parameter._backward_hooks or {}
+        for key in [key for key, hook in hooks.items() if hook.__module__.startswith("lomo_optim")]:
+            del hooks[key]
+
+
+# -- bitsandbytes: embeddings keep states of 32 bits -----------------------------------------------------------------
+
+
+def _embeddings_in_32_bits(optimizer: Any, model: nn.Module) -> None:
+    """In a manager of this optimizer alone; the package's own would remember it for every later one."""
+    if getattr(optimizer, "args", None) is None or optimizer.args.optim_bits != 8:
+        return
+    shared: Any = optimizer.mng
+    own: Any = object.__new__(type(shared))
+    vars(own).update({name: value.copy() if hasattr(value, "copy") else value for name, value in vars(shared).items()})
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            own.register_module_override(module, "weight", {"optim_bits": 32})
+    optimizer.mng = own
+
+
+ADAPTERS: dict[str, Callable[[Any, nn.Module], None]] = {
+    "apollo_torch": _plain_projectors,
+    "bitsandbytes": _embeddings_in_32_bits,
+    "galore_torch": _plain_projectors,
+    "grokadamw": _plain_groups,
+    "lomo_optim": _fused_backward,
+}

@@ -1,0 +1,101 @@
+"""Muon for the hidden matrices of a model and AdamW for all the rest, as one optimizer.
+
+Muon (Jordan et al., 2024) orthogonalises the update of a matrix. It is meant for the weights inside of a network, not
+for embeddings, the output layer, biases and norms. With `adjust_lr_fn="match_rms_adamw"` (the default here; Liu et al.,
+2025) its updates are as large as AdamW's, so that one learning rate and one weight decay serve both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from trainwright.errors import ArgumentError
+
+# What models call their output layer, where get_output_embeddings() does not tell.
+HEADS = ("lm_head", "head", "classifier", "score", "qa_outputs", "output_projection", "proj_out", "embed_out", "fc_out")
+MATRICES = "uses_muon"  # a group with this key set is Muon's
+
+
+class MuonWithAdamW(Optimizer):
+    """Two optimizers over disjoint groups, with common groups and state; saves and loads in torch's usual form."""
+
+    def __init__(
+        self,
+        params: list[dict[str, Any]],
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        adjust_lr_fn: str = "match_rms_adamw",
+    ) -> None:
+        groups = [{**group, "params": list(group["params"])} for group in params]
+        groups = [group for group in groups if group["params"]]
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, MATRICES: False})
+        muon: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
+        self._parts: list[Optimizer] = []
+        matrices = [group for group in self.param_groups if group[MATRICES]]
+        others = [group for group in self.param_groups if not group[MATRICES]]
+        if matrices:
+            self._parts.append(Muon(matrices, lr, weight_decay, adjust_lr_fn=adjust_lr_fn, **muon))
+        if others:
+            self._parts.append(AdamW(others, lr, betas, eps, weight_decay))
+        self._share()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self._parts:
+            part.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def _share(self) -> None:
+        """Both optimizers work on the groups and the state of this one."""
+        for part in self._parts:
+            is_muon = isinstance(part, Muon)
+            part.param_groups = [group for group in self.param_groups if group[MATRICES] == is_muon]
+            part.state = self.state
+
+
+def muon_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Two groups: the hidden matrices, and the rest.
+
+    Raises:
+        ArgumentError: there is no hidden matrix.
+    """
+    hidden = hidden_matrices(model)
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not any(name in hidden for name, _ in named):
+        raise ArgumentError(
+            f"optim='muon' is for the matrices inside of a network, and {type(model).__name__} has none to train "
+            "besides embeddings and its output layer. Use optim='adamw_torch'."
+        )
+    return [
+        {"params": [p for name, p in named if name in hidden], MATRICES: True},
+        {"params": [p for name, p in named if name not in hidden], MATRICES: False},
+    ]
+
+
+def hidden_matrices(model: nn.Module) -> set[str]:
+    """Names of the 2-D parameters that are neither an embedding nor the output layer's."""
+    outer = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if isinstance(head, nn.Module):
+        outer |= {id(p) for p in head.parameters()}
+    for name, child in model.named_modules():
+        if name.rpartition(".")[2] in HEADS:
+            outer |= {id(p) for p in child.parameters()}
+    return {name for name, p in model.named_parameters() if p.ndim == 2 and id(p) not in outer}

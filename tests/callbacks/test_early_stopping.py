@@ -1,0 +1,65 @@
+"""Early stopping: the counts of transformers' over any course of a metric."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright import EarlyStoppingCallback, TrainerControl, TrainerState
+
+VALUES = st.lists(st.floats(0, 2, width=16) | st.just(float("nan")), min_size=1, max_size=12)
+
+
+def stops_after(cls: Any, values: list[float], args: Any, *, patience: int, threshold: float) -> tuple[int | None, int]:
+    """(evaluations until it stops, counter at the end), with the best kept as a trainer keeps it: after the event."""
+    callback, state, control = cls(patience, threshold), TrainerState(), TrainerControl()
+    for number, value in enumerate(values, start=1):
+        callback.on_evaluate(args, state, control, metrics={"eval_loss": value})
+        best = state.best_metric
+        if value == value and (best is None or (value > best if args.greater_is_better else value < best)):
+            state.best_metric = value
+        if control.should_training_stop:
+            return number, callback.early_stopping_patience_counter
+    return None, callback.early_stopping_patience_counter
+
+
+@given(VALUES, st.integers(1, 3), st.sampled_from([0.0, 0.25]), st.booleans(), st.sampled_from(["loss", "eval_loss"]))
+def test_it_stops_where_the_original_stops(
+    values: list[float], patience: int, threshold: float, greater: bool, name: str
+) -> None:
+    args = SimpleNamespace(metric_for_best_model=name, greater_is_better=greater)
+    ours, theirs = (
+        stops_after(cls, values, args, patience=patience, threshold=threshold)
+        for cls in (EarlyStoppingCallback, transformers.EarlyStoppingCallback)
+    )
+    assert ours == theirs
+
+
+def test_a_metric_that_is_not_there_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    args = SimpleNamespace(metric_for_best_model="f1", greater_is_better=True)
+    control = TrainerControl()
+    with caplog.at_level(logging.WARNING, logger="trainwright"):
+        EarlyStoppingCallback(1).on_evaluate(args, TrainerState(), control, metrics={"eval_loss": 1.0, "epoch": 1})
+    assert "eval_f1" in caplog.text
+    assert "epoch, eval_loss" in caplog.text
+    assert not control.should_training_stop
+
+
+def test_it_says_when_the_last_weights_will_be_kept(caplog: pytest.LogCaptureFixture) -> None:
+    args = SimpleNamespace(metric_for_best_model="loss", eval_strategy="steps", load_best_model_at_end=False)
+    with caplog.at_level(logging.WARNING, logger="trainwright"):
+        EarlyStoppingCallback().on_train_begin(args, TrainerState(), TrainerControl())
+    assert "load_best_model_at_end" in caplog.text
+
+
+def test_the_state_is_that_of_transformers() -> None:
+    ours, theirs = EarlyStoppingCallback(3, 0.1), transformers.EarlyStoppingCallback(3, 0.1)
+    ours.early_stopping_patience_counter = theirs.early_stopping_patience_counter = 2
+    assert ours.state() == theirs.state()
+    assert vars(EarlyStoppingCallback.from_state(theirs.state())) == vars(ours)

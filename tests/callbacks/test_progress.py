@@ -1,0 +1,109 @@
+"""What a person sees: plain lines in a pipe or a file, a bar on a terminal. In processes of their own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from trainwright.callbacks.progress import readable
+
+SCRIPT = """
+import torch
+from torch import nn
+from trainwright import Trainer, TrainingArguments
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+    def forward(self, x, labels):
+        logits = self.linear(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+items = [{"x": torch.ones(2) * i, "labels": i % 2} for i in range(8)]
+args = TrainingArguments("run", use_cpu=True, report_to="none", num_train_epochs=3, per_device_train_batch_size=2,
+                         logging_steps=4, eval_strategy="epoch", save_strategy="no", disable_tqdm=DISABLE)
+trainer = Trainer(model=Net(), args=args, train_dataset=items, eval_dataset=items)
+trainer.train()
+trainer.predict(items)
+print("the end", flush=True)
+"""
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "COLUMNS": "100", "TERM": "xterm"}
+
+
+def script(*, disable: bool = False) -> list[str]:
+    return [sys.executable, "-c", SCRIPT.replace("DISABLE", str(disable))]
+
+
+@pytest.mark.parametrize("disable", [False, True])
+def test_in_a_pipe_there_is_one_plain_line_for_each_log(disable: bool) -> None:
+    done = subprocess.run(script(disable=disable), env=environment(), capture_output=True, check=True, timeout=100)
+    assert b"\r" not in done.stdout + done.stderr
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert done.stderr == b""
+    lines = done.stdout.decode().splitlines()
+    assert lines[-1] == "the end"
+    assert sum("'loss':" in line for line in lines) == 3
+    assert sum("'eval_loss':" in line for line in lines) == 3
+    assert sum("'train_loss':" in line for line in lines) == 1
+    if not disable:
+        assert [re.match(r"step (\d+)/12 ", line)[1] for line in lines if "'loss':" in line] == ["4", "8", "12"]
+
+
+def test_on_a_terminal_there_is_a_bar() -> None:
+    text = on_a_terminal(script())
+    assert "\r" in text
+    last = re.findall(r"(\d+)/12 ", text)[-1]
+    assert last == "12"
+    assert text.count("'loss':") == 3
+    assert re.search(r"8/8|1/1", text), "a bar for the evaluation"
+    assert text.rstrip().endswith("the end")
+
+
+def test_on_a_terminal_without_a_bar_where_asked_for() -> None:
+    text = on_a_terminal(script(disable=True))
+    assert "\r" not in text.replace("\r\n", "\n")
+    assert text.count("'loss':") == 3
+
+
+def on_a_terminal(command: list[str]) -> str:
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))  # a new one has no columns
+    process = subprocess.Popen(command, env=environment(), stdin=child, stdout=child, stderr=child)
+    os.close(child)
+    written = b""
+    try:
+        while select.select([parent], [], [], 100)[0]:
+            try:
+                part = os.read(parent, 4096)
+            except OSError:  # the terminal is gone with the process
+                break
+            if not part:
+                break
+            written += part
+    finally:
+        os.close(parent)
+        code = process.wait(timeout=100)
+    assert code == 0, written.decode()
+    return written.decode()
+
+
+def test_what_a_log_looks_like() -> None:
+    shown = readable({"loss": 0.123456, "step": 3, "note": "x" * 200, "total_flos": 1e12, "rate": 1e-7}, 100)
+    assert shown["loss"] == "0.1235"
+    assert shown["rate"] == "1e-07"
+    assert shown["step"] == 3
+    assert shown["note"].startswith("x" * 100 + "...")
+    assert "200 characters" in shown["note"]
+    assert "total_flos" not in shown

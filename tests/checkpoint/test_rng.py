@@ -1,0 +1,89 @@
+"""Random states there and back, and in the form that transformers reads."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from trainwright.checkpoint import rng
+
+from .._support.small import REFERENCE, make_trainer
+
+
+def draws() -> list[Any]:
+    """Also the second of two normal numbers, which numpy and python compute together and keep."""
+    return [random.gauss(0, 1), random.random(), float(np.random.randn()), float(np.random.rand()),
+            torch.randn(3).tolist(), torch.rand(()).item()]  # fmt: skip
+
+
+def stir() -> None:
+    random.seed(5)
+    np.random.seed(6)
+    torch.manual_seed(7)
+    draws()
+
+
+def test_restoring_repeats_all_draws() -> None:
+    stir()
+    states = rng.capture()
+    first = draws()
+    draws()
+    rng.restore(states)
+    assert draws() == first
+
+
+def test_through_a_file(tmp_path: Path) -> None:
+    stir()
+    rng.save(tmp_path / "rng_state.pth", rng.capture())
+    first = draws()
+    rng.restore(rng.load(tmp_path / "rng_state.pth"))
+    assert draws() == first
+
+
+def test_the_file_holds_nothing_but_numbers_and_tensors(tmp_path: Path) -> None:
+    rng.save(tmp_path / "rng_state.pth", rng.capture())
+    torch.load(tmp_path / "rng_state.pth", weights_only=True)  # without any class that is let in by name
+
+
+def test_transformers_reads_ours(tmp_path: Path) -> None:
+    stir()
+    rng.save(tmp_path / "rng_state.pth", rng.capture())
+    first = draws()
+    stir()
+    trainer = make_trainer(tmp_path / "run", REFERENCE)
+    stir()
+    trainer._load_rng_state(str(tmp_path))
+    assert draws() == first
+
+
+def test_ours_reads_transformers(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path / "run", REFERENCE)
+    assert isinstance(trainer, transformers.Trainer)
+    stir()
+    trainer._save_rng_state(str(tmp_path))
+    first = draws()
+    stir()
+    rng.restore(rng.load(tmp_path / "rng_state.pth"))
+    assert draws() == first
+
+
+@pytest.mark.parametrize("place", ["state", "training"])
+def test_saving_draws_nothing(place: str, tmp_path: Path) -> None:
+    stir()
+    before = rng.capture()
+    if place == "state":
+        rng.save(tmp_path / "rng_state.pth", rng.capture())
+    else:
+        trainer = make_trainer(tmp_path / "run")
+        trainer.create_optimizer_and_scheduler(10)
+        rng.restore(before)
+        trainer._save_checkpoint(trainer.model, None)
+    after = draws()
+    rng.restore(before)
+    assert draws() == after

@@ -1,0 +1,82 @@
+"""What is shown when training starts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .bench import Bench, StopAt, untouched_globals
+
+START = ("batch", "length", "optimizer", "rhythm", "also", "resumes")
+
+
+@pytest.fixture
+def bench(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> Iterator[Bench]:
+    with untouched_globals():
+        yield Bench(tmp_path, monkeypatch, capsys, caplog)
+
+
+def shown(bench: Bench, **given: Any) -> list[str]:
+    """The lines of the plan, as printed."""
+    bench.capsys.readouterr()
+    bench.train(disable_tqdm=False, log_level="warning", **given)
+    return [line for line in bench.capsys.readouterr().out.splitlines() if line.split(" ")[0] in START]
+
+
+def test_the_plan_of_a_run_by_epochs(bench: Bench) -> None:
+    settings = {"gradient_accumulation_steps": 3, "logging_steps": 0.5, "warmup_steps": 0.5, "num_train_epochs": 2}
+    assert shown(bench, **settings) == [
+        "batch     2 per device x 3 accumulated x 1 processes = 6 samples a step",
+        "length    4 steps, 2 epochs of 2 steps over 12 samples",
+        "optimizer adamw_torch_fused, learning rate 0.1, linear after 2 warm-up steps, on cpu in full precision",
+        "rhythm    logs every 2 steps, evaluates never, saves never",
+        "also      use_cpu=True, per_device_eval_batch_size=4, log_level='warning', dataloader_pin_memory=False",
+    ]
+
+
+def test_the_plan_of_a_run_by_steps(bench: Bench) -> None:
+    settings = {
+        "max_steps": 8,
+        "num_train_epochs": 3,
+        "bf16": True,
+        "optim": "adamw_torch",
+        "lr_scheduler_type": "cosine",
+        "logging_strategy": "epoch",
+        "eval_strategy": "epoch",
+        "save_strategy": "best",
+        "metric_for_best_model": "loss",
+        "hub_token": "hf_secret",
+    }
+    lines = shown(bench, **settings)
+    assert lines[:4] == [
+        "batch     2 per device x 1 accumulated x 1 processes = 2 samples a step",
+        "length    8 steps, by max_steps",
+        "optimizer adamw_torch, learning rate 0.1, cosine after 0 warm-up steps, on cpu in bf16 autocast",
+        "rhythm    logs every epoch, evaluates every epoch, saves at each best evaluation",
+    ]
+    assert "hub_token='<HUB_TOKEN>'" in lines[4]
+    assert "metric_for_best_model='loss'" in lines[4]
+
+
+def test_a_resumed_run_says_where_it_goes_on(bench: Bench) -> None:
+    first = bench.train(callbacks=[StopAt(2)])
+    checkpoint = f"{first.args.output_dir}/checkpoint-2"
+    assert shown(bench, resume_from_checkpoint=checkpoint)[-1] == (
+        f"resumes   {checkpoint}: step 2, 2 batches into epoch 1"
+    )
+
+
+def test_the_plan_is_logged_where_it_is_not_printed(bench: Bench) -> None:
+    bench.train(log_level="info")
+    logged = [record.getMessage() for record in bench.caplog.records if record.levelno == logging.INFO]
+    assert [line.split(" ")[0] for line in logged if line.split(" ")[0] in START] == [*START[:5]]
+    assert not [line for line in bench.capsys.readouterr().out.splitlines() if line.startswith(START[0])]

@@ -1,0 +1,1 @@
+"""One file for each family: every member obeys the same laws."""

@@ -1,0 +1,503 @@
+"""What goes wrong on the user's side: each a typed error that says what came, what would do and what to change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+from transformers import BertModel
+
+from trainwright import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, errors
+
+from ._support.small import StopAt, data, differing, make_trainer, models, module, weights
+
+
+def says(error: pytest.ExceptionInfo[BaseException], *words: str) -> None:
+    text = str(error.value)
+    assert [word for word in words if word not in text] == [], text
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_model_and_no_model_init(tmp_path: Path) -> None:
+    with pytest.raises(errors.MissingModelError) as error:
+        Trainer(args=TrainingArguments(str(tmp_path), use_cpu=True))
+    says(error, "neither a model nor a model_init", "model=", "model_init=")
+    assert isinstance(error.value, RuntimeError)
+    assert isinstance(error.value, ValueError)
+
+
+def test_a_model_and_a_model_init(tmp_path: Path) -> None:
+    with pytest.raises(errors.ModelError) as error:
+        make_trainer(tmp_path, model=module(), model_init=module)
+    says(error, "both a model and a model_init", "only one of them")
+
+
+def test_a_model_without_a_head(tmp_path: Path) -> None:
+    headless = models.bert().bert
+    assert isinstance(headless, BertModel)
+    with pytest.raises(errors.ModelError) as error:
+        make_trainer(tmp_path, model=headless)
+    says(error, "BertModel", "no head", "AutoModelForSequenceClassification")
+
+
+@pytest.mark.parametrize(
+    ("model_init", "words"),
+    [(lambda: None, ("model_init returned None",)), (lambda a, b: module(), ("2 arguments", "the trial"))],
+)
+def test_a_model_init_that_makes_no_model(model_init: Any, words: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(errors.ModelError) as error:
+        make_trainer(tmp_path, model_init=model_init)
+    says(error, *words)
+
+
+class Headless(nn.Module):
+    """Returns scores and never a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        return {"logits": self.linear(x), "hidden": x}
+
+
+def test_a_model_that_returns_no_loss(tmp_path: Path) -> None:
+    with pytest.raises(errors.ModelError) as error:
+        make_trainer(tmp_path, model=Headless()).train()
+    says(error, "Headless returned no loss", "logits", "hidden", "x, labels", "compute_loss")
+
+
+def test_samples_without_labels(tmp_path: Path) -> None:
+    unlabelled = [{"x": item["x"]} for item in data.vectors(8)]
+    with pytest.raises(errors.ModelError) as error:
+        make_trainer(tmp_path, train_dataset=unlabelled).train()
+    says(error, "returned no loss", "It was given x.", "'labels'")
+
+
+@pytest.mark.parametrize("kind", [models.bert, models.llama])
+def test_samples_without_labels_for_a_model_of_transformers(kind: Any, tmp_path: Path) -> None:
+    unlabelled = [{"input_ids": item["input_ids"]} for item in data.texts(8)]
+    with pytest.raises(errors.ModelError) as error:
+        make_trainer(tmp_path, model=kind(), train_dataset=unlabelled).train()
+    says(error, "returned no loss", "logits", "It was given input_ids", "'labels'")
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+class Endless(IterableDataset[dict[str, Any]]):
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while True:
+            yield from data.vectors(4)
+
+
+def test_data_without_a_length_and_no_max_steps(tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError) as error:
+        make_trainer(tmp_path, train_dataset=Endless())
+    says(error, "Endless", "max_steps")
+
+
+@pytest.mark.parametrize("empty", [[], data.TorchDataset([])], ids=["list", "torch-dataset"])
+def test_an_empty_training_set(empty: Any, tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError) as error:
+        make_trainer(tmp_path, train_dataset=empty).train()
+    says(error, "train_dataset", "empty", "no sample")
+
+
+def test_an_empty_set_of_columns(tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError) as error:
+        make_trainer(tmp_path, train_dataset=data.hf_dataset(data.vectors(2)).select([])).train()
+    says(error, "train_dataset", "empty")
+
+
+def test_drop_last_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError) as error:
+        make_trainer(tmp_path, train_dataset=data.vectors(3), dataloader_drop_last=True).train()
+    says(error, "no batch", "dataloader_drop_last=True", "per_device_train_batch_size")
+
+
+def test_no_training_set(tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError) as error:
+        make_trainer(tmp_path, train_dataset=None).train()
+    says(error, "train_dataset")
+
+
+@pytest.mark.parametrize("empty", [[], data.Stream([])], ids=["list", "stream"])
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_an_empty_evaluation_set(method: str, empty: Any, tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError) as error:
+        getattr(make_trainer(tmp_path), method)(empty)
+    says(error, "empty", "at least one sample")
+
+
+def test_evaluate_without_data(tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError) as error:
+        make_trainer(tmp_path).evaluate()
+    says(error, "eval_dataset")
+
+
+def test_evaluations_asked_for_without_data(tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError) as error:
+        make_trainer(tmp_path, eval_strategy="epoch")
+    says(error, "eval_strategy='epoch'", "eval_dataset", "eval_strategy='no'")
+
+
+def test_evaluation_at_the_start_without_data(tmp_path: Path) -> None:
+    with pytest.raises(errors.TrainwrightError) as error:
+        make_trainer(tmp_path, eval_on_start=True).train()
+    says(error, "eval_on_start", "eval_dataset")
+
+
+def test_no_column_is_an_input(tmp_path: Path) -> None:
+    dataset = data.hf_dataset([{"text": "so", "target": 1}, {"text": "it", "target": 0}])
+    with pytest.raises(errors.DataError) as error:
+        make_trainer(tmp_path, train_dataset=dataset).train()
+    says(error, "text, target", "ReturnsDict", "remove_unused_columns=False")
+
+
+def test_no_entry_of_a_list_is_an_input(tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError) as error:
+        make_trainer(tmp_path, train_dataset=[{"text": 1, "target": 1}] * 4).train()
+    says(error, "ReturnsDict", "remove_unused_columns=False")
+
+
+def test_a_collator_that_makes_no_dict(tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError) as error:
+        make_trainer(tmp_path, data_collator=lambda items: [item["x"] for item in items]).train()
+    says(error, "list", "dict", "data_collator")
+
+
+def test_a_collator_that_cannot_be_called(tmp_path: Path) -> None:
+    with pytest.raises(TypeError) as error:
+        make_trainer(tmp_path, data_collator="pad")
+    says(error, "'pad'", "cannot be called")
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    make_trainer(tmp_path / "run", callbacks=[StopAt(3)]).train()
+    return tmp_path / "run" / "checkpoint-3"
+
+
+def resume(checkpoint: Any, folder: Path, **parts: Any) -> None:
+    make_trainer(folder, **parts).train(resume_from_checkpoint=checkpoint)
+
+
+def test_a_checkpoint_that_is_not_there(stopped: Path) -> None:
+    with pytest.raises(errors.CheckpointNotFoundError) as error:
+        resume(str(stopped.with_name("checkpoint-4")), stopped.parent)
+    says(error, "checkpoint-4", "no such directory", str(stopped))
+    assert isinstance(error.value, FileNotFoundError)
+    assert isinstance(error.value, ValueError)
+
+
+def test_resume_without_any_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(errors.CheckpointNotFoundError) as error:
+        resume(True, tmp_path)
+    says(error, "resume_from_checkpoint=True", "no complete checkpoint", str(tmp_path))
+
+
+def test_resume_with_nothing_but_a_damaged_one(stopped: Path) -> None:
+    (stopped / "optimizer.pt").unlink()
+    with pytest.raises(errors.CheckpointNotFoundError) as error:
+        resume(True, stopped.parent)
+    says(error, "no complete checkpoint")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json", "rng_state.pth"])
+def test_a_damaged_checkpoint_that_was_named(name: str, stopped: Path) -> None:
+    content = bytearray((stopped / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (stopped / name).write_bytes(bytes(content))
+    with pytest.raises(errors.CheckpointError) as error:
+        resume(str(stopped), stopped.parent)
+    says(error, str(stopped), name, "altered", "True")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"per_device_train_batch_size": 2}, ("a batch of 4", "2 and 1")),
+        ({"gradient_accumulation_steps": 2}, ("gradient_accumulation_steps=1", "4 and 2")),
+    ],
+)
+def test_another_batch_than_before(settings: dict[str, Any], words: tuple[str, ...], stopped: Path) -> None:
+    with pytest.raises(errors.CheckpointError) as error:
+        resume(str(stopped), stopped.parent, **settings)
+    says(error, *words)
+
+
+def test_another_optimizer_than_before(stopped: Path) -> None:
+    with pytest.raises(errors.CheckpointError) as error:
+        resume(str(stopped), stopped.parent, optim="sgd")
+    says(error, "optimizer", "SGD", "optim")
+
+
+def test_another_model_than_before(stopped: Path) -> None:
+    with pytest.raises(errors.CheckpointError) as error:
+        resume(str(stopped), stopped.parent, model=Wide())
+    says(error, str(stopped), "Wide", "head.weight")
+
+
+class Wide(models.ReturnsDict):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(12, models.CLASSES + 1)
+
+
+def test_a_checkpoint_of_the_weights_alone(tmp_path: Path) -> None:
+    make_trainer(tmp_path, callbacks=[StopAt(3)], save_only_model=True).train()
+    with pytest.raises(errors.CheckpointError) as error:
+        resume(True, tmp_path)
+    says(error, "optimizer.pt", "save_only_model", "without resume_from_checkpoint")
+
+
+def test_a_checkpoint_of_another_trainer_that_was_cut_off(stopped: Path) -> None:
+    """Without a manifest, sizes are not known; the error must still name the file."""
+    (stopped / "manifest.json").unlink()
+    path = stopped / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(errors.CheckpointError) as error:
+        resume(str(stopped), stopped.parent)
+    says(error, "model.safetensors")
+
+
+def test_a_refused_resume_leaves_the_checkpoint_alone(stopped: Path) -> None:
+    before = {path.name: path.read_bytes() for path in stopped.iterdir()}
+    with pytest.raises(errors.CheckpointError):
+        resume(str(stopped), stopped.parent, optim="sgd")
+    assert {path.name: path.read_bytes() for path in stopped.iterdir()} == before
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_optimizer(tmp_path: Path) -> None:
+    with pytest.raises(errors.ArgumentError) as error:
+        make_trainer(tmp_path, optim="adamw_tourch")
+    says(error, "adamw_tourch", "adamw_torch")
+
+
+def test_an_unknown_argument(tmp_path: Path) -> None:
+    with pytest.raises(errors.UnknownArgumentError) as error:
+        make_trainer(tmp_path, learning_rat=1e-3)
+    says(error, "learning_rat", "learning_rate")
+
+
+@pytest.mark.parametrize(
+    "optim_args", ["momentum", "momentum=0.9,speed=3", "momentum=fast"], ids=["no-value", "unknown", "no-number"]
+)
+def test_optim_args_that_make_no_sense(optim_args: str, tmp_path: Path) -> None:
+    with pytest.raises(errors.ArgumentError) as error:
+        make_trainer(tmp_path, optim="sgd", optim_args=optim_args).train()
+    says(error, "optim_args", "momentum")
+
+
+def test_two_ways_to_name_an_optimizer(tmp_path: Path) -> None:
+    model = module()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(errors.ArgumentError) as error:
+        make_trainer(tmp_path, model=model, optimizers=(optimizer, None),
+                     optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 0.1}))  # fmt: skip
+    says(error, "optimizers=", "optimizer_cls_and_kwargs=", "only one")
+
+
+def test_an_optimizer_for_a_model_that_is_yet_to_be_made(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD(module().parameters(), lr=0.1)
+    with pytest.raises(errors.ArgumentError) as error:
+        make_trainer(tmp_path, model_init=lambda: module(), optimizers=(optimizer, None))
+    says(error, "optimizers=", "model_init", "optimizer_cls_and_kwargs")
+
+
+def test_a_processing_class_under_both_its_names(tmp_path: Path) -> None:
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    with pytest.raises(errors.ArgumentError) as error:
+        Trainer(model=module(), args=args, processing_class=data.tokenizer(), tokenizer=data.tokenizer())
+    says(error, "processing_class", "tokenizer")
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+JUDGED: dict[str, Any] = {
+    "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2,
+    "load_best_model_at_end": True,
+}  # fmt: skip
+
+
+def steps_trained(trainer: Any) -> int:
+    return int(trainer.state.global_step)
+
+
+@pytest.mark.parametrize("metrics", [None, lambda prediction: {"accuracy": 0.5}], ids=["none-computed", "another"])
+def test_a_metric_that_no_evaluation_gives(metrics: Any, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, eval_dataset=data.vectors(4), compute_metrics=metrics,
+                           metric_for_best_model="acuracy", **JUDGED)  # fmt: skip
+    with pytest.raises(errors.TrainwrightError) as error:
+        trainer.train()
+    says(error, "metric_for_best_model='acuracy'", "loss")
+    if metrics is None:
+        assert steps_trained(trainer) == 0, "known before the first step: there is no compute_metrics"
+    else:
+        says(error, "eval_accuracy", "compute_metrics")
+        assert isinstance(error.value, KeyError)
+
+
+def test_several_evaluation_sets_and_a_metric_of_none_of_them(tmp_path: Path) -> None:
+    sets = {"near": data.vectors(4), "far": data.vectors(6)}
+    trainer = make_trainer(tmp_path, eval_dataset=sets, **JUDGED)
+    with pytest.raises(errors.ArgumentError) as error:
+        trainer.train()
+    says(error, "metric_for_best_model", "near", "far", "near_loss")
+    assert steps_trained(trainer) == 0
+
+
+def test_metrics_without_labels(tmp_path: Path) -> None:
+    unlabelled = [{"x": item["x"]} for item in data.vectors(4)]
+    trainer = make_trainer(tmp_path, eval_dataset=unlabelled, compute_metrics=lambda p: {"a": 1.0})
+    with pytest.raises(errors.DataError) as error:
+        trainer.evaluate()
+    says(error, "compute_metrics", "looked for labels", "found x", "label_names")
+
+
+@pytest.mark.parametrize("returned", [None, 0.5, [("a", 1)], "accuracy", 0.0, []])
+@pytest.mark.parametrize("streams", [False, True])
+def test_metrics_that_are_no_dict(returned: Any, streams: bool, tmp_path: Path) -> None:
+    def compute(prediction: Any, compute_result: bool = True) -> Any:
+        return returned
+
+    trainer = make_trainer(tmp_path, eval_dataset=data.vectors(4), compute_metrics=compute, batch_eval_metrics=streams)
+    with pytest.raises(errors.DataError) as error:
+        trainer.evaluate()
+    says(error, f"returned a {type(returned).__name__}", "dict")
+
+
+def test_metrics_for_each_batch_by_a_function_for_all(tmp_path: Path) -> None:
+    with pytest.raises(errors.ArgumentError) as error:
+        make_trainer(tmp_path, compute_metrics=lambda prediction: {}, batch_eval_metrics=True)
+    says(error, "batch_eval_metrics=True", "compute_result")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"eval_strategy": "epoch", "eval_dataset": data.vectors(4)}, ("metric_for_best_model",)),
+     ({"metric_for_best_model": "loss"}, ("eval_strategy",))],
+)  # fmt: skip
+def test_early_stopping_without_what_it_watches(
+    settings: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    trainer = make_trainer(tmp_path, callbacks=[EarlyStoppingCallback(2)], **settings)
+    with pytest.raises(errors.ArgumentError) as error:
+        trainer.train()
+    says(error, "EarlyStoppingCallback", *words)
+    assert steps_trained(trainer) == 0
+
+
+# -- a user's code that raises ----------------------------------------------------------------------------------------
+
+
+class Own(Exception):
+    pass
+
+
+class Raises(TrainerCallback):
+    def __init__(self, event: str) -> None:
+        self.heard: list[BaseException] = []
+
+        def handler(args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise Own(event)
+
+        setattr(self, event, handler)
+
+    def on_exception(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.heard.append(kwargs["exception"])
+
+
+@pytest.mark.parametrize(
+    "event", ["on_train_begin", "on_epoch_begin", "on_step_begin", "on_pre_optimizer_step", "on_optimizer_step",
+              "on_step_end", "on_log", "on_evaluate", "on_save", "on_epoch_end", "on_train_end"],
+)  # fmt: skip
+def test_a_callback_that_raises_is_heard_by_all_and_stops_the_run(event: str, tmp_path: Path) -> None:
+    raises = Raises(event)
+    trainer = make_trainer(tmp_path, callbacks=[raises], eval_dataset=data.vectors(4), eval_strategy="steps",
+                           eval_steps=2, save_strategy="steps", save_steps=2)  # fmt: skip
+    with pytest.raises(Own, match=event) as error:
+        trainer.train()
+    assert raises.heard == [error.value]
+    assert not trainer.is_in_train
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_what_interrupts_a_step_is_heard_too(error: type[BaseException], tmp_path: Path) -> None:
+    class Interrupted(Trainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if self.state.global_step == 2:
+                raise error
+            return super().training_step(*args, **kwargs)
+
+    heard = Raises("on_push_begin")
+    trainer = make_trainer(tmp_path, cls=Interrupted, callbacks=[heard])
+    with pytest.raises(error):
+        trainer.train()
+    assert [type(one) for one in heard.heard] == [error]
+
+
+def test_a_trainer_that_failed_can_train(tmp_path: Path) -> None:
+    raises = Raises("on_step_end")
+    trainer = make_trainer(tmp_path, model_init=lambda: module(), callbacks=[raises])
+    with pytest.raises(Own):
+        trainer.train()
+    trainer.remove_callback(raises)
+    trainer.train()
+    plain = make_trainer(tmp_path / "plain", model_init=lambda: module())
+    plain.train()
+    assert differing(weights(trainer.model), weights(plain.model)) == {}
+
+
+@pytest.mark.parametrize("hook", ["_save", "_save_optimizer_and_scheduler", "_save_rng_state"])
+def test_a_save_that_fails_leaves_the_older_ones_and_no_half(hook: str, tmp_path: Path) -> None:
+    """As on a full disk: the second save fails in the middle."""
+
+    def full(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step == 4:
+            raise OSError(28, "No space left on device")
+        getattr(Trainer, hook)(self, *args, **kwargs)
+
+    cls = type("Full", (Trainer,), {hook: full})
+    trainer = make_trainer(tmp_path, cls=cls, save_strategy="steps", save_steps=2)
+    with pytest.raises(OSError, match="No space left"):
+        trainer.train()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2"]
+    through = make_trainer(tmp_path / "through")
+    through.train()
+    again = make_trainer(tmp_path)
+    again.train(resume_from_checkpoint=True)
+    assert differing(weights(again.model), weights(through.model)) == {}
+
+
+def test_a_value_that_json_does_not_know_is_named(tmp_path: Path) -> None:
+    """A callback or an override logs an object: the save must say which entry it is, or take it."""
+
+    class Logs(Trainer):
+        def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+            super().log({**logs, "spread": torch.tensor(0.5)}, start_time)
+
+    trainer = make_trainer(tmp_path, cls=Logs, callbacks=[StopAt(2)])
+    try:
+        trainer.train()
+    except errors.TrainwrightError as error:
+        assert "spread" in str(error)  # noqa: PT017
+    else:
+        state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
+        assert state["log_history"][0]["spread"] == 0.5
