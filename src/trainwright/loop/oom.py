@@ -36,16 +36,20 @@ class Part:
     of_window: float = 1.0
 
 
-def parts_of(batches: list[Batch], num_parts: int) -> Iterator[Part]:
-    """The micro-batches of a window, each cut into `num_parts` (or single samples, where it has fewer)."""
-    if len(batches) == 1 and num_parts == 1:
-        yield Part(batches[0])
-        return
+def parts_of(batches: list[Batch], num_parts: int, *, needs_shares: bool) -> list[Part]:
+    """The micro-batches of a window, each cut into `num_parts` (or single samples, where it has fewer).
+
+    Without cuts, and where the loss does not need the shares, samples are not counted.
+    """
+    if num_parts == 1 and (len(batches) == 1 or not needs_shares):
+        return [Part(batch) for batch in batches]
     sizes = [find_batch_size(batch) or 1 for batch in batches]
     total = sum(sizes)
-    for batch, size in zip(batches, sizes, strict=True):
-        for inputs, num in cut(batch, size, num_parts):
-            yield Part(inputs, num / size, num / total)
+    return [
+        Part(inputs, num / size, num / total)
+        for batch, size in zip(batches, sizes, strict=True)
+        for inputs, num in cut(batch, size, num_parts)
+    ]
 
 
 def cut(batch: Batch, size: int, num_parts: int) -> Iterator[tuple[Batch, int]]:

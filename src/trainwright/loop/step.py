@@ -54,7 +54,7 @@ def take_step(session: Session, run: RunState, hooks: TrainHooks, window: Window
 
 def accumulate_gradients(session: Session, run: RunState, hooks: TrainHooks, window: Window) -> bool:
     """Forward and backward for each micro-batch; False if a callback stopped it."""
-    parts = list(parts_of(window.batches, run.num_parts))
+    parts = parts_of(window.batches, run.num_parts, needs_shares=session.rule.aux_coefficient != 0.0)
     last = len(parts) - 1
     for i, part in enumerate(parts):
         run.part_of_micro_batch, run.share_of_window = part.of_micro_batch, part.of_window

@@ -11,7 +11,8 @@ from trainwright.optim.layerwise import LayerWiseDummyOptimizer
 from trainwright.optim.muon import MuonWithAdamW, muon_groups
 from trainwright.optim.options import check_names, parse_optim_args, read
 from trainwright.optim.packages import load_class
-from trainwright.optim.table import OPTIMIZERS, OptimizerSpec
+from trainwright.optim.spec import OptimizerSpec
+from trainwright.optim.table import OPTIMIZERS
 from trainwright.optim.targets import projected_groups, target_parameters
 
 Kwargs = dict[str, Any]

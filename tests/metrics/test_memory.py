@@ -1,0 +1,69 @@
+"""Memory of the stages: the entries of transformers, and no thread left behind."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainwright import TrainerCallback, TrainerMemoryTracker
+
+from .._support.small import OURS, REFERENCE, data, make_trainer
+
+
+def test_the_entries_of_transformers(tmp_path: Path) -> None:
+    found = []
+    for side in (OURS, REFERENCE):
+        trainer = make_trainer(tmp_path, side, skip_memory_metrics=False, eval_dataset=data.vectors(4))
+        stages = [trainer.train().metrics, trainer.evaluate(), trainer.predict(data.vectors(4)).metrics]
+        found.append([sorted(name for name in metrics if "_mem_" in name) for metrics in stages])
+    assert found[0] == found[1]
+    assert any("init_mem" in name for name in found[0][0])
+
+
+def test_nothing_is_measured_by_default(tmp_path: Path) -> None:
+    before = threading.active_count()
+    trainer = make_trainer(tmp_path, eval_dataset=data.vectors(4))
+    assert not any("_mem_" in name for name in {**trainer.train().metrics, **trainer.evaluate()})
+    assert threading.active_count() == before
+
+
+def test_a_peak_is_seen() -> None:
+    tracker = TrainerMemoryTracker()
+    tracker.start("train")
+    block = bytearray(80 << 20)
+    for i in range(0, len(block), 4096):
+        block[i] = 1
+    threading.Event().wait(0.1)
+    del block
+    metrics: dict[str, Any] = {}
+    tracker.stop_and_update_metrics(metrics, stage="train")
+    seen = metrics["train_mem_cpu_alloc_delta"] + metrics["train_mem_cpu_peaked_delta"]
+    assert seen > 60 << 20
+
+
+def test_an_inner_stage_belongs_to_the_outer_one() -> None:
+    tracker = TrainerMemoryTracker()
+    outer: dict[str, Any] = {}
+    inner: dict[str, Any] = {}
+    tracker.start("train")
+    tracker.start("eval")
+    tracker.stop_and_update_metrics(inner, stage="eval")
+    tracker.stop_and_update_metrics(outer, stage="train")
+    assert inner == {}
+    assert {name.split("_")[0] for name in outer} == {"train"}
+
+
+def test_a_training_that_fails_leaves_no_thread_and_can_be_measured_again(tmp_path: Path) -> None:
+    class Fails(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise ZeroDivisionError
+
+    trainer = make_trainer(tmp_path, skip_memory_metrics=False, callbacks=[Fails], eval_dataset=data.vectors(4))
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert threading.active_count() == before
+    assert any("eval_mem_" in name for name in trainer.evaluate())

@@ -1,0 +1,89 @@
+"""Optimizers by name: the class and the arguments that transformers gives them, as far as no package is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from trainwright import Trainer, TrainingArguments, is_optimizer_factory
+from trainwright.errors import ArgumentError
+
+from .._support.small import make_trainer
+
+ALWAYS: dict[str, Any] = {"output_dir": "run", "use_cpu": True, "report_to": "none"}
+ADAM = {"learning_rate": 3e-4, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6, "weight_decay": 0.1}
+CASES: list[dict[str, Any]] = [
+    {},
+    {"optim": "adamw_torch"},
+    {"optim": "adamw_torch_fused"},
+    {"optim": "adafactor"},
+    {"optim": "sgd"},
+    {"optim": "adagrad"},
+    {"optim": "rmsprop"},
+]
+
+
+@pytest.mark.parametrize("more", [{}, ADAM], ids=["defaults", "adam"])
+@pytest.mark.parametrize("settings", CASES, ids=str)
+def test_class_and_arguments_are_those_of_transformers(settings: dict[str, Any], more: dict[str, Any]) -> None:
+    ours = Trainer.get_optimizer_cls_and_kwargs(TrainingArguments(**ALWAYS | settings | more))
+    theirs = transformers.Trainer.get_optimizer_cls_and_kwargs(
+        transformers.TrainingArguments(**ALWAYS | settings | more)
+    )
+    assert ours[0] is theirs[0]
+    assert ours[1] == theirs[1]
+
+
+@pytest.mark.parametrize(
+    ("optim", "optim_args", "expected"),
+    [
+        ("sgd", "momentum=0.9, nesterov=true", {"momentum": 0.9, "nesterov": True}),
+        ("sgd", "dampening=0.1", {"dampening": 0.1}),
+        ("rmsprop", "alpha=0.9,centered=True", {"alpha": 0.9, "centered": True}),
+        ("adagrad", "lr_decay=0.5", {"lr_decay": 0.5}),
+    ],
+)
+def test_optim_args_become_arguments(optim: str, optim_args: str, expected: dict[str, Any], tmp_path: Path) -> None:
+    optimizer = make_trainer(tmp_path, optim=optim, optim_args=optim_args).create_optimizer()
+    assert {name: optimizer.param_groups[0][name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("optim", "optim_args", "words"),
+    [
+        ("sgd", "momentun=0.9", ("momentun", "sgd", "momentum")),
+        ("sgd", "momentum", ("momentum", "name=value")),
+        ("sgd", "momentum=quick", ("momentum", "quick", "number")),
+        ("sgd", "nesterov=maybe", ("nesterov", "maybe")),
+    ],
+)
+def test_optim_args_that_make_no_sense(optim: str, optim_args: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError) as error:
+        make_trainer(tmp_path, optim=optim, optim_args=optim_args).create_optimizer()
+    assert [word for word in words if word not in str(error.value)] == [], str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("thing", "expected"),
+    [(torch.optim.SGD, False), (transformers.optimization.Adafactor, False), (lambda: None, True), (dict, True)],
+)
+def test_what_makes_an_optimizer_from_a_model(thing: Any, expected: bool) -> None:
+    assert is_optimizer_factory(thing) is expected
+
+
+class Factory:
+    """Made without arguments, called with the model."""
+
+    def __call__(self, model: torch.nn.Module, *, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [p], "lr": lr} for p in model.parameters()])
+
+
+def test_a_factory_gets_the_model(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, optimizer_cls_and_kwargs=(Factory, {"lr": 0.25}), max_steps=2)
+    trainer.train()
+    assert len(trainer.optimizer.param_groups) == len(list(trainer.model.parameters()))
+    assert trainer.optimizer.param_groups[0]["initial_lr"] == 0.25
