@@ -33,7 +33,6 @@ from ._support.small import (
     make_trainer,
     models,
     module,
-    train,
     weights,
     without_clock,
 )

@@ -121,9 +121,7 @@ def assert_same_end(folder: Path, uninterrupted: Weights) -> None:
 
 
 @pytest.mark.parametrize(("place", "count"), PLACES, ids=lambda value: str(value).replace(" ", "-"))
-def test_killed_at_a_place(
-    place: str, count: int, nursery: Nursery, uninterrupted: Weights, tmp_path: Path
-) -> None:
+def test_killed_at_a_place(place: str, count: int, nursery: Nursery, uninterrupted: Weights, tmp_path: Path) -> None:
     nursery.start(*command(tmp_path, 3, place, count))
     assert nursery.wait() == 137, f"it never came by: {words(tmp_path)}"
     run_to_the_end(nursery, tmp_path, 3)
@@ -160,9 +158,7 @@ def test_killed_at_many_random_moments(seed: int, nursery: Nursery, uninterrupte
 @pytest.mark.parametrize(
     ("place", "count"), [("after rename", 1), ("before rename", 2)], ids=lambda value: str(value).replace(" ", "-")
 )
-def test_killed_while_the_only_checkpoint_is_replaced(
-    place: str, count: int, nursery: Nursery, tmp_path: Path
-) -> None:
+def test_killed_while_the_only_checkpoint_is_replaced(place: str, count: int, nursery: Nursery, tmp_path: Path) -> None:
     """A second save of the same step: the old one or the new one, one of them must be found."""
     run_to_the_end(nursery, tmp_path, NUM_STEPS)
     nursery.start("save over", tmp_path / "run", "new", place, count)

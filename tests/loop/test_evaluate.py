@@ -155,7 +155,6 @@ class Several(models.ReturnsDict):
         return {**out, "pair": (x * 2, {"deep": x[:, :2]}), "number": x.sum(-1)}
 
 
-
 @pytest.mark.parametrize("size", [2, 5, NUM])
 def test_nested_outputs_keep_their_shape(size: int, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, model=Several(), per_device_eval_batch_size=size)

@@ -30,7 +30,9 @@ class Windows(Trainer):
 
 
 @settings(max_examples=25, deadline=None)
-@given(num_samples=st.integers(1, 20), batch=st.integers(1, 5), accumulation=st.integers(1, 6), epochs=st.integers(1, 2))
+@given(
+    num_samples=st.integers(1, 20), batch=st.integers(1, 5), accumulation=st.integers(1, 6), epochs=st.integers(1, 2)
+)
 def test_every_sample_once_an_epoch_in_windows_of_the_right_size(
     num_samples: int, batch: int, accumulation: int, epochs: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

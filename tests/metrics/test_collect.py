@@ -179,7 +179,7 @@ def test_with_a_known_number_of_rows_there_is_one_allocation(count: int, monkeyp
 def test_memory_is_a_constant_times_the_result(known: bool, rising: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows unknown, or each batch longer than the one before: still linear."""
     totals = []
-    for count in (40, 160):
+    for count in (40, 160, 320):
         counts = Counts(monkeypatch)
         collector = Collector(count * 2 if known else None)
         for i in range(count):
@@ -187,8 +187,7 @@ def test_memory_is_a_constant_times_the_result(known: bool, rising: bool, monkey
         size = collector.result().size
         totals.append(sum(counts.allocated) / size)
         monkeypatch.undo()
-    assert max(totals) < 8
-    assert totals[1] < 1.5 * totals[0]
+    assert max(totals) < 7, "a growth by half in two dimensions: at most 2.25 times too large, and 3 times copied"
 
 
 # -- the small functions ------------------------------------------------------------------------------------------------

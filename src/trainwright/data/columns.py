@@ -62,6 +62,8 @@ class RemoveColumnsCollator:
         self._kept = frozenset(signature_columns)
 
     def __call__(self, features: list[Any]) -> Any:
+        if type(features[0]) is dict and all(map(self._kept.issuperset, features)):  # nothing to drop: the usual case
+            return self.data_collator(features)
         return self.data_collator([self._remove_columns(item) for item in features])
 
     def _remove_columns(self, feature: Any) -> Any:
