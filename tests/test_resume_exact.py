@@ -240,7 +240,18 @@ def test_evaluations_on_the_way_do_not_matter(tmp_path: Path) -> None:
     assert differing(quiet.weights, through.weights) == {}
 
 
-# -- streams ------------------------------------------------------------------------------------------------------
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [3, 9])
+@pytest.mark.parametrize("kind", ["augmented-list", "masked-list"])
+def test_what_workers_draw_comes_back(kind: str, step: int, tmp_path: Path) -> None:
+    """Augmentation and masking draw in the workers, whose random states no checkpoint of this process holds."""
+    through = run_through(tmp_path / "through", DATA[kind], dataloader_num_workers=2)
+    assert_same_course(run_in_two(tmp_path / "two", DATA[kind], step, dataloader_num_workers=2), through)
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
 
 
 class ShufflesItself(IterableDataset[dict[str, Any]]):
@@ -278,7 +289,7 @@ def test_a_stream_goes_on_where_it_was_accumulated(step: int, tmp_path: Path) ->
     assert_same_course(run_in_two(tmp_path / "two", parts, step, gradient_accumulation_steps=3), through)
 
 
-# -- a user's own order -------------------------------------------------------------------------------------------
+# -- a user's own order ----------------------------------------------------------------------------------------------
 
 
 class OwnLoader(Trainer):
@@ -311,7 +322,7 @@ def test_an_order_of_the_users_own(cls: type, step: int, tmp_path: Path) -> None
     assert_same_course(run_in_two(tmp_path / "two", parts, step), through)
 
 
-# -- stopping early in an epoch -----------------------------------------------------------------------------------
+# -- stopping early in an epoch --------------------------------------------------------------------------------------
 
 
 class EndEpochAt(StopAt):
@@ -334,7 +345,7 @@ def test_after_an_epoch_that_a_callback_ended(step: int, tmp_path: Path) -> None
     assert_same_course(Course.of(second), Course.of(through))
 
 
-# -- what is read -------------------------------------------------------------------------------------------------
+# -- what is read ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [3, 7, 9])
@@ -348,7 +359,7 @@ def test_no_trained_sample_is_read_again(step: int, tmp_path: Path) -> None:
     assert rest.reads == whole.reads[trained:]
 
 
-# -- the best model and those who wait for it ---------------------------------------------------------------------
+# -- the best model and those who wait for it ------------------------------------------------------------------------
 
 
 def accuracy(prediction: Any) -> dict[str, float]:
@@ -407,7 +418,7 @@ def test_the_limit_keeps_the_best_and_the_newest(limit: int, tmp_path: Path) -> 
     assert left == {best} | set(sorted(newest, reverse=True)[: max(limit - 1, 1)])
 
 
-# -- a new process ------------------------------------------------------------------------------------------------
+# -- a new process ---------------------------------------------------------------------------------------------------
 
 SCRIPT = """
     import sys

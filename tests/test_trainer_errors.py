@@ -23,7 +23,7 @@ def says(error: pytest.ExceptionInfo[BaseException], *words: str) -> None:
     assert [word for word in words if word not in text] == [], text
 
 
-# -- models -----------------------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------------------------------------
 
 
 def test_no_model_and_no_model_init(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_samples_without_labels_for_a_model_of_transformers(kind: Any, tmp_path:
     says(error, "returned no loss", "logits", "It was given input_ids", "'labels'")
 
 
-# -- data -------------------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------------------------------------
 
 
 class Endless(IterableDataset[dict[str, Any]]):
@@ -181,7 +181,7 @@ def test_a_collator_that_cannot_be_called(tmp_path: Path) -> None:
     says(error, "'pad'", "cannot be called")
 
 
-# -- checkpoints ------------------------------------------------------------------------------------------------------
+# -- checkpoints -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_a_refused_resume_leaves_the_checkpoint_alone(stopped: Path) -> None:
     assert {path.name: path.read_bytes() for path in stopped.iterdir()} == before
 
 
-# -- settings ---------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_optimizer(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_processing_class_under_both_its_names(tmp_path: Path) -> None:
     says(error, "processing_class", "tokenizer")
 
 
-# -- metrics ----------------------------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------------------------
 
 JUDGED: dict[str, Any] = {
     "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2,
@@ -403,7 +403,7 @@ def test_early_stopping_without_what_it_watches(
     assert steps_trained(trainer) == 0
 
 
-# -- a user's code that raises ----------------------------------------------------------------------------------------
+# -- a user's code that raises ---------------------------------------------------------------------------------------
 
 
 class Own(Exception):

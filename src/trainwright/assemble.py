@@ -6,7 +6,7 @@ import inspect
 import logging
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -133,14 +133,15 @@ def smaller_batches(args: Any, engine: Engine) -> SmallerBatches | None:
     return SmallerBatches(engine, rng) if args.auto_find_batch_size else None
 
 
-def facts(plan: StepPlan, trainer_parts: Mapping[str, Any], device: torch.device) -> rules.Facts:
-    """What the rules about a whole run need to know."""
-    eval_dataset = trainer_parts["eval_dataset"]
+def facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.Facts:
+    """What the rules about a whole run need to know; `parts` has the user's objects as attributes."""
+    eval_dataset = parts.eval_dataset
     return rules.Facts(
         max_steps=plan.max_steps,
-        is_stream=not has_length(trainer_parts["train_dataset"]),
+        is_stream=not has_length(parts.train_dataset),
         has_eval_dataset=eval_dataset is not None,
         eval_names=tuple(eval_dataset) if isinstance(eval_dataset, dict) else (),
+        has_compute_metrics=False if parts.only_loss_is_evaluated else None,
         device_type=device.type,
         supports_bf16=supports_bf16(device),
         supports_tf32=supports_tf32(device),

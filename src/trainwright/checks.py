@@ -93,8 +93,8 @@ def check_datasets(args: Any, train_dataset: Any, eval_dataset: Any, data_collat
         )
 
 
-def check_optimizers(optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any, model_init: Any) -> None:
-    """Ways to bring an optimizer that exclude each other.
+def check_optimizers(args: Any, optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any, model_init: Any) -> None:
+    """Ways to bring an optimizer that exclude each other, and settings that an optimizer of one's own cannot obey.
 
     Raises:
         ArgumentError: names both.
@@ -103,6 +103,12 @@ def check_optimizers(optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any,
         raise ArgumentError(
             "Both optimizers=(...) and optimizer_cls_and_kwargs=(...) name an optimizer. Pass only one of them."
         )
+    idle = [name for name in ("lr_groups", "layerwise_lr_decay") if getattr(args, name, None)]
+    if idle and optimizers[0] is not None:
+        raise ArgumentError(
+            f"{' and '.join(idle)} makes parameter groups, and optimizers=(...) brings an optimizer that has its own. "
+            "Pass optimizer_cls_and_kwargs, or give your optimizer the rates you want."
+        )
     if model_init is not None and any(part is not None for part in optimizers):
         raise ArgumentError(
             "optimizers=(...) belongs to one model, and model_init makes a new one for each train(). Pass "
@@ -110,10 +116,14 @@ def check_optimizers(optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any,
         )
 
 
-def check_not_empty(dataset: Any, dataloader: Any) -> None:
-    """Raises DataError when there is not a single training batch."""
+def check_has_samples(dataset: Any) -> None:
+    """Raises DataError for a training set without a single sample."""
     if has_length(dataset) and len(dataset) == 0:
-        raise DataError("train_dataset is empty: it has no sample to train on.")
+        raise DataError("train_dataset is empty: it has no sample to train on. Look at how it was made or filtered.")
+
+
+def check_has_batches(dataloader: Any) -> None:
+    """Raises DataError when all samples together make no batch."""
     if has_length(dataloader) and len(dataloader) == 0:
         raise DataError(
             "The training dataloader gives no batch. With dataloader_drop_last=True a dataset smaller than one batch "

@@ -95,13 +95,14 @@ class Trainer(RunHooks):
         self.model = model
         self.create_accelerator_and_postprocess()
         self._adopt_model(model, model_init)
-        self.data_collator = data_collator if data_collator is not None else default_collator(self.processing_class)
+        multiple = getattr(self.args, "pad_to_multiple_of", None)
+        self.data_collator = data_collator or default_collator(self.processing_class, multiple)
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        checks.check_optimizers(optimizers, optimizer_cls_and_kwargs, model_init)
+        checks.check_optimizers(self.args, optimizers, optimizer_cls_and_kwargs, model_init)
         checks.check_datasets(self.args, train_dataset, eval_dataset, self.data_collator)
         checks.check_metrics(self.args, compute_metrics)
         self._init_bookkeeping()

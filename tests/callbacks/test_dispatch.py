@@ -163,7 +163,7 @@ def test_the_handlers_own_methods_do_what_those_of_transformers_do(event: str) -
         assert mine[extra] == {"loss": 1.0}
 
 
-# -- coming and going -----------------------------------------------------------------------------------------------------
+# -- coming and going ------------------------------------------------------------------------------------------------
 
 
 def test_an_instance_or_a_class() -> None:
@@ -215,7 +215,7 @@ def test_without_the_flow_it_says_what_will_not_happen(caplog: pytest.LogCapture
     assert caplog.text == ""
 
 
-# -- through a trainer ----------------------------------------------------------------------------------------------------
+# -- through a trainer -----------------------------------------------------------------------------------------------
 
 
 def test_a_run_tells_its_story_in_order(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A training run to be killed: OUTPUT_DIR WEIGHTS SAVE_STEPS [PLACE COUNT].
 
-Resumes where there is a checkpoint. With a PLACE the process ends there, as by SIGKILL, when it comes by for the COUNT-th
-time. Nobody outside of this script knows of it: places are overridden hooks and patched calls of the system.
+Resumes where there is a checkpoint. With a PLACE the process ends there, as by SIGKILL, when it comes by for the
+COUNT-th time. Nobody outside of this script knows of it: places are overridden hooks and patched calls of the system.
 
 Run as a script it is a nursery: it imports everything once, and forks a run for each line of JSON on its input, whose
 process id it answers. To an empty line it answers with the exit status of that run (negative: killed by that signal).

@@ -88,7 +88,7 @@ STATES = {
 def test_a_record_of_another_shape_is_refused(text: str, checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "trainer_state.json").write_text(text)
     sign_again(checkpoint)
-    with pytest.raises(CheckpointError, match="trainer_state.json"):
+    with pytest.raises(CheckpointError, match=r"trainer_state\.json"):
         make_trainer(tmp_path / "run").train(resume_from_checkpoint=str(checkpoint))
 
 

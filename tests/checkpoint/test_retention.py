@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainwright.checkpoint.retention import to_remove
@@ -35,6 +35,7 @@ def test_the_newest_and_the_best_stay(case: tuple[set[int], set[int], int | None
 
 
 @given(situations())
+@example(({1, 2}, {1}, None, 1))
 def test_the_newest_of_this_run_stays_whatever_lies_beside_it(
     case: tuple[set[int], set[int], int | None, int | None],
 ) -> None:

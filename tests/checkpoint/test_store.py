@@ -107,7 +107,7 @@ def test_owned_are_those_that_the_run_wrote(store: CheckpointStore) -> None:
     assert store.owned_by("me") == {1}
 
 
-# -- what dead and living processes leave ---------------------------------------------------------------------------
+# -- what dead and living processes leave ----------------------------------------------------------------------------
 
 
 def dead_process() -> int:
@@ -153,7 +153,7 @@ def test_removing_leaves_no_half_checkpoint_under_the_final_name(
     assert latest.name == "checkpoint-2"
 
 
-# -- damage ---------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------------------------
 
 
 def truncate(path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_checkpoint_of_another_trainer_counts_if_its_last_file_is_there(store:
 
 
 def test_a_named_checkpoint_that_is_not_there(store: CheckpointStore) -> None:
-    with pytest.raises(CheckpointNotFoundError, match="no such directory.*There is no checkpoint"):
+    with pytest.raises(CheckpointNotFoundError, match=r"no such directory.*There is no checkpoint"):
         verified(store.root / "checkpoint-9")
     beside = save(store, 3)
     with pytest.raises(CheckpointNotFoundError) as error:

@@ -144,7 +144,7 @@ def test_torch_weights_of_an_older_checkpoint(tmp_path: Path) -> None:
 # peft asks a model of transformers by an attribute's older name
 peft_asks = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 
-# -- adapters -------------------------------------------------------------------------------------------------------
+# -- adapters --------------------------------------------------------------------------------------------------------
 
 
 def lora(seed: int = 0) -> Any:
@@ -216,7 +216,7 @@ def test_an_adapter_without_adapter_weights(tmp_path: Path) -> None:
         load_weights(lora(), tmp_path)
 
 
-# -- what does not fit ------------------------------------------------------------------------------------------------
+# -- what does not fit -----------------------------------------------------------------------------------------------
 
 
 def test_a_directory_without_weights(tmp_path: Path) -> None:
@@ -254,14 +254,14 @@ def test_an_index_that_points_outside_is_refused(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
 def test_an_index_that_cannot_be_read(text: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(CheckpointError, match="model.safetensors.index.json"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
         load_weights(nn.Linear(2, 2), tmp_path)
 
 
 def test_an_index_that_names_a_file_that_is_not_there(tmp_path: Path) -> None:
     index = {"weight_map": {"weight": "model-00001-of-00002.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match="model-00001-of-00002.safetensors"):
+    with pytest.raises(CheckpointError, match=r"model-00001-of-00002\.safetensors"):
         load_weights(nn.Linear(2, 2), tmp_path)
 
 
@@ -269,5 +269,5 @@ def test_weights_that_are_cut_off(tmp_path: Path) -> None:
     save_weights(nn.Linear(3, 2), tmp_path)
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(CheckpointError, match="model.safetensors"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         load_weights(nn.Linear(3, 2), tmp_path)

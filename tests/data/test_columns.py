@@ -60,7 +60,7 @@ def test_no_column_left_is_an_error() -> None:
         remove_unused(data.hf_dataset(ITEMS), ["a", "b"], model_name="Net", description="Training")
 
 
-# -- through a trainer --------------------------------------------------------------------------------------------------
+# -- through a trainer -----------------------------------------------------------------------------------------------
 
 
 class Linear(nn.Module):

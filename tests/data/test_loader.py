@@ -123,7 +123,7 @@ def test_it_answers_for_the_dataloader_within() -> None:
         loader.nonsense  # noqa: B018
 
 
-# -- what a resume needs ------------------------------------------------------------------------------------------------
+# -- what a resume needs ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("position", [0, 1, 3, 4])
@@ -152,7 +152,7 @@ def test_the_seed_of_the_interrupted_run_counts() -> None:
     assert labels(other.epoch(0, skip_batches=2)) == expected
 
 
-# -- who may draw -------------------------------------------------------------------------------------------------------
+# -- who may draw ----------------------------------------------------------------------------------------------------
 
 
 def columns(transform: bool = False) -> Any:
@@ -193,7 +193,7 @@ def test_only_what_is_known_not_to_draw_is_trusted(make: Callable[[], Loader], e
     assert may_draw_in_this_process(make().dataloader) is expected
 
 
-# -- seeds --------------------------------------------------------------------------------------------------------------
+# -- seeds -----------------------------------------------------------------------------------------------------------
 
 
 def draws() -> tuple[float, float, float]:
@@ -262,7 +262,7 @@ def test_full_determinism_is_asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> 
     assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == (False, True)
 
 
-# -- through a trainer --------------------------------------------------------------------------------------------------
+# -- through a trainer -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 2])

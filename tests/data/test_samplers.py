@@ -23,7 +23,7 @@ from .._support.small import OURS, REFERENCE, Diary, data, make_trainer
 SIZES = st.integers(1, 40)
 
 
-# -- the shuffled order -------------------------------------------------------------------------------------------------
+# -- the shuffled order ----------------------------------------------------------------------------------------------
 
 
 @given(SIZES, st.integers(0, 2**40), st.integers(0, 5))
@@ -44,8 +44,11 @@ def test_it_depends_on_nothing_but_seed_and_epoch(seed: int, epoch: int) -> None
     assert list(ShuffledOrder(30, seed).indices(epoch + 1)) != one
 
 
-@pytest.mark.parametrize("settings", [{}, {"seed": 5}, {"data_seed": 9}, {"dataloader_drop_last": True},
-                                      {"gradient_accumulation_steps": 3}, {"dataloader_num_workers": 0}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"seed": 5}, {"data_seed": 9}, {"dataloader_drop_last": True}, {"gradient_accumulation_steps": 3}],
+    ids=str,
+)
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_the_order_in_which_the_original_reads(settings: dict[str, Any], epochs: int, tmp_path: Path) -> None:
     """Over several epochs, read from the dataset's own diary."""
@@ -58,7 +61,7 @@ def test_the_order_in_which_the_original_reads(settings: dict[str, Any], epochs:
     assert len(reads[0]) == epochs * (24 if "dataloader_drop_last" in settings else 26)
 
 
-# -- positions ----------------------------------------------------------------------------------------------------------
+# -- positions -------------------------------------------------------------------------------------------------------
 
 
 @given(SIZES, st.integers(1, 7), st.booleans(), st.integers(0, 3))
@@ -106,7 +109,7 @@ def test_what_was_abandoned_in_the_middle_does_not_move_the_next_epoch() -> None
     assert list(batches) == expected
 
 
-# -- samplers of others -------------------------------------------------------------------------------------------------
+# -- samplers of others ----------------------------------------------------------------------------------------------
 
 
 class Draws(Sampler[int]):
@@ -156,7 +159,7 @@ def test_a_random_sampler_with_wishes_of_its_own_keeps_them(sampler: Any, tmp_pa
     assert len(set(diary.reads)) < len(sampler)
 
 
-# -- grouped by length ----------------------------------------------------------------------------------------------------
+# -- grouped by length -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 8, 50])

@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 from .bench import Bench
 from .table import shows
@@ -30,3 +35,50 @@ def parameters_learn_at_rates_of_their_own(bench: Bench) -> None:
     assert (found["head.weight"], found["body.0.bias"], found["body.1.weight"]) == pytest.approx((0.02, 0.05, 0.1))
     assert rates(bench, lr_groups='{"head": 0.02, "body.0": "0.5x"}') == found
     assert bench.changes_weights({"lr_groups": {"head": 0.02}})
+
+
+class MeanOfLabels(nn.Module):
+    """Its loss is a mean over the labels of a batch that count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.layer(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+@shows("loss_weighting")
+def a_micro_batch_with_fewer_labels_counts_less(bench: Bench) -> None:
+    items = [{"x": torch.tensor([i / 8, 1.0]), "labels": i % 3 if i not in (4, 5, 6) else -100} for i in range(8)]
+
+    def trained(**settings: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        one_step = {"max_steps": 1, "train_sampling_strategy": "sequential", "max_grad_norm": 0}
+        model = MeanOfLabels()
+        bench.train(model=model, train_dataset=items, optimizers=(torch.optim.SGD(model.parameters(), 0.5), None),
+                    **one_step | settings)  # fmt: skip
+        return model.layer.weight.detach()
+
+    whole = trained(per_device_train_batch_size=8)
+    halves = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    torch.testing.assert_close(trained(**halves, loss_weighting="items"), whole)
+    assert not torch.allclose(trained(**halves), whole)
+    with pytest.raises(ValueError, match=r"loss_weighting='tokens'.*'batches', 'items'"):
+        bench.args(loss_weighting="tokens")
+
+
+@shows("pad_to_multiple_of")
+def batches_are_padded_to_fewer_lengths(bench: Bench) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"[PAD]": 0})), pad_token="[PAD]")
+    texts = [{"input_ids": [1] * length, "labels": 0} for length in (3, 5, 9, 11)]
+
+    def lengths(**settings: Any) -> set[int]:
+        trainer = bench.trainer(
+            processing_class=tokenizer, train_dataset=texts, remove_unused_columns=False, **settings
+        )
+        return {batch["input_ids"].shape[1] for batch in trainer.get_train_dataloader()}
+
+    assert lengths(pad_to_multiple_of=8) <= {8, 16}
+    assert lengths() <= {5, 9, 11}

@@ -160,7 +160,7 @@ def test_a_parameter_that_was_added_is_clipped_after_a_refresh(backend: Backend)
     assert made.model.extra.grad is None
 
 
-# -- mixed precision --------------------------------------------------------------------------------------------------
+# -- mixed precision -------------------------------------------------------------------------------------------------
 
 
 def types_within(engine: Engine, model: nn.Module) -> list[torch.dtype]:
@@ -243,7 +243,7 @@ def test_an_overflow_in_fp16_skips_the_update_and_says_so(backend: Backend) -> N
     assert not all(torch.equal(a, b) for a, b in zip(weights(engine, made.model), before, strict=True))
 
 
-# -- small promises ----------------------------------------------------------------------------------------------------
+# -- small promises --------------------------------------------------------------------------------------------------
 
 
 @engines

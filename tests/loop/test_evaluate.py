@@ -1,4 +1,4 @@
-"""Evaluation: the loss does not depend on the batch size, predictions are all there in order, training is not touched."""
+"""Evaluation: its loss does not depend on the batch size, predictions are all there in order, training is untouched."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_drop_last_drops_nothing_of_a_prediction(tmp_path: Path) -> None:
     assert len(trainer.predict(trainer.eval_dataset).predictions) == NUM
 
 
-# -- shapes of outputs --------------------------------------------------------------------------------------------------
+# -- shapes of outputs -----------------------------------------------------------------------------------------------
 
 
 class Several(models.ReturnsDict):
@@ -197,7 +197,7 @@ def test_results_of_any_type(dtype: torch.dtype, tmp_path: Path) -> None:
     assert np.array_equal(found.astype(bool), plain > 0)
 
 
-# -- what metrics are given ---------------------------------------------------------------------------------------------
+# -- what metrics are given ------------------------------------------------------------------------------------------
 
 
 class Keeps:
@@ -284,7 +284,7 @@ def test_numbers_of_numpy_and_torch_become_plain(tmp_path: Path) -> None:
     assert [type(metrics[name]) for name in ("eval_a", "eval_b")] == [float, int]
 
 
-# -- several sets -------------------------------------------------------------------------------------------------------
+# -- several sets ----------------------------------------------------------------------------------------------------
 
 
 def test_each_of_several_sets_has_metrics_of_its_own(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_the_set_that_was_asked_for_is_evaluated(persistent: bool, tmp_path: Pat
     assert trainer.evaluate()["eval_loss"] == own
 
 
-# -- streams ------------------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------------------------
 
 
 class Stream(IterableDataset[dict[str, Any]]):
@@ -340,7 +340,7 @@ def test_a_stream_is_evaluated_like_a_list(tmp_path: Path) -> None:
     assert one.metrics["test_loss"] == other.metrics["test_loss"]
 
 
-# -- training is not touched --------------------------------------------------------------------------------------------
+# -- training is not touched -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -396,7 +396,7 @@ def test_another_precision_is_undone_after_an_error(tmp_path: Path) -> None:
     assert differing(weights(trainer.model), before) == {}
 
 
-# -- overrides ----------------------------------------------------------------------------------------------------------
+# -- overrides -------------------------------------------------------------------------------------------------------
 
 
 def test_a_loss_that_is_not_finite_is_left_out_of_the_mean_where_asked_for(tmp_path: Path) -> None:

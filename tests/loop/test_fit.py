@@ -74,7 +74,7 @@ def test_a_stream_that_gives_nothing_more_stops_the_run_and_says_so(
     assert "no batch in epoch 1; training stops at step 3 of 9" in caplog.text
 
 
-# -- a callback that has had enough -----------------------------------------------------------------------------------
+# -- a callback that has had enough ----------------------------------------------------------------------------------
 
 
 class Ends(TrainerCallback):
@@ -150,7 +150,7 @@ def test_a_window_that_was_given_up_leaves_no_gradient_and_no_loss(tmp_path: Pat
     assert [loss for _, loss in seen] == [0.0] * len(seen)
 
 
-# -- the order of things ------------------------------------------------------------------------------------------------
+# -- the order of things ---------------------------------------------------------------------------------------------
 
 
 def test_fractions_of_an_epoch(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def applied(rule: LossRule, loss: torch.Tensor, num_items: Any, batch: Any = Non
     return rule.apply(loss, batch or {}, num_items, micro_batches=2, share=share).item()
 
 
-# -- the worked example: 3 and 1 label tokens, losses (1, 2, 3) and (6) -------------------------------------------------
+# -- the worked example: 3 and 1 label tokens, losses (1, 2, 3) and (6) ----------------------------------------------
 
 PER_TOKEN = ([1.0, 2.0, 3.0], [6.0])
 
@@ -65,7 +65,7 @@ def test_an_auxiliary_loss_is_weighted_by_the_share_of_samples() -> None:
     assert rule.weigh_auxiliary(torch.tensor(1.0), (torch.tensor(1.0),), sample_share=0.5).item() == 1.0
 
 
-# -- count --------------------------------------------------------------------------------------------------------------
+# -- count -----------------------------------------------------------------------------------------------------------
 
 COUNTS: list[tuple[str, dict[str, Any], list[dict[str, Any]], int | None]] = [
     ("all labels", {}, [labels([1, 2, 3], [4, 5, 6])], 6),
@@ -101,7 +101,7 @@ def test_a_window_has_the_items_of_its_micro_batches(rows: list[list[int]]) -> N
         assert count.ndim == 0
 
 
-# -- apply --------------------------------------------------------------------------------------------------------------
+# -- apply -----------------------------------------------------------------------------------------------------------
 
 HALF, WHOLE = 0.5, 1.0
 APPLIED: list[tuple[str, dict[str, Any], torch.Tensor | None, float]] = [
@@ -127,7 +127,7 @@ def test_apply(settings: dict[str, Any], num_items: torch.Tensor | None, share: 
         assert applied(rule, loss, num_items, share=0.25) == 3.0 * 0.25 / 2
 
 
-# -- processes that average their gradients -----------------------------------------------------------------------------
+# -- processes that average their gradients --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_undo_averaging(settings: dict[str, Any], num_items: torch.Tensor | None
     assert LossRule(**settings).undo_averaging(torch.tensor(3.0), num_items).item() == 3.0 * factor
 
 
-# -- the weight of an evaluation batch ----------------------------------------------------------------------------------
+# -- the weight of an evaluation batch -------------------------------------------------------------------------------
 
 FLOATS = {"labels": torch.tensor([0.5, 1.5])}
 WEIGHTS: list[tuple[str, dict[str, Any], dict[str, Any], list[str], int]] = [

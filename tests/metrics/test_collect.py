@@ -143,7 +143,7 @@ def test_no_graph_is_kept() -> None:
     assert collector.result()[0].tolist() == [2.0, 2.0]
 
 
-# -- how much is copied -------------------------------------------------------------------------------------------------
+# -- how much is copied ----------------------------------------------------------------------------------------------
 
 
 class Counts:
@@ -190,7 +190,7 @@ def test_memory_is_a_constant_times_the_result(known: bool, rising: bool, monkey
     assert max(totals) < 7, "a growth by half in two dimensions: at most 2.25 times too large, and 3 times copied"
 
 
-# -- the small functions ------------------------------------------------------------------------------------------------
+# -- the small functions ---------------------------------------------------------------------------------------------
 
 SIZES: list[tuple[Any, int | None]] = [
     ({"a": torch.ones(3, 2)}, 3),

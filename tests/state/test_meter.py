@@ -110,7 +110,7 @@ def test_losses_of_another_type() -> None:
     assert reading.num_non_finite == 1
 
 
-# -- against transformers ---------------------------------------------------------------------------------------------
+# -- against transformers --------------------------------------------------------------------------------------------
 
 
 class Stumbles(models.ReturnsDict):

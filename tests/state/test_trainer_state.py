@@ -77,7 +77,7 @@ def test_an_interval_below_one_is_a_share_of_all_steps(kind: str, interval: floa
     assert dataclasses.asdict(ours) == dataclasses.asdict(theirs)
 
 
-# -- what travels with it ---------------------------------------------------------------------------------------------
+# -- what travels with it --------------------------------------------------------------------------------------------
 
 
 def test_states_of_callbacks_are_collected_by_class() -> None:

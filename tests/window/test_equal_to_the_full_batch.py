@@ -65,18 +65,14 @@ def samples(number: int) -> list[dict[str, torch.Tensor]]:
     return items
 
 
-class ItemWeighted(TrainingArguments):
-    loss_weighting = "items"
-
-
 def gradients(kind: str, folder: Path, *, batch: int, micro_batches: int, number: int = 8, **how: Any) -> torch.Tensor:
     """The change of all weights after one epoch of plain SGD without clipping: rate times the gradients."""
     torch.manual_seed(0)
     model = how.pop("model", None) or MODELS[kind]()
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
-    args = ItemWeighted(
+    args = TrainingArguments(
         str(folder), use_cpu=True, disable_tqdm=True, save_strategy="no", num_train_epochs=1,
-        lr_scheduler_type="constant", max_grad_norm=0, train_sampling_strategy="sequential",
+        loss_weighting="items", lr_scheduler_type="constant", max_grad_norm=0, train_sampling_strategy="sequential",
         per_device_train_batch_size=batch, gradient_accumulation_steps=micro_batches, **how,
     )  # fmt: skip
     sgd = (torch.optim.SGD, {"lr": 0.1})

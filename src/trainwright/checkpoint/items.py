@@ -31,14 +31,24 @@ def load_optimizer(optimizer: Any, scheduler: Any, folder: Path) -> None:
                 "To start a new run from its weights, load the model from that directory and call train() without "
                 "resume_from_checkpoint."
             )
+    state = _load(folder / OPTIMIZER_NAME)
     try:
-        optimizer.load_state_dict(_load(folder / OPTIMIZER_NAME))
+        _check_same_settings(optimizer, state)
+        optimizer.load_state_dict(state)
     except (ValueError, KeyError) as error:
         raise CheckpointError(
             f"The optimizer state in {folder} does not fit this {type(optimizer).__name__}: {error}. "
             "Resume with the same optim and the same trainable parameters as before."
         ) from error
     scheduler.load_state_dict(_load(folder / SCHEDULER_NAME))
+
+
+def _check_same_settings(optimizer: Any, state: Any) -> None:
+    """Raises ValueError if the state is another kind's: its groups lack a setting that this optimizer reads."""
+    for mine, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
+        lacking = sorted(set(mine) - set(saved) - {"initial_lr"})
+        if lacking:
+            raise ValueError(f"the state has no {', '.join(lacking)}, so it is another optimizer's")
 
 
 def save_scaler(scaler: Any, folder: Path) -> None:

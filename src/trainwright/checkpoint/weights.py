@@ -110,9 +110,12 @@ def is_adapter(model: nn.Module) -> bool:
 
 
 def _read(file: Path) -> dict[str, torch.Tensor]:
-    if file.suffix == ".safetensors":
-        return safetensors.torch.load_file(file, device="cpu")
-    return torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+    try:
+        if file.suffix == ".safetensors":
+            return safetensors.torch.load_file(file, device="cpu")
+        return torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+    except Exception as error:  # whatever the two readers raise, the file is of no use
+        raise CheckpointError(f"{file} cannot be read as weights: {error}. Use another checkpoint.") from error
 
 
 def _load_adapter(model: Any, folder: Path) -> None:

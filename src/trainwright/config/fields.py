@@ -291,6 +291,15 @@ class OurFields:
     lr_groups: dict[str, Any] | str | None = option(
         None, "Rates by parameter: {pattern of names: rate, or a factor such as '0.1x'}; the first that fits decides."
     )
+    loss_weighting: str = option(
+        "batches",
+        "Micro-batches of a step whose loss is a mean: batches (each counts the same), items (by its label items).",
+        choices=["batches", "items"],
+    )
+    pad_to_multiple_of: int | None = option(
+        None,
+        "The default collator pads to a multiple of so many tokens, so there are fewer shapes to compile.",
+    )
 
 
 GROUPS: tuple[type, ...] = (

@@ -87,6 +87,7 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "train_sampling_strategy": SAMPLING,
     "dataloader_multiprocessing_context": (None, *START_METHODS),
     "ddp_backend": (None, *DDP_BACKENDS),
+    "loss_weighting": ("batches", "items"),
 }
 
 

@@ -8,14 +8,16 @@ from typing import Any
 from trainwright.types import is_instance_of
 
 
-def default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:
-    """Pads with the tokenizer or feature extractor; without one, stacks equal shapes."""
+def default_collator(processing_class: Any, pad_to_multiple_of: int | None = None) -> Callable[[list[Any]], Any]:
+    """Pads with the tokenizer or feature extractor, to a multiple of so many; without one, stacks equal shapes."""
     pads = is_instance_of(
         processing_class, "transformers.tokenization_utils_base", "PreTrainedTokenizerBase"
     ) or is_instance_of(processing_class, "transformers.feature_extraction_sequence_utils", "SequenceFeatureExtractor")
     from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
 
-    return DataCollatorWithPadding(processing_class) if pads else default_data_collator
+    if pads:
+        return DataCollatorWithPadding(processing_class, pad_to_multiple_of=pad_to_multiple_of)
+    return default_data_collator
 
 
 def draws_random_numbers(collator: Any) -> bool:

@@ -28,6 +28,13 @@ from trainwright.types import Batch
 class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
     """Runs the model over data without training it, and judges the result."""
 
+    @property
+    def only_loss_is_evaluated(self) -> bool:
+        """Whether evaluations give no other metric than the loss: none was brought, and nothing is overridden."""
+        mine = ("evaluate", "evaluation_loop", "_evaluate", "prediction_loop")
+        is_overridden = any(getattr(type(self), name) is not getattr(EvaluationHooks, name) for name in mine)
+        return self.compute_metrics is None and not is_overridden
+
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:

@@ -24,7 +24,7 @@ class ReportHooks(Parts):
             if start_time is not None:
                 tokens = self.state.num_input_tokens_seen - self._run.first_tokens
                 logs.update(speed_metrics("train", start_time, num_tokens=tokens))
-        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.state.log_history.append(report.plain_numbers({**logs, "step": self.state.global_step}))
         self.callback_handler.fire("on_log", self._run, logs=logs)
 
     def store_flos(self) -> None:

@@ -69,14 +69,15 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         """A whole run, from the dataloader to the last metric."""
         args = self.args if args is None else args
         self._train_batch_size = batch_size if batch_size is not None else self._train_batch_size
+        checks.check_has_samples(self.train_dataset)
         dataloader = self.get_train_dataloader()
-        checks.check_not_empty(self.train_dataset, dataloader)
+        checks.check_has_batches(dataloader)
         self._plan = plan = StepPlan.from_values(
             self.set_initial_training_values(args, dataloader),
             micro_batches=resolve.micro_batches(args),
             max_grad_norm=args.max_grad_norm,
         )
-        rules.check_run(args, assemble.facts(plan, vars(self), self._engine.device))
+        rules.check_run(args, assemble.facts(plan, self, self._engine.device))
         self._loader = assemble.make_loader(dataloader)
         epoch, batches = self._init_training_state(
             plan.max_steps, plan.steps_per_epoch, plan.num_epochs, resume_from_checkpoint, trial

@@ -144,7 +144,8 @@ class _Results:
         if session.plan.streams_metrics and session.compute_metrics is not None and logits is not None:
             extras = self._extras(inputs, self.losses.values[-1] if self.losses.values else None)
             prediction = EvalPrediction(logits, labels, **extras)
-            self.metrics = session.compute_metrics(prediction, compute_result=is_last) or self.metrics
+            result = session.compute_metrics(prediction, compute_result=is_last)
+            self.metrics = result if is_last else self.metrics
         if session.keeps_results:
             for collector, value in ((self.logits, logits), (self.labels, labels), (self.inputs, inputs)):
                 if value is not None:
