@@ -359,7 +359,10 @@ def initial_state(checkpoint: str | None, stateful: list[Any]) -> TrainerState:
     path = Path(checkpoint) / TRAINER_STATE_NAME
     if not path.is_file():
         raise CheckpointError(f"{checkpoint} has no {TRAINER_STATE_NAME}, so its step is not known.")
-    state = TrainerState.load_from_json(path)
+    try:
+        state = TrainerState.load_from_json(path)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. Use another checkpoint.") from error
     best = state.best_model_checkpoint
     if best is not None and not Path(best).is_dir():
         logger.warning("The best checkpoint so far, %s, is gone; the next better one takes its place.", best)

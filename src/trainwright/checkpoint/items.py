@@ -49,6 +49,14 @@ def _check_same_settings(optimizer: Any, state: Any) -> None:
         lacking = sorted(set(mine) - set(saved) - {"initial_lr"})
         if lacking:
             raise ValueError(f"the state has no {', '.join(lacking)}, so it is another optimizer's")
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return  # others keep states of another shape than the parameter's: projected, quantised
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, parameter in enumerate(parameters):
+        for name in ("exp_avg", "momentum_buffer", "square_avg"):
+            saved = state["state"].get(index, {}).get(name)
+            if saved is not None and saved.shape != parameter.shape:
+                raise ValueError(f"{name} of parameter {index} is {tuple(saved.shape)}, not {tuple(parameter.shape)}")
 
 
 def save_scaler(scaler: Any, folder: Path) -> None:

@@ -38,17 +38,24 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     def write(self, folder: Path) -> None:
-        (folder / MANIFEST_NAME).write_text(json.dumps(asdict(self), indent=2, sort_keys=True), encoding="utf-8")
+        values = asdict(self)
+        text = json.dumps({**values, "crc32": _checksum_of(values)}, indent=2, sort_keys=True)
+        (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
-        """The manifest of a checkpoint; None if it has none (another trainer wrote it) or it cannot be read."""
+        """The manifest of a checkpoint; None if it has none (another trainer wrote it) or it is damaged."""
         try:
             values = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
-            known = {name: values[name] for name in cls.__slots__ if name in values}
-            return cls(**known)
-        except (OSError, ValueError, TypeError):
+            if values.pop("crc32") != _checksum_of(values):
+                return None
+            return cls(**values)
+        except (OSError, ValueError, TypeError, AttributeError, KeyError):
             return None
+
+
+def _checksum_of(values: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -81,7 +88,7 @@ def find_problem(folder: Path) -> str | None:
     manifest = Manifest.read(folder)
     if manifest is None:
         if (folder / MANIFEST_NAME).exists():
-            return f"{MANIFEST_NAME} cannot be read"
+            return f"{MANIFEST_NAME} is damaged"
         return None if (folder / "trainer_state.json").is_file() else "trainer_state.json is missing"
     for name, expected in manifest.files.items():
         path = folder / name

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainwright.errors import CheckpointError
+
 
 def capture() -> dict[str, Any]:
     """States of python's, numpy's and torch's generators, in the form that transformers reads too."""
@@ -44,8 +46,11 @@ def save(path: Path, states: dict[str, Any]) -> None:
 
 def load(path: Path) -> dict[str, Any]:
     """Reads a file of `save`, or of transformers (whose numpy state is an array)."""
-    with torch.serialization.safe_globals(_numpy_globals()):
-        return torch.load(path, weights_only=True, map_location="cpu")  # type: ignore[no-any-return]
+    try:
+        with torch.serialization.safe_globals(_numpy_globals()):
+            return torch.load(path, weights_only=True, map_location="cpu")  # type: ignore[no-any-return]
+    except Exception as error:  # whatever the reader raises, these are no plain states
+        raise CheckpointError(f"{path} cannot be read as plain random states: {error}") from error
 
 
 def _numpy_globals() -> list[Any]:

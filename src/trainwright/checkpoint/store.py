@@ -47,7 +47,7 @@ class CheckpointStore:
 
     def stage(self, step: int) -> Path:
         """An empty directory to write a checkpoint into."""
-        staging = self.root / f".{PREFIX_CHECKPOINT_DIR}-{step}.{socket.gethostname()}.{os.getpid()}.staging"
+        staging = self._beside(step, "staging")
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         return staging
@@ -62,7 +62,7 @@ class CheckpointStore:
             _merge(final, staging)
         replace(manifest, files=describe_files(staging)).write(staging)
         _flush(staging)
-        replaced = staging.with_suffix(".replaced")
+        replaced = self._beside(manifest.step, "replaced")
         if final.exists():
             final.rename(replaced)
         staging.rename(final)
@@ -73,9 +73,16 @@ class CheckpointStore:
     def discard(self, staging: Path) -> None:
         shutil.rmtree(staging, ignore_errors=True)
 
+    def _beside(self, step: int, purpose: str) -> Path:
+        return self.root / f".{PREFIX_CHECKPOINT_DIR}-{step}.{socket.gethostname()}.{os.getpid()}.{purpose}"
+
     def remove(self, step: int) -> None:
         logger.info("Deleting checkpoint %s (save_total_limit).", self.path(step))
-        shutil.rmtree(self.path(step), ignore_errors=True)
+        # Renamed first: killed half-way through the files, what is left must not pass for a checkpoint.
+        going = self._beside(step, "replaced")
+        shutil.rmtree(going, ignore_errors=True)
+        self.path(step).rename(going)
+        shutil.rmtree(going, ignore_errors=True)
 
     def clean(self) -> None:
         """Removes what dead processes of this machine left half-written; what a live one is writing stays."""

@@ -36,7 +36,7 @@ def save_weights(model: nn.Module, folder: Path, *, state_dict: dict[str, Any] |
         contiguous = {name: tensor.contiguous() for name, tensor in state_dict.items()}
         safetensors.torch.save_file(contiguous, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
     else:
-        safetensors.torch.save_model(model, str(folder / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
+        safetensors.torch.save_file(_each_once(model), folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,19 @@ class LoadResult:
 
     missing_keys: list[str]
     unexpected_keys: list[str]
+
+
+def _each_once(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state of a plain module with tied weights under their first name only, each in memory of its own."""
+    state, seen = {}, set()
+    for name, tensor in model.state_dict().items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() > 0 and place in seen:
+            continue
+        seen.add(place)
+        is_part = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+        state[name] = tensor.detach().contiguous().clone() if is_part else tensor.detach().contiguous()
+    return state
 
 
 @contextmanager
@@ -98,7 +111,10 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / SAFE_WEIGHTS_INDEX_NAME
     if not index.is_file():
         return []
-    names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{index} cannot be read as an index of weights: {error!r}.") from error
     outside = [name for name in names if Path(name).name != name]
     if outside:
         raise CheckpointError(f"{index} names files outside of its directory: {', '.join(outside)}. It is not used.")

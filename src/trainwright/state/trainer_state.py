@@ -68,8 +68,17 @@ class TrainerState:
 
     @classmethod
     def load_from_json(cls, json_path: str | Path) -> TrainerState:
-        """Reads the record; fields that another version wrote and this one does not know are left out."""
+        """Reads the record; fields that another version wrote and this one does not know are left out.
+
+        Raises:
+            ValueError: no JSON, or not that of a record.
+        """
         values = json.loads(Path(json_path).read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError(f"a record is a JSON object, and this is a {type(values).__name__}")
+        for name, kind in (("global_step", int), ("log_history", list), ("stateful_callbacks", dict)):
+            if not isinstance(values.get(name, kind()), (kind, type(None))):
+                raise ValueError(f"{name} is {values[name]!r}, not of type {kind.__name__}")
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
 
