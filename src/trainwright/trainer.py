@@ -216,6 +216,7 @@ class Trainer(RunHooks):
                 )
         except BaseException as error:
             self.callback_handler.fire("on_exception", self._run, exception=error)
+            self._memory_tracker.abandon()
             raise
         finally:
             self.is_in_train = False

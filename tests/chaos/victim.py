@@ -26,6 +26,7 @@ import transformers.optimization  # noqa: F401
 from torch import nn
 
 from trainwright import Trainer, TrainingArguments
+from trainwright.checkpoint import weights
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 
@@ -90,7 +91,7 @@ def patch_the_system(countdown: Countdown) -> None:
     around(os, "unlink", "unlink")
     around(Manifest, "write", "manifest")
     around(torch, "save", "torch.save")
-    around(safetensors.torch, "save_model", "weights")
+    around(weights, "save_weights", "weights")
 
 
 def save_over(folder: str, word: str, place: str, count: str) -> None:
@@ -102,7 +103,7 @@ def save_over(folder: str, word: str, place: str, count: str) -> None:
     store.commit(staging, Manifest(step=NUM_STEPS, run_id=word))
 
 
-def main(output_dir: str, weights: str, save_steps: str, place: str = "", count: str = "0") -> None:
+def main(output_dir: str, final_weights: str, save_steps: str, place: str = "", count: str = "0") -> None:
     torch.set_num_threads(1)
     countdown = Countdown(place, int(count))
     patch_the_system(countdown)
@@ -124,7 +125,7 @@ def main(output_dir: str, weights: str, save_steps: str, place: str = "", count:
     samples = [{"x": torch.randn(FEATURES, generator=generator), "labels": i % 3} for i in range(NUM_SAMPLES)]
     trainer = doomed(countdown)(model=Model(), args=args, train_dataset=samples)
     trainer.train(resume_from_checkpoint=any(Path(output_dir).glob("checkpoint-*")))
-    safetensors.torch.save_file(trainer.model.state_dict(), weights)
+    safetensors.torch.save_file(trainer.model.state_dict(), final_weights)
 
 
 def nursery() -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -287,3 +292,36 @@ def test_a_dataloader_of_the_users_own(tmp_path: Path) -> None:
 
     make_trainer(tmp_path, cls=Own, num_train_epochs=2).train()
     assert diary.reads == [*range(12)] * 2
+
+
+PERSISTENT = """
+import torch
+from torch import nn
+from trainwright import Trainer, TrainingArguments
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+    def forward(self, x, labels):
+        return {"loss": nn.functional.cross_entropy(self.linear(x), labels)}
+items = [{"x": torch.ones(2), "labels": i % 2} for i in range(8)]
+args = TrainingArguments("run", use_cpu=True, report_to="none", max_steps=2, save_strategy="no", disable_tqdm=True,
+                         dataloader_num_workers=1, dataloader_persistent_workers=True)
+trainer = Trainer(model=Net(), args=args, train_dataset=items, eval_dataset=items)
+trainer.train()
+trainer.evaluate()
+"""
+
+
+def test_a_process_whose_workers_wait_for_more_can_end() -> None:
+    """At its end a process sends its workers SIGTERM and waits for them; they must not ignore it for ever."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PERSISTENT], env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        assert process.wait(timeout=40) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

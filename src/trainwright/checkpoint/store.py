@@ -24,7 +24,9 @@ from trainwright.types import PREFIX_CHECKPOINT_DIR
 logger = logging.getLogger(__name__)
 
 _FINAL = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
-_STAGING = re.compile(rf"^\.{PREFIX_CHECKPOINT_DIR}-\d+\.(?P<host>.+)\.(?P<pid>\d+)\.(staging|replaced)$")
+_BESIDE = re.compile(
+    rf"^\.{PREFIX_CHECKPOINT_DIR}-(?P<step>\d+)\.(?P<host>.+)\.(?P<pid>\d+)\.(?P<purpose>staging|replaced|removed)$"
+)
 
 
 class CheckpointStore:
@@ -64,6 +66,7 @@ class CheckpointStore:
         _flush(staging)
         replaced = self._beside(manifest.step, "replaced")
         if final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         staging.rename(final)
         _flush_directory(self.root)
@@ -79,20 +82,34 @@ class CheckpointStore:
     def remove(self, step: int) -> None:
         logger.info("Deleting checkpoint %s (save_total_limit).", self.path(step))
         # Renamed first: killed half-way through the files, what is left must not pass for a checkpoint.
-        going = self._beside(step, "replaced")
+        going = self._beside(step, "removed")
         shutil.rmtree(going, ignore_errors=True)
         self.path(step).rename(going)
         shutil.rmtree(going, ignore_errors=True)
 
     def clean(self) -> None:
         """Removes what dead processes of this machine left half-written; what a live one is writing stays."""
-        for path in self.root.iterdir() if self.root.is_dir() else ():
-            match = _STAGING.match(path.name)
-            if match and match["host"] == socket.gethostname() and not _is_alive(int(match["pid"])):
-                shutil.rmtree(path, ignore_errors=True)
+        self._finish_commits()
+        for path, _ in self._left_over():
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _finish_commits(self) -> None:
+        """A process that died between the two renames of `commit` left the old and the new one under other names."""
+        for purpose in ("staging", "replaced"):  # the new one if it is complete, else the old one
+            for path, match in self._left_over():
+                final = self.path(int(match["step"]))
+                if match["purpose"] == purpose and not final.exists() and Manifest.read(path) is not None:
+                    path.rename(final)
+
+    def _left_over(self) -> list[tuple[Path, re.Match[str]]]:
+        """Directories that dead processes of this machine left beside the checkpoints."""
+        names = [(path, _BESIDE.match(path.name)) for path in (self.root.iterdir() if self.root.is_dir() else ())]
+        here = socket.gethostname()
+        return [(p, m) for p, m in names if m and m["host"] == here and not _is_alive(int(m["pid"]))]
 
     def latest(self) -> Path | None:
         """The newest checkpoint that verifies; says which newer ones it skipped, and why."""
+        self._finish_commits()
         for path in sorted((path for _, path in _finals(self.root)), key=_written_at, reverse=True):
             problem = find_problem(path)
             if problem is None:

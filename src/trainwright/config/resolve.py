@@ -48,7 +48,7 @@ def loader(args: Any, *, batch_size: int, seed: int, is_training: bool = False) 
     return LoaderPlan(
         batch_size=batch_size,
         seed=seed,
-        drop_last=args.dataloader_drop_last,
+        drop_last=args.dataloader_drop_last and is_training,  # an evaluation has a row for each sample
         workers=args.dataloader_num_workers,
         pin_memory=args.dataloader_pin_memory and args.device.type not in ("cpu", "mps"),
         persistent_workers=args.dataloader_persistent_workers,

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from trainwright.config.plans import LoaderPlan
 from trainwright.data.samplers import EpochBatches, Order, SamplerOrder, ShuffledOrder
-from trainwright.data.workers import start_worker
+from trainwright.data.workers import end_workers_at_exit, start_worker
 
 
 def build_dataloader(
@@ -27,10 +27,14 @@ def build_dataloader(
         "in_order": plan.in_order,
     }
     seeds = {"num_workers": plan.workers, "rank": plan.rank} if plan.is_training else {}
+    if plan.workers > 0:
+        end_workers_at_exit()
     options["worker_init_fn"] = partial(start_worker, seeds=seeds)
     if isinstance(dataset, IterableDataset):
         return DataLoader(dataset, batch_size=plan.batch_size, drop_last=plan.drop_last, **options)
-    batches = EpochBatches(_order(dataset, sampler, plan), plan.batch_size, drop_last=plan.drop_last)
+    worker_seed = plan.seed if plan.is_training and plan.workers > 0 else None
+    order = _order(dataset, sampler, plan)
+    batches = EpochBatches(order, plan.batch_size, drop_last=plan.drop_last, worker_seed=worker_seed)
     return DataLoader(dataset, batch_sampler=batches, **options)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import Sampler
 
+from trainwright.data.workers import SeededIndices
 from trainwright.errors import DataError
 
 
@@ -60,12 +61,16 @@ class EpochBatches(Sampler[list[int]]):
         order: gives the indices of an epoch.
         batch_size: indices per batch.
         drop_last: leave out a last batch that is smaller.
+        worker_seed: base of the seeds that workers get with each batch; None leaves them alone.
     """
 
-    def __init__(self, order: Order, batch_size: int, *, drop_last: bool = False) -> None:
+    def __init__(
+        self, order: Order, batch_size: int, *, drop_last: bool = False, worker_seed: int | None = None
+    ) -> None:
         self.order = order
         self.batch_size = batch_size
         self.drop_last = drop_last
+        self.worker_seed = worker_seed
         self.epoch = 0
         self.first_sample = 0
         self._drawn: Iterator[int] | None = None
@@ -93,10 +98,13 @@ class EpochBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         order, self._drawn = self._drawn or iter(self.order.indices(self.epoch)), None
         indices = itertools.islice(order, self.first_sample, None)
-        self.epoch, self.first_sample = self.epoch + 1, 0  # a plain `for` loop over epochs gets a new order each time
+        epoch, number = self.epoch, self.first_sample // self.batch_size
+        self.epoch, self.first_sample = epoch + 1, 0  # a plain `for` loop over epochs gets a new order each time
         while batch := list(itertools.islice(indices, self.batch_size)):
-            if len(batch) == self.batch_size or not self.drop_last:
-                yield batch
+            if len(batch) < self.batch_size and self.drop_last:
+                return
+            yield batch if self.worker_seed is None else SeededIndices(batch, (self.worker_seed, epoch, number))
+            number += 1
 
 
 def get_length_grouped_indices(

@@ -29,7 +29,7 @@ class Gradients:
         grads = [p.grad for p in self.parameters if p.grad is not None]
         if not grads:
             return torch.tensor(0.0)
-        if not self._is_uniform or grads[0].is_sparse:
+        if not self._is_uniform:
             mixed = torch.nn.utils.get_total_norm(grads)
             if max_norm != math.inf:
                 torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, mixed)

@@ -34,7 +34,7 @@ class DataHooks(Parts):
         """Evaluation data in batches: a dataset, the name of one in `eval_dataset`, or `eval_dataset` itself."""
         if eval_dataset is None and self.eval_dataset is None:
             raise DataError("Evaluation needs an eval_dataset; pass one to Trainer or to evaluate().")
-        key = eval_dataset if isinstance(eval_dataset, str) else "eval"
+        key = eval_dataset if isinstance(eval_dataset, str) else "eval" if eval_dataset is None else None
         if key in self._eval_dataloaders and self.args.dataloader_persistent_workers:
             return self._eval_dataloaders[key]  # type: ignore[no-any-return]
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset

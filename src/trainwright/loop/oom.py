@@ -77,7 +77,7 @@ class SmallerBatches:
 
     def prepare(self, run: RunState) -> Any:
         """What is needed to go back to before the window."""
-        return self._randomness.capture(), run.meter.mark(), run.flos, run.tokens
+        return self._randomness.capture(), run.meter.count, run.flos, run.tokens
 
     def take_back(self, run: RunState, before: Any, error: BaseException, largest: int) -> None:
         """Undoes a window that did not fit, and cuts micro-batches into twice as many parts from now on.
@@ -87,11 +87,11 @@ class SmallerBatches:
         if not self._engine.is_out_of_memory(error) or run.num_parts >= largest:
             raise error
         run.num_parts *= 2
-        states, mark, run.flos, run.tokens = before
+        states, count, run.flos, run.tokens = before
         self._engine.zero_grad()
         self._engine.empty_cache()
         self._randomness.restore(states)
-        run.meter.rewind(mark)
+        run.meter.rewind(count)
         logger.warning(
             "Out of memory at step %d: micro-batches are cut into %d parts from here on, with gradients accumulated "
             "over them, so the effective batch stays the same.", run.state.global_step + 1, run.num_parts,

@@ -15,9 +15,11 @@ def split_outputs(outputs: Any, ignore_keys: Sequence[str], *, has_loss: bool) -
     """What of a model's output is a prediction: all but the loss and the ignored entries; alone if it is one thing."""
     if isinstance(outputs, Mapping):
         skipped = {*ignore_keys, "loss"} if has_loss else set(ignore_keys)
-        logits: Any = tuple(value for key, value in outputs.items() if key not in skipped)
+        logits: Any = tuple(value for key, value in outputs.items() if key not in skipped and value is not None)
     else:
         logits = outputs[1:] if has_loss else outputs
+        if isinstance(logits, (tuple, list)):  # without labels a model may return None where the loss would be
+            logits = tuple(value for value in logits if value is not None)
     logits = nested_detach(logits)
     return logits[0] if isinstance(logits, (tuple, list)) and len(logits) == 1 else logits
 

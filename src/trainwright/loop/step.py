@@ -44,7 +44,10 @@ def take_step(session: Session, run: RunState, hooks: TrainHooks, window: Window
     hooks.current_gradient_accumulation_steps = len(window.batches)
     session.events.fire("on_step_begin", run)
     accumulate = accumulate_gradients if session.smaller_batches is None else accumulate_what_fits
+    before = run.meter.count
     if not accumulate(session, run, hooks, window):
+        session.engine.zero_grad()
+        run.meter.rewind(before)
         return None
     update = update_weights(session, run, hooks)
     run.advance(epoch, num_batches=len(window.batches))

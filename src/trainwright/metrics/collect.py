@@ -93,21 +93,25 @@ class _Rows:
         self._expected = num_rows
         self._array: np.ndarray[Any, Any] | None = None
         self._used: list[int] = []
+        self._is_padded = False
 
     def add(self, rows: Any) -> None:
         rows = np.atleast_1d(np.asarray(rows))
         if self._array is None:
             shape = (max(self._expected or len(rows), len(rows)), *rows.shape[1:])
-            self._array = np.full(shape, IGNORE_INDEX, dtype=rows.dtype)
+            self._array = np.empty(shape, dtype=rows.dtype)
             self._used = [0, *rows.shape[1:]]
         if rows.ndim != self._array.ndim:
             raise DataError(
                 f"A batch of results has {rows.ndim} dimensions {rows.shape} where earlier ones had "
                 f"{self._array.ndim}; they cannot be one array. Set eval_do_concat_batches=False to get them as a list."
             )
+        self._is_padded |= tuple(self._used[1:]) != rows.shape[1:]
         first, last = self._used[0], self._used[0] + len(rows)
         self._used = [last, *map(max, self._used[1:], rows.shape[1:])]
         self._make_room(rows.dtype)
+        if self._is_padded:
+            self._array[first:last] = IGNORE_INDEX
         where = (slice(first, last), *map(slice, rows.shape[1:]))
         self._array[where] = rows
 
@@ -119,10 +123,12 @@ class _Rows:
     def _make_room(self, dtype: Any) -> None:
         assert self._array is not None
         have, dtype = self._array.shape, np.promote_types(self._array.dtype, dtype)
+        if self._is_padded and dtype.kind in "bu":  # these have no -100
+            dtype = np.promote_types(dtype, np.int8)
         if dtype == self._array.dtype and all(n <= size for n, size in zip(self._used, have, strict=True)):
             return
         shape = tuple(size if n <= size else max(n, size * 3 // 2) for n, size in zip(self._used, have, strict=True))
-        larger = np.full(shape, IGNORE_INDEX, dtype=dtype)
+        larger = np.full(shape, IGNORE_INDEX, dtype=dtype) if self._is_padded else np.empty(shape, dtype=dtype)
         larger[tuple(map(slice, have))] = self._array
         self._array = larger
 

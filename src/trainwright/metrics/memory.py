@@ -86,6 +86,12 @@ class TrainerMemoryTracker:
         metrics.update({**self._init_report, **report})
         self._init_report = {}
 
+    def abandon(self) -> None:
+        """Ends a stage that failed, without a report; later stages are measured again."""
+        if self._sampler is not None:
+            self._sampler.finish()
+        self.cur_stage, self._sampler = None, None
+
     def _report(self, stage: str) -> dict[str, int]:
         assert self._process is not None
         assert self._sampler is not None
@@ -96,6 +102,8 @@ class TrainerMemoryTracker:
             f"{stage}_mem_cpu_alloc_delta": now - self._before["cpu"],
             f"{stage}_mem_cpu_peaked_delta": max(0, peak - now),
         }
+        if stage == "init":
+            report |= {f"before_init_mem_{kind}": size for kind, size in self._before.items()}
         if "gpu" in self._before:
             allocated = torch.cuda.memory_allocated()
             report[f"{stage}_mem_gpu_alloc_delta"] = allocated - self._before["gpu"]

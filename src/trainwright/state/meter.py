@@ -55,24 +55,24 @@ class LossMeter:
 
     def end_step(self) -> None:
         """Marks that an optimizer step ended here: a replacement value is a mean over steps."""
-        self._num_steps.append(len(self._losses) + COMPACT_AFTER * len(self._packed))
+        self._num_steps.append(self.count)
 
-    def mark(self) -> tuple[torch.Tensor, int]:
-        """Where the sum stands, for `rewind`."""
-        return self.total.clone(), len(self._losses) + COMPACT_AFTER * len(self._packed)
+    @property
+    def count(self) -> int:
+        """Losses added since the last drain; a mark for `rewind`."""
+        return len(self._losses) + COMPACT_AFTER * len(self._packed)
 
-    def rewind(self, mark: tuple[torch.Tensor, int]) -> None:
-        """Takes back what was added since `mark`: a window that is tried again."""
-        total, count = mark
-        self.total.copy_(total)
+    def rewind(self, count: int) -> None:
+        """Takes back what was added since there were `count` losses: a window given up, or tried again."""
         losses = [*(loss for packed in self._packed for loss in packed), *self._losses]
         self._packed, self._losses = [], []
+        self.total.zero_()
         for loss in losses[:count]:
-            self._hold(loss)
+            self.add(loss)
 
     def drain(self) -> Reading:
         """Reads the sum back and starts a new one."""
-        num_losses = len(self._losses) + COMPACT_AFTER * len(self._packed)
+        num_losses = self.count
         total = self.total.item()
         bad = 0
         if total - total != 0.0:  # NaN or infinite: one of the losses is
