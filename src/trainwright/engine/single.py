@@ -11,6 +11,7 @@ from torch import nn
 
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.base import Engine
+from trainwright.engine.fp8 import fp8_accelerator
 from trainwright.engine.gradients import Gradients
 from trainwright.engine.precision import apply_tf32, autocast_forward
 from trainwright.types import Prepared
@@ -27,7 +28,11 @@ class SingleEngine(Engine):
         AcceleratorState._reset_state(reset_partial_state=True)
         mixed = plan.precision.mixed
         scales_on_cpu = mixed == "fp16" and torch.device(plan.device).type == "cpu"  # accelerate has no scaler there
-        self.accelerator = Accelerator(mixed_precision="no" if scales_on_cpu else mixed, cpu=plan.use_cpu)
+        self._is_fp8 = mixed == "fp8"
+        if self._is_fp8:
+            self.accelerator = fp8_accelerator(cpu=plan.use_cpu)
+        else:
+            self.accelerator = Accelerator(mixed_precision="no" if scales_on_cpu else mixed, cpu=plan.use_cpu)
         if scales_on_cpu:
             self.accelerator.scaler = torch.amp.GradScaler("cpu")
         self.device = torch.device(plan.device)
@@ -51,6 +56,8 @@ class SingleEngine(Engine):
         make_scheduler: Callable[[Any], Any],
     ) -> Prepared:
         optimizer = make_optimizer(model)
+        if self._is_fp8:  # accelerate exchanges the linear layers, and the optimizer's parameters with them
+            model, optimizer = self.accelerator.prepare(model, optimizer)
         scheduler = make_scheduler(optimizer)
         self._optimizer = optimizer
         self._fused_backward = getattr(optimizer, "fused_backward", None)  # of LOMO, which updates while it goes back
