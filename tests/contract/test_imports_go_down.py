@@ -55,7 +55,6 @@ BROUGHT_ALONG = {
     "lomo_optim": "optim",
     "grokadamw": "optim",
     "schedulefree": "optim",
-    "torchao": "optim",
     "liger_kernel": "patches.liger",
 }
 
@@ -98,6 +97,8 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
             allowed = ACCELERATE
         elif one.package == "wandb":
             allowed = ("trackers.wandb", "search.wandb")
+        elif one.package == "torchao":  # optimizers with 8-bit states, and a recipe for fp8
+            allowed = ("optim", "engine.fp8")
         elif one.module.startswith("torch.utils.tensorboard"):
             allowed = ("trackers.tensorboard",)
         elif one.package in BROUGHT_ALONG:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from trainwright import TrainingArguments
+
 from .bench import Bench, StopAt, untouched_globals
 
 START = ("batch", "length", "optimizer", "rhythm", "also", "resumes")
@@ -80,3 +82,17 @@ def test_the_plan_is_logged_where_it_is_not_printed(bench: Bench) -> None:
     logged = [record.getMessage() for record in bench.caplog.records if record.levelno == logging.INFO]
     assert [line.split(" ")[0] for line in logged if line.split(" ")[0] in START] == [*START[:5]]
     assert not [line for line in bench.capsys.readouterr().out.splitlines() if line.startswith(START[0])]
+
+
+def test_printing_arguments_shows_what_they_come_to() -> None:
+    args = TrainingArguments(
+        "run", use_cpu=True, bf16=True, per_device_train_batch_size=4, gradient_accumulation_steps=3,
+        warmup_steps=0.1, logging_steps=10, eval_strategy="epoch", save_strategy="no", optim="sgd",
+    )  # fmt: skip
+    assert str(args).splitlines()[1:5] == [
+        "  # batch     4 per device x 3 accumulated x 1 processes = 12 samples a step",
+        "  # length    3 epochs",
+        "  # optimizer sgd, learning rate 5e-05, linear after a warm-up of 0.1 of all steps, in bf16 autocast",
+        "  # rhythm    logs every 10 steps, evaluates every epoch, saves never",
+    ]
+    assert "  # length    7 steps" in str(TrainingArguments("run", use_cpu=True, max_steps=7)).splitlines()

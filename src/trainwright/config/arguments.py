@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainwright.config import help, rules
+from trainwright.config import effective, help, rules
 from trainwright.config.construct import FieldSignature, accept_old_names, finish
 from trainwright.config.enums import ParallelMode
 from trainwright.config.environment import World, barrier, configured_precision, world_of
@@ -191,7 +191,7 @@ class TrainingArguments(
         return {name: value if type(value) in (bool, int, float, str) else str(value) for name, value in values.items()}
 
     def __str__(self) -> str:
-        return help.describe(self)
+        return help.describe(self, plan=effective.known_plan(self))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in help.differing(self).items())})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainwright.config import resolve
 from trainwright.config.help import differing
 from trainwright.config.plans import StepPlan
 
@@ -24,16 +25,36 @@ def effective_plan(args: Any, plan: StepPlan, state: Any, *, device: Any) -> lis
         f"length    {plan.max_steps} steps, {_length(args, plan)}",
         f"optimizer {_text(args.optim)}, learning rate {args.learning_rate:g}, {_text(args.lr_scheduler_type)} after "
         f"{warmup} warm-up steps, on {device} in {_precision(args)}",
-        "rhythm    "
-        + ", ".join(
-            f"{verb} {_rhythm(getattr(args, f'{name}_strategy'), getattr(state, f'{name}_steps'))}"
-            for verb, name in (("logs", "logging"), ("evaluates", "eval"), ("saves", "save"))
-        ),
+        f"rhythm    {_rhythms(args, state)}",
     ]
     others = {name: value for name, value in differing(args).items() if name not in SAID}
     if others:
         lines.append("also      " + ", ".join(f"{name}={value!r}" for name, value in others.items()))
     return lines
+
+
+def known_plan(args: Any) -> list[str]:
+    """The same lines as far as arguments alone tell: the number of samples is not known to them."""
+    micro_batches = resolve.micro_batches(args)
+    total = args.per_device_train_batch_size * micro_batches * args.world_size
+    warmup = f"{args.warmup_steps:g} warm-up steps"
+    if 0 < args.warmup_steps < 1:
+        warmup = f"a warm-up of {args.warmup_steps:g} of all steps"
+    length = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
+    return [
+        f"batch     {args.per_device_train_batch_size} per device x {micro_batches} accumulated x {args.world_size} "
+        f"processes = {total} samples a step",
+        f"length    {length}",
+        f"optimizer {_text(args.optim)}, learning rate {args.learning_rate:g}, {_text(args.lr_scheduler_type)} after "
+        f"{warmup}, in {_precision(args)}",
+        f"rhythm    {_rhythms(args, args)}",
+    ]
+
+
+def _rhythms(args: Any, steps: Any) -> str:
+    verbs = (("logs", "logging"), ("evaluates", "eval"), ("saves", "save"))
+    said = (f"{verb} {_rhythm(getattr(args, f'{n}_strategy'), getattr(steps, f'{n}_steps'))}" for verb, n in verbs)
+    return ", ".join(said)
 
 
 def _length(args: Any, plan: StepPlan) -> str:
@@ -44,6 +65,8 @@ def _length(args: Any, plan: StepPlan) -> str:
 
 def _rhythm(strategy: Any, steps: float | None) -> str:
     kind = _text(strategy)
+    if kind == "steps" and steps is not None and steps < 1:
+        return f"every {steps:g} of all steps"
     return {"no": "never", "epoch": "every epoch", "best": "at each best evaluation"}.get(kind, f"every {steps} steps")
 
 

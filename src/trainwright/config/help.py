@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from types import SimpleNamespace
 from typing import Any
@@ -56,9 +57,9 @@ def differing(args: Any) -> dict[str, Any]:
     return result
 
 
-def describe(args: Any) -> str:
-    """Text of all arguments: first those that differ from the defaults, then everything, by group."""
-    lines = [f"{type(args).__name__}(", "  # differs from the defaults"]
+def describe(args: Any, *, plan: Sequence[str] = ()) -> str:
+    """Text of all arguments: what they come to, those that differ from the defaults, then everything, by group."""
+    lines = [f"{type(args).__name__}(", *(f"  # {line}" for line in plan), "", "  # differs from the defaults"]
     lines += [f"  {name}={value!r}," for name, value in differing(args).items()] or ["  # (nothing)"]
     for title, members in grouped(type(args)).items():
         lines += ["", f"  # {title}"]
