@@ -140,7 +140,7 @@ def test_apply(settings: dict[str, Any], num_items: torch.Tensor | None, share: 
     ],
 )
 def test_undo_averaging(settings: dict[str, Any], num_items: torch.Tensor | None, factor: int) -> None:
-    assert LossRule(**settings).undo_averaging(torch.tensor(3.0), num_items).item() == 3.0 * factor
+    assert LossRule(**settings).undo_averaging(torch.tensor(3.0), {}, num_items).item() == 3.0 * factor
 
 
 # -- the weight of an evaluation batch -------------------------------------------------------------------------------
@@ -164,3 +164,14 @@ WEIGHTS: list[tuple[str, dict[str, Any], dict[str, Any], list[str], int]] = [
 )
 def test_weight(settings: dict[str, Any], batch: dict[str, Any], names: list[str], expected: int) -> None:
     assert int(LossRule(**settings).weight(batch, names, 2)) == expected
+
+
+def test_an_auxiliary_loss_is_scaled_neither_by_processes_nor_by_micro_batches() -> None:
+    """Two processes, a window of four micro-batches: what is averaged and added up is one auxiliary loss."""
+    rule = LossRule(counts_items=True, num_processes=2, aux_coefficient=0.5)
+    counted, auxiliary = torch.tensor(3.0), torch.tensor(0.8)
+    outputs = {"aux_loss": auxiliary}
+    loss = rule.undo_averaging(counted + 0.5 * auxiliary, outputs, torch.tensor(7))
+    assert loss.item() == pytest.approx(2 * 3.0 + 0.4)
+    assert rule.weigh_auxiliary(loss, outputs, sample_share=0.25).item() == pytest.approx(2 * 3.0 + 0.1)
+    assert rule.weigh_auxiliary(loss, (loss,), sample_share=0.25) is loss

@@ -70,7 +70,7 @@ class StepHooks(DataHooks):
         if not isinstance(loss, torch.Tensor):
             checks.raise_no_loss(model, inputs, outputs)
         rule = self._rule or self._loss_rule()
-        loss = rule.undo_averaging(loss, num_items_in_batch)
+        loss = rule.undo_averaging(loss, outputs, num_items_in_batch)
         if model.training:
             loss = rule.weigh_auxiliary(loss, outputs, sample_share=self._run.share_of_window)
         return (loss, outputs) if return_outputs else loss

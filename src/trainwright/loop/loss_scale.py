@@ -99,16 +99,26 @@ class LossRule:
 
     def weigh_auxiliary(self, loss: torch.Tensor, outputs: Any, *, sample_share: float) -> torch.Tensor:
         """The loss with the model's auxiliary part weighted by the micro-batch's share of the window's samples."""
-        if self.aux_coefficient == 0.0 or sample_share == 1.0 or not isinstance(outputs, Mapping):
-            return loss
-        auxiliary = outputs.get("aux_loss")
-        return loss if auxiliary is None else loss - (1.0 - sample_share) * self.aux_coefficient * auxiliary
+        auxiliary = self._auxiliary(outputs)
+        return loss if auxiliary is None or sample_share == 1.0 else loss - (1.0 - sample_share) * auxiliary
 
-    def undo_averaging(self, loss: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
-        """Multiplies a counted loss by the processes over which its gradient will be averaged."""
+    def undo_averaging(self, loss: torch.Tensor, outputs: Any, num_items: torch.Tensor | int | None) -> torch.Tensor:
+        """Multiplies a counted loss by the processes over which its gradient will be averaged.
+
+        Not its auxiliary part: that is a mean on each process, which averaging leaves right.
+        """
         if self.num_processes == 1 or num_items is None or not self.counts_items:
             return loss
-        return loss * self.num_processes
+        auxiliary = self._auxiliary(outputs)
+        scaled = loss * self.num_processes
+        return scaled if auxiliary is None else scaled - (self.num_processes - 1) * auxiliary
+
+    def _auxiliary(self, outputs: Any) -> torch.Tensor | None:
+        """What the model added to its loss besides the one over labels."""
+        if self.aux_coefficient == 0.0 or not isinstance(outputs, Mapping):
+            return None
+        auxiliary = outputs.get("aux_loss")
+        return None if auxiliary is None else self.aux_coefficient * auxiliary
 
     def _targets(self, batch: Batch) -> torch.Tensor:
         if "shift_labels" in batch:  # already shifted by the collator
