@@ -83,12 +83,7 @@ class Trainer(RunHooks):
         logging.getLogger("trainwright").setLevel(self.args.get_process_log_level())
         self._run = RunState(TrainerState(), TrainerControl())
         self._run_id = assemble.new_run_id()
-        self.is_in_train = False
-        self.deepspeed = None
-        self.hp_name = None
-        self.hp_search_backend = None
-        self.hub_model_id = None
-        self.push_in_progress = None
+        self._init_bookkeeping()
         self.processing_class = assemble.one_processing_class(processing_class, tokenizer)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
@@ -96,7 +91,8 @@ class Trainer(RunHooks):
         self.create_accelerator_and_postprocess()
         self._adopt_model(model, model_init)
         multiple = getattr(self.args, "pad_to_multiple_of", None)
-        self.data_collator = data_collator or default_collator(self.processing_class, multiple)
+        default = default_collator(self.processing_class, multiple)
+        self.data_collator = default if data_collator is None else data_collator
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
@@ -105,7 +101,6 @@ class Trainer(RunHooks):
         checks.check_optimizers(self.args, optimizers, optimizer_cls_and_kwargs, model_init)
         checks.check_datasets(self.args, train_dataset, eval_dataset, self.data_collator)
         checks.check_metrics(self.args, compute_metrics)
-        self._init_bookkeeping()
         self.callback_handler = assemble.make_callbacks(
             self.args,
             callbacks,
@@ -144,6 +139,13 @@ class Trainer(RunHooks):
             model.config.use_cache = self.args.use_cache
 
     def _init_bookkeeping(self) -> None:
+        """What is filled later, by training, evaluation, or a search."""
+        self.is_in_train = False
+        self.deepspeed = None
+        self.hp_name = None
+        self.hp_search_backend = None
+        self.hub_model_id = None
+        self.push_in_progress = None
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._signature_columns = None
         self._train_batch_size = self.args.train_batch_size

@@ -249,6 +249,16 @@ IDLE = [
     ("tensorboard_folder", {"logging_dir": "logs", "report_to": "wandb"}, {"report_to": "all"}),
     ("settings_of_several_processes", {"ddp_backend": "gloo"}, {"ddp_backend": None}),
     (
+        "accelerator_settings",
+        {"accelerator_config": {"split_batches": True}},
+        {"accelerator_config": {"non_blocking": True}},
+    ),
+    (
+        "accelerator_settings",
+        {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
+        {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}}},
+    ),
+    (
         "settings_of_several_processes",
         {"ddp_timeout": 60, "ddp_static_graph": False},
         {"ddp_timeout": 1800, "ddp_static_graph": None},

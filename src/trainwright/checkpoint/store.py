@@ -110,7 +110,7 @@ class CheckpointStore:
     def latest(self) -> Path | None:
         """The newest checkpoint that verifies; says which newer ones it skipped, and why."""
         self._finish_commits()
-        for path in sorted((path for _, path in _finals(self.root)), key=_written_at, reverse=True):
+        for path in _newest_first(self.root):
             problem = find_problem(path)
             if problem is None:
                 return path
@@ -147,11 +147,18 @@ def get_last_checkpoint(folder: str | Path) -> str | None:
     return None if latest is None else str(latest)
 
 
-def _written_at(path: Path) -> tuple[float, int]:
-    """When a checkpoint was written; in a directory with several runs the highest step need not be the newest."""
-    manifest = Manifest.read(path)
-    step = int(path.name.rpartition("-")[2])
-    return (manifest.written_at if manifest is not None else path.stat().st_mtime), step
+def _newest_first(root: Path) -> list[Path]:
+    """Checkpoints by the run that wrote last, then by step.
+
+    In a directory with several runs the highest step need not be the newest; within one the clock decides nothing.
+    """
+    found = [(step, path, Manifest.read(path)) for step, path in _finals(root)]
+    last: dict[str, float] = {}
+    for _, path, manifest in found:
+        run, when = ("", path.stat().st_mtime) if manifest is None else (manifest.run_id, manifest.written_at)
+        last[run] = max(when, last.get(run, when))
+    order = sorted(found, key=lambda one: (last["" if one[2] is None else one[2].run_id], one[0]), reverse=True)
+    return [path for _, path, _ in order]
 
 
 def _finals(root: Path) -> Iterator[tuple[int, Path]]:

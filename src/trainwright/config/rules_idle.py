@@ -82,6 +82,20 @@ def settings_of_several_processes(args: Any) -> str | None:
 
 
 @rule
+def accelerator_settings(args: Any) -> str | None:
+    """Batches are neither split nor dispatched where one process has them all."""
+    config = getattr(args, "accelerator_config", None)
+    if config is None or args.world_size > 1:
+        return None
+    several = {"split_batches": False, "dispatch_batches": None, "even_batches": True}
+    idle = [f"accelerator_config.{name}" for name, default in several.items() if getattr(config, name) != default]
+    if (config.gradient_accumulation_kwargs or {}).get("sync_each_batch"):
+        idle.append("accelerator_config.gradient_accumulation_kwargs['sync_each_batch']")
+    verb = "has" if len(idle) == 1 else "have"
+    return f"{', '.join(idle)} {verb} no effect in one process." if idle else None
+
+
+@rule
 def generation_length(args: Any) -> str | None:
     return _without(args, "generation_max_length", "predict_with_generate")
 

@@ -41,7 +41,7 @@ class CheckpointHooks(ReportHooks):
                 self._save_scaler(folder)
                 self._save_rng_state(folder)
             best = self.state.best_global_step
-            if best is not None and (best == step or store.path(best).is_dir()):
+            if best is not None and (best == step or best in store.owned_by(self._run_id)):
                 self.state.best_model_checkpoint = str(store.path(best))
             assemble.write_state(self.state, self._stateful(), Path(folder))
         self._run.saved_step = step
