@@ -176,9 +176,7 @@ def test_killed_before_the_first_checkpoint_it_starts_again(
     assert weights(tmp_path / "run") == weights(finished[0])
 
 
-def test_run_again_after_the_end_it_trains_nothing_and_harms_nothing(
-    finished: tuple[Path, str], inputs: Paths
-) -> None:
+def test_run_again_after_the_end_it_trains_nothing_and_harms_nothing(finished: tuple[Path, str], inputs: Paths) -> None:
     output_dir, _ = finished
     before, evaluation = weights(output_dir), metrics(output_dir, "eval")
     output = run(command(output_dir, inputs))
