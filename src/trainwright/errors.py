@@ -42,6 +42,10 @@ class MetricError(TrainwrightError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class EvaluationMemoryError(TrainwrightError, RuntimeError):
+    """An evaluation in the middle of training did not fit into memory; the training itself did."""
+
+
 class NotYetError(TrainwrightError, NotImplementedError):
     """A published feature that this version does not have yet; the message names it and a way around."""
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainwright import Trainer, TrainingArguments
+from trainwright.errors import EvaluationMemoryError
 
 VOCABULARY, LENGTH = 23, 9
 CLOSE = {"rtol": 1e-5, "atol": 1e-7}
@@ -144,3 +145,45 @@ def test_another_error_is_not_taken_for_a_full_memory(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         gradients("mean", tmp_path, batch=4, micro_batches=1, model=Breaks(), auto_find_batch_size=True)
+
+
+class Draws(Small):
+    """Uses up random numbers, before it finds that memory is full or after."""
+
+    def __init__(self, inner: nn.Module, room: int, *, before: bool) -> None:
+        super().__init__(inner, room)
+        self.before, self.accepts_loss_kwargs = before, False
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> Any:
+        if self.before:
+            torch.rand(1000)
+        outputs = super().forward(input_ids, labels, **kwargs)
+        if not self.before:
+            torch.rand(1000)
+        return {**outputs, "loss": outputs["loss"] * (1 + torch.rand(()))}
+
+
+def test_random_states_are_those_from_before_the_failed_step(tmp_path: Path) -> None:
+    """A try that failed after it drew random numbers leaves no trace of them."""
+    how = {"batch": 8, "micro_batches": 1, "number": 16, "auto_find_batch_size": True}
+    changes = []
+    for before in (True, False):
+        torch.manual_seed(0)
+        changes.append(gradients("mean", tmp_path, model=Draws(MeanOfTokens(), 4, before=before), **how))
+    assert torch.equal(*changes)
+
+
+def test_an_evaluation_that_does_not_fit_touches_only_evaluation(tmp_path: Path) -> None:
+    class FullInEvaluation(MeanOfTokens):
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            if not self.training:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 TiB.")
+            return super().forward(input_ids, labels)
+
+    args = TrainingArguments(
+        str(tmp_path), use_cpu=True, disable_tqdm=True, auto_find_batch_size=True, eval_strategy="steps", eval_steps=1,
+    )  # fmt: skip
+    trainer = Trainer(FullInEvaluation(), args, train_dataset=samples(8), eval_dataset=samples(8))
+    with pytest.raises(EvaluationMemoryError, match=r"at step 1.*per_device_eval_batch_size \(8\)"):
+        trainer.train()
+    assert trainer._run.num_parts == 1

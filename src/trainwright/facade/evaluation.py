@@ -13,7 +13,7 @@ import torch
 from trainwright import assemble, model_facts
 from trainwright.config import resolve
 from trainwright.engine.precision import eval_precision
-from trainwright.errors import MetricError
+from trainwright.errors import EvaluationMemoryError, MetricError
 from trainwright.facade.absent import AbsentHooks
 from trainwright.facade.report import ReportHooks
 from trainwright.facade.step import StepHooks
@@ -179,7 +179,16 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         """An evaluation in the middle of training; drives the schedules that follow a metric."""
-        metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+        try:
+            metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+        except RuntimeError as error:
+            if not self._engine.is_out_of_memory(error):
+                raise
+            raise EvaluationMemoryError(
+                f"Out of memory in an evaluation, at step {self.state.global_step}: {error} Lower "
+                f"per_device_eval_batch_size ({self.args.per_device_eval_batch_size}), or set eval_accumulation_steps "
+                "to move results off the device; auto_find_batch_size only changes training."
+            ) from error
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if schedules.follows_metrics(self.lr_scheduler) and not skip_scheduler:
             self.lr_scheduler.step(self._best_metric_of(metrics))
