@@ -62,7 +62,7 @@ class RunFields:
     do_train: bool = option(False, "For scripts: train. The trainer itself does not read it.")
     do_eval: bool = option(False, "For scripts: evaluate. Set by itself when eval_strategy is not 'no'.")
     do_predict: bool = option(False, "For scripts: predict on the test set.")
-    resume_from_checkpoint: str | None = option(None, "Checkpoint that train() goes on from, unless it is given another one.")
+    resume_from_checkpoint: str | None = option(None, "Checkpoint that train() goes on from, if it is given none.")
     seed: int = option(42, "Seed of initialisation, dropout and (without data_seed) the order of samples.")
     data_seed: int | None = option(None, "Seed of the order of samples (None: seed).")
     full_determinism: bool = option(False, "Deterministic algorithms throughout; slower, for debugging.")
@@ -88,7 +88,7 @@ class BatchFields:
     average_tokens_across_devices: bool = option(
         True, "Weigh the loss by the tokens of all processes, not of each process alone."
     )
-    auto_find_batch_size: bool = option(False, "When memory runs out, cut micro-batches and accumulate: the effective batch stays.")
+    auto_find_batch_size: bool = option(False, "Out of memory: cut micro-batches, accumulate over the parts.")
 
 
 @dataclass(kw_only=True)
