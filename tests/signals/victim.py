@@ -17,7 +17,7 @@ AT_STEP, NUM_SAMPLES = 5, 48
 
 def here() -> None:
     print("HERE", flush=True)
-    time.sleep(0.3)  # long enough for the signal to arrive in this phase
+    time.sleep(1.0)  # long enough for the signal to arrive in this phase, on a busy machine too
 
 
 class Noisy(Dataset[dict[str, Any]]):
