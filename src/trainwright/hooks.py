@@ -5,7 +5,7 @@ These are the published names that subclasses override, so they keep the spellin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -95,6 +95,3 @@ class Gather(Protocol):
     """How an evaluation collects a value from all processes; identity on one."""
 
     def __call__(self, value: Any) -> Any: ...
-
-
-Metrics = Mapping[str, float]

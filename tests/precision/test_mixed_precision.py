@@ -74,17 +74,13 @@ def test_afterwards_the_model_is_as_it_was(tmp_path: Path) -> None:
 def test_outputs_are_copied_to_fp32_only_for_who_looks_at_them(looks: bool, tmp_path: Path) -> None:
     seen: list[torch.dtype] = []
 
-    class Watched(Trainer):
-        def _prepare_inputs(self, inputs: Any) -> Any:
-            return super()._prepare_inputs(inputs)
-
-    class Own(Watched):
+    class Own(Trainer):
         def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
             outputs = model(**inputs)
             seen.append(outputs["logits"].dtype)
             return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
-    run = trainer(tmp_path, cls=Own if looks else Watched, bf16=True)
+    run = trainer(tmp_path, cls=Own if looks else Trainer, bf16=True)
     if not looks:
         run.model.register_forward_hook(lambda module, inputs, output: seen.append(output["logits"].dtype))
     run.train()

@@ -92,3 +92,38 @@ def test_handlers_are_put_back(tmp_path: Path) -> None:
     with Interrupts().listening():
         assert [signal.getsignal(number) for number in SIGNALS] != before
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_second_training_saves_at_a_step_that_the_first_one_saved_too(tmp_path: Path) -> None:
+    """What the first one wrote at the same step is not this run's."""
+    script = f"""
+import os, signal, torch
+from torch import nn
+from trainwright import Trainer, TrainerCallback, TrainingArguments
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+    def forward(self, x, labels):
+        return {{"loss": nn.functional.cross_entropy(self.layer(x), labels)}}
+class Signals(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+items = [{{"x": torch.ones(2) * i, "labels": i % 2}} for i in range(8)]
+args = TrainingArguments({str(tmp_path)!r}, use_cpu=True, disable_tqdm=True, max_steps=4, save_steps=4)
+trainer = Trainer(Net(), args, train_dataset=items)
+trainer.train()
+written = os.stat({str(tmp_path / "checkpoint-4")!r}).st_ino
+trainer.add_callback(Signals)
+args.max_steps, args.save_steps = 9, 9
+try:
+    trainer.train()
+except SystemExit as end:
+    assert end.code == 143
+    assert os.stat({str(tmp_path / "checkpoint-4")!r}).st_ino != written
+    print("SAVED")
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=100)
+    assert "SAVED" in done.stdout, done.stderr

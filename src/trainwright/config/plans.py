@@ -50,11 +50,6 @@ class StepPlan:
             max_grad_norm=max_grad_norm or 0.0,
         )
 
-    def position_of(self, global_step: int) -> tuple[int, int]:
-        """Epoch and micro-batches done in it after `global_step` optimizer steps of this plan."""
-        epoch, steps = divmod(global_step, self.steps_per_epoch)
-        return epoch, steps * self.micro_batches
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
@@ -151,11 +146,9 @@ class CheckpointPlan:
 
     Attributes:
         keep_last: checkpoints kept besides the best one; None keeps all.
-        only_model: leave out optimizer, schedule and random states; such a checkpoint cannot be resumed exactly.
     """
 
     keep_last: int | None = None
-    only_model: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def loader(args: Any, *, batch_size: int, seed: int, is_training: bool = False) 
 
 def checkpoint(args: Any) -> CheckpointPlan:
     limit = args.save_total_limit
-    return CheckpointPlan(keep_last=limit if limit and limit > 0 else None, only_model=args.save_only_model)
+    return CheckpointPlan(keep_last=limit if limit and limit > 0 else None)
 
 
 def evaluation(args: Any) -> EvalPlan:

@@ -69,7 +69,7 @@ class Loader:
         belong, since it had fetched that batch before it was interrupted.
         """
         self._seek(epoch, skip_batches)
-        batches = self._fetch_from(epoch, skip_batches, resumes=after_first is not None)
+        batches = self._fetch_from(skip_batches, resumes=after_first is not None)
         ahead = next(batches, _END)
         if after_first is not None:
             after_first()
@@ -122,7 +122,7 @@ class Loader:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
-    def _fetch_from(self, epoch: int, skip_batches: int, *, resumes: bool) -> Iterator[Batch]:
+    def _fetch_from(self, skip_batches: int, *, resumes: bool) -> Iterator[Batch]:
         if resumes and self._resume.epoch_start is not None:
             self._set_random_state(self._resume.epoch_start)
         self._epoch_start = self._random_state()

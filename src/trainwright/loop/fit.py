@@ -117,18 +117,18 @@ def wait_for_data(
     session.loader.begin_window()
     try:
         run.interrupts.open()
-        return hooks.get_batch_samples(batches, size, session.engine.device)
+        window = hooks.get_batch_samples(batches, size, session.engine.device)
+        run.interrupts.close()  # within the try: a signal just before it must rewind too
     except Interrupted:
         session.loader.rewind()
         raise
-    finally:
-        run.interrupts.close()
+    return window
 
 
 def save_and_leave(session: Session, run: RunState, hooks: TrainHooks) -> None:
     """A signal ended the run: the last finished step is saved, then the process ends as the signal asked."""
     step = run.state.global_step
-    if session.saves_on_interrupt and step > run.first_step and run.saved_step != step:
+    if session.saves_on_interrupt and step > 0 and run.saved_step != step:
         hooks._save_checkpoint(session.model, session.trial)
     logger.warning(
         "Interrupted by %s after step %d, which is %s. Resume with resume_from_checkpoint=True.",

@@ -32,7 +32,6 @@ class RunState:
         self.meter = LossMeter("cpu")
         self.interrupts = Interrupts()
         self.total_loss = 0.0
-        self.num_non_finite = 0
         self.step_last_logged = 0
         self.first_step = 0
         self.first_tokens = 0
@@ -51,7 +50,7 @@ class RunState:
         """Starts the clocks and an empty meter; the step comes from `state`, which a resume may have filled."""
         self.meter = LossMeter(device, skip_non_finite=skip_non_finite)
         self.total_loss = 0.0
-        self.num_non_finite = 0
+        self.saved_step = self.state.global_step or None  # a resume starts from a checkpoint, a fresh run from none
         self.step_last_logged = self.first_step = self.state.global_step
         self.first_tokens = self.state.num_input_tokens_seen
         self.first_flos = self.state.total_flos
@@ -83,7 +82,6 @@ class RunState:
         reading = self.meter.drain()
         num_steps = self.state.global_step - self.step_last_logged
         self.total_loss += reading.total
-        self.num_non_finite += reading.num_non_finite
         self.step_last_logged = self.state.global_step
         return reading.total / max(num_steps, 1), reading.num_non_finite
 
@@ -91,7 +89,6 @@ class RunState:
         """Sum of all losses of this `train()`, those not yet logged included."""
         reading = self.meter.drain()
         self.total_loss += reading.total
-        self.num_non_finite += reading.num_non_finite
         return self.total_loss
 
     @property
