@@ -83,7 +83,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "get_wsd_schedule",
     ),
     "trainwright.data.workers": ("enable_full_determinism", "seed_worker", "set_seed"),
-    "trainwright.data.samplers": ("LengthGroupedSampler", "get_length_grouped_indices"),
+    "trainwright.data.lengths": ("LengthGroupedSampler", "get_length_grouped_indices"),
     "trainwright.data.columns": ("RemoveColumnsCollator",),
     "trainwright.data.collators": (
         "DataCollatorForLanguageModeling",
