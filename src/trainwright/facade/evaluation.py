@@ -108,32 +108,42 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
     ) -> EvalLoopOutput:
         """Runs the model over a dataloader; serves both `evaluate` and `predict`."""
         model = self._wrap_model(self.model, training=False)
-        modes.eval_mode(model, self.optimizer)
+        self._rest(model)
         self.callback_handler.eval_dataloader = dataloader
-        past, self._past = self._past, None
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        is_prediction = description == "Prediction"
-        session = eval_loop.EvalSession(
-            plan=resolve.evaluation(self.args),
-            model=model,
-            rule=self._rule or self._loss_rule(),
-            events=self.callback_handler,
-            gather=self.gather_function,
-            label_names=self.label_names,
-            main_input=model_facts.main_input_name(self.model),
-            compute_metrics=self.compute_metrics,
-            preprocess_logits=self.preprocess_logits_for_metrics,
-            loss_only=loss_only,
-            needs_labels=not is_prediction,
-            keeps_results=is_prediction or not self.args.batch_eval_metrics,
-            ignore_keys=ignore_keys,
-        )
+        past, rule = self._past, self._rule
+        # Of this process alone: an evaluation's loss is weighed by items when it is added up, not before.
+        self._past, self._rule = None, dataclasses.replace(rule or self._loss_rule(), num_processes=1)
+        session = self._eval_session(model, loss_only, ignore_keys, is_prediction=description == "Prediction")
         mixed = contextlib.nullcontext() if self.is_in_train else self._engine.mixed_precision(self.model)
         try:
             with mixed:
                 return eval_loop.evaluation_loop(session, self._run, self, dataloader, prefix=metric_key_prefix)
         finally:
-            self._past = past
+            self._past, self._rule = past, rule
+
+    def _eval_session(
+        self, model: Any, loss_only: bool, ignore_keys: list[str] | None, *, is_prediction: bool
+    ) -> EvalSession:
+        assert self._rule is not None
+        streams = self.args.batch_eval_metrics or is_streaming(self.compute_metrics)
+        return EvalSession(
+            plan=resolve.evaluation(self.args),
+            model=model,
+            rule=self._rule,
+            events=QUIET if self._is_rehearsing else self.callback_handler,
+            gather=self.gather_function,
+            total=self._engine.sum,
+            label_names=self.label_names,
+            device=self._engine.device,
+            main_input=model_facts.main_input_name(self.model),
+            compute_metrics=self.compute_metrics,
+            preprocess_logits=self.preprocess_logits_for_metrics,
+            loss_only=loss_only,
+            needs_labels=not is_prediction,
+            keeps_results=is_prediction or not streams,
+            ignore_keys=ignore_keys,
+        )
 
     def prediction_loop(
         self,
