@@ -83,6 +83,10 @@ class Engine(ABC):
         """A nested value of tensors from all processes, concatenated along the first dimension."""
         return value
 
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over all processes."""
+        return tensor
+
     def peak_flops(self) -> float | None:
         """Operations per second that the devices of this run can do together; None where it is not known."""
         peak = peak_flops(self.device)

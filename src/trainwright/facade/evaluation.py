@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Mapping
@@ -19,10 +20,15 @@ from trainwright.facade.report import ReportHooks
 from trainwright.facade.step import StepHooks
 from trainwright.loop import evaluate as eval_loop
 from trainwright.loop import predict as eval_step
+from trainwright.loop.eval_session import EvalSession
+from trainwright.loop.rehearsal import Quiet
 from trainwright.metrics.speed import speed_metrics
+from trainwright.metrics.streaming import is_streaming
 from trainwright.metrics.types import EvalLoopOutput, PredictionOutput
 from trainwright.optim import modes, schedules
 from trainwright.types import Batch
+
+QUIET = Quiet()
 
 
 class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
@@ -108,8 +114,7 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
     ) -> EvalLoopOutput:
         """Runs the model over a dataloader; serves both `evaluate` and `predict`."""
         model = self._wrap_model(self.model, training=False)
-        self._rest(model)
-        self.callback_handler.eval_dataloader = dataloader
+        self._rest(model, dataloader)
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         past, rule = self._past, self._rule
         # Of this process alone: an evaluation's loss is weighed by items when it is added up, not before.
@@ -118,9 +123,21 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
         mixed = contextlib.nullcontext() if self.is_in_train else self._engine.mixed_precision(self.model)
         try:
             with mixed:
-                return eval_loop.evaluation_loop(session, self._run, self, dataloader, prefix=metric_key_prefix)
+                run: Any = QUIET if self._is_rehearsing else self._run
+                return eval_loop.evaluation_loop(session, run, self, dataloader, prefix=metric_key_prefix)
         finally:
             self._past, self._rule = past, rule
+
+    def _rest(self, model: Any, dataloader: Any) -> None:
+        """Evaluation mode, of which training will find no trace when it goes on."""
+        if self._is_rehearsing:
+            modes.eval_mode(model, None)
+            return
+        self.callback_handler.eval_dataloader = dataloader
+        if not self.is_in_train:
+            modes.eval_mode(model, self.optimizer)
+        elif self._pause is None:
+            self._pause = modes.Pause(model, self.optimizer)
 
     def _eval_session(
         self, model: Any, loss_only: bool, ignore_keys: list[str] | None, *, is_prediction: bool

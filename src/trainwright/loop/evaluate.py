@@ -1,7 +1,7 @@
 """The evaluation loop: batches through `prediction_step`, one after the other. What comes of them is in `results.py`.
 
-With several processes the samples that are left for the last batch may be fewer than the processes; those without one
-run a sample again to stay in step, and what they make of it does not count.
+With several processes, a batch that only stands in (`TailBatch` without samples) keeps a process in step with the
+others; what it makes of it does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainwright.loop.results import Results
 from trainwright.metrics.nested import find_batch_size
 from trainwright.metrics.types import EvalLoopOutput
 from trainwright.state.run import RunState
-from trainwright.types import Batch, has_length
+from trainwright.types import Batch, TailBatch, has_length
 
 
 def evaluation_loop(
@@ -48,10 +48,9 @@ def _collect(
 ) -> tuple[int, bool]:
     """Runs all batches; returns how many samples this process had, and whether there were labels."""
     num_seen, found_labels = 0, False
-    repeats_last = bool(getattr(getattr(dataloader, "batch_sampler", None), "repeats_last", False))
-    looks_ahead = session.plan.streams_metrics or repeats_last
-    for inputs, is_last in _with_last(dataloader) if looks_ahead else ((batch, False) for batch in dataloader):
-        counts = not (repeats_last and is_last)
+    batches = _with_last(dataloader) if session.plan.streams_metrics else ((batch, False) for batch in dataloader)
+    for inputs, is_last in batches:
+        counts = not isinstance(inputs, TailBatch) or inputs.num_samples > 0
         num_seen += (find_batch_size(inputs) or 0) if counts else 0
         step = hooks.prediction_step(session.model, inputs, session.loss_only, ignore_keys=session.ignore_keys)
         found_labels = found_labels or step[2] is not None

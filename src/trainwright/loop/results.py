@@ -1,4 +1,4 @@
-"""What an evaluation collects of its batches, and the metrics made of it. The batches themselves are `evaluate.py`'s."""
+"""What an evaluation collects of its batches, and the metrics made of it. The batches are `evaluate.py`'s."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from trainwright.metrics.spill import Storage
 from trainwright.metrics.streaming import StreamingMetric, is_streaming
 from trainwright.metrics.types import EvalLoopOutput, EvalPrediction
 from trainwright.types import Batch
-
 
 
 class Results:
@@ -107,4 +106,4 @@ def _prefixed(metrics: Any, prefix: str, losses: dict[str, float]) -> dict[str, 
 
 def _no_rows(value: Any) -> Any:
     """A value of the same structure without a single row."""
-    return map_nested(lambda leaf: torch.atleast_1d(leaf)[:0] if isinstance(leaf, torch.Tensor) else leaf, value)
+    return map_nested(lambda leaf: torch.atleast_1d(leaf)[:0] if isinstance(leaf, torch.Tensor) else leaf, value)  # type: ignore[no-untyped-call]

@@ -47,7 +47,7 @@ class StreamingMetric:
     @property
     def adds_processes_up(self) -> bool:
         """Whether `compute` itself brings the processes together, so that each is fed what it has."""
-        parts = list(self._metric.values()) if isinstance(self._metric, torch.nn.ModuleDict) else [self._metric]
+        parts = [*self._metric.values()] if isinstance(self._metric, torch.nn.ModuleDict) else [self._metric]
         return bool(parts) and all(callable(getattr(part, "sync", None)) for part in parts)
 
     def add(self, predictions: Any, references: Any) -> None:
