@@ -95,12 +95,12 @@ class Loader:
         """The position after `batches` batches of an epoch; the end of one is the beginning of the next."""
         if batches >= batches_per_epoch:
             return Cursor(epoch=epoch + 1, samples=0, seed=self._seed)
-        samples = batches * (self._batches.batch_size if self._batches is not None else 1)
+        samples = batches * (self._batches.round_size if self._batches is not None else 1)
         return Cursor(epoch=epoch, samples=samples, seed=self._seed)
 
     def position(self, cursor: Cursor) -> tuple[int, int]:
         """Epoch and batches of it that a cursor stands for."""
-        unit = self._batches.batch_size if self._batches is not None else 1
+        unit = self._batches.round_size if self._batches is not None else 1
         return cursor.epoch, cursor.samples // unit
 
     def randomness(self) -> LoaderRandomness:
@@ -115,7 +115,7 @@ class Loader:
 
     def _seek(self, epoch: int, skip_batches: int) -> None:
         if self._batches is not None:
-            self._batches.seek(epoch, skip_batches * self._batches.batch_size)
+            self._batches.seek(epoch, skip_batches * self._batches.round_size)
             return
         parts = [self.dataloader, *(getattr(self.dataloader, name, None) for name in ("sampler", "dataset"))]
         for part in parts:

@@ -34,7 +34,14 @@ def build_dataloader(
         return DataLoader(dataset, batch_size=plan.batch_size, drop_last=plan.drop_last, **options)
     worker_seed = plan.seed if plan.is_training and plan.workers > 0 else None
     order = _order(dataset, sampler, plan)
-    batches = EpochBatches(order, plan.batch_size, drop_last=plan.drop_last, worker_seed=worker_seed)
+    batches = EpochBatches(
+        order,
+        plan.batch_size,
+        drop_last=plan.drop_last,
+        worker_seed=worker_seed,
+        rank=plan.rank,
+        num_processes=plan.num_processes,
+    )
     return DataLoader(dataset, batch_sampler=batches, **options)
 
 

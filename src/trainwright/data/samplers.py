@@ -62,15 +62,26 @@ class EpochBatches(Sampler[list[int]]):
         batch_size: indices per batch.
         drop_last: leave out a last batch that is smaller.
         worker_seed: base of the seeds that workers get with each batch; None leaves them alone.
+        rank, num_processes: of N processes, this one gets batches rank, rank + N, ... of all; the samples that are
+            left when not every process can get a full batch are split between them.
     """
 
     def __init__(
-        self, order: Order, batch_size: int, *, drop_last: bool = False, worker_seed: int | None = None
+        self,
+        order: Order,
+        batch_size: int,
+        *,
+        drop_last: bool = False,
+        worker_seed: int | None = None,
+        rank: int = 0,
+        num_processes: int = 1,
     ) -> None:
         self.order = order
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.worker_seed = worker_seed
+        self.rank = rank
+        self.num_processes = num_processes
         self.epoch = 0
         self.first_sample = 0
         self._drawn: Iterator[int] | None = None
@@ -88,8 +99,13 @@ class EpochBatches(Sampler[list[int]]):
         self.seek(epoch)
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self.order), self.batch_size)
+        full, rest = divmod(len(self.order), self.round_size)
         return full + int(rest > 0 and not self.drop_last)
+
+    @property
+    def round_size(self) -> int:
+        """Samples of one batch on each process."""
+        return self.batch_size * self.num_processes
 
     def draw(self) -> None:
         """Draws the order of the epoch now, not with the first batch: random states may be set in between."""
@@ -98,13 +114,22 @@ class EpochBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         order, self._drawn = self._drawn or iter(self.order.indices(self.epoch)), None
         indices = itertools.islice(order, self.first_sample, None)
-        epoch, number = self.epoch, self.first_sample // self.batch_size
+        epoch, number = self.epoch, self.first_sample // self.round_size
         self.epoch, self.first_sample = epoch + 1, 0  # a plain `for` loop over epochs gets a new order each time
-        while batch := list(itertools.islice(indices, self.batch_size)):
-            if len(batch) < self.batch_size and self.drop_last:
+        while together := list(itertools.islice(indices, self.round_size)):
+            if len(together) < self.round_size and self.drop_last:
                 return
+            batch = self._share(together)
             yield batch if self.worker_seed is None else SeededIndices(batch, (self.worker_seed, epoch, number))
             number += 1
+
+    def _share(self, together: list[int]) -> list[int]:
+        """This process's part of the samples of a round."""
+        if self.num_processes == 1:
+            return together
+        size, more = divmod(len(together), self.num_processes)
+        first = self.rank * size + min(self.rank, more)
+        return together[first : first + size + int(self.rank < more)] or together[-1:]
 
 
 def get_length_grouped_indices(
