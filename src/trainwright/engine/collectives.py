@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from trainwright.errors import DataError
-from trainwright.metrics.collect import map_nested
+from trainwright.metrics.nested import map_nested
 from trainwright.types import IGNORE_INDEX
 
 T = TypeVar("T")
