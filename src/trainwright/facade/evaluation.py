@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Mapping
@@ -117,8 +116,7 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
         self._rest(model, dataloader)
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         past, rule = self._past, self._rule
-        # Of this process alone: an evaluation's loss is weighed by items when it is added up, not before.
-        self._past, self._rule = None, dataclasses.replace(rule or self._loss_rule(), num_processes=1)
+        self._past, self._rule = None, (rule or self._loss_rule()).of_one_process()
         session = self._eval_session(model, loss_only, ignore_keys, is_prediction=description == "Prediction")
         mixed = contextlib.nullcontext() if self.is_in_train else self._engine.mixed_precision(self.model)
         try:
