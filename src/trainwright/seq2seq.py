@@ -18,7 +18,7 @@ from trainwright.metrics.types import PredictionOutput
 from trainwright.trainer import Trainer
 from trainwright.types import Batch
 
-DEFAULT_MAX_LENGTH = 20  # of generate(), where neither the call nor the model says how long
+DEFAULT_LENGTH = 20  # where neither the call nor the model says how long; generate() would warn and take about as much
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
@@ -122,9 +122,9 @@ class Seq2SeqTrainer(Trainer):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         batch = self._prepare_inputs(inputs)
         task = self._task_of(batch)
-        if generate.is_apart(task, batch):  # the loop weighs the loss by labels: none of these is shifted away
+        if task.is_joined:  # the loop weighs the loss by labels: none of these is shifted away
             inputs["labels"] = torch.nn.functional.pad(inputs["labels"], (1, 0), value=-100)
-        settings = {key: value for key, value in (gen_kwargs or self._gen_kwargs).items() if value is not None}
+        settings = self._settings_for(task, gen_kwargs or self._gen_kwargs)
         tokens = self._generate(task, settings)
         loss = None if task.for_loss is None else self._loss_of(model, task.for_loss)
         labels = None if task.labels is None else self._padded(task.labels, task, settings)
@@ -141,9 +141,20 @@ class Seq2SeqTrainer(Trainer):
         config = getattr(model_facts.core_model(self.model), "config", None)
         return config is not None and not getattr(config, "is_encoder_decoder", False) and "input_ids" in batch
 
+    def _settings_for(self, task: generate.Task, asked: dict[str, Any]) -> dict[str, Any]:
+        """Keywords of `generate`: what was asked, and what it would otherwise have to guess."""
+        settings = {name: value for name, value in asked.items() if value is not None}
+        config = getattr(self.model, "generation_config", None)
+        if config is None:  # a module with a `generate` of its own
+            return settings
+        lengths = ("max_length", "max_new_tokens")
+        if not any(name in settings or getattr(config, name, None) is not None for name in lengths):
+            settings["max_new_tokens" if task.prompt_width else "max_length"] = DEFAULT_LENGTH
+        if task.prompt_width and config.pad_token_id is None:
+            settings.setdefault("pad_token_id", self._pad_token_id())
+        return settings
+
     def _generate(self, task: generate.Task, settings: dict[str, Any]) -> torch.Tensor:
-        if task.prompt_width and getattr(self.model.generation_config, "pad_token_id", None) is None:
-            settings = {"pad_token_id": self._pad_token_id(), **settings}
         with self._engine.generating(self.model) as needed, torch.no_grad():
             rows = self.model.generate(**task.inputs, **{**needed, **settings})
         first = next(value for value in task.inputs.values() if isinstance(value, torch.Tensor))
@@ -163,7 +174,7 @@ class Seq2SeqTrainer(Trainer):
             return rows if width is None or is_labels else self._pad_tensors_to_max_len(rows, width)
         if config is None:
             return rows
-        max_length, max_new_tokens = config.max_length or DEFAULT_MAX_LENGTH, config.max_new_tokens
+        max_length, max_new_tokens = config.max_length or DEFAULT_LENGTH, config.max_new_tokens
         if rows.shape[-1] < max_length:
             return self._pad_tensors_to_max_len(rows, max_length)
         return rows if max_new_tokens is None else self._pad_tensors_to_max_len(rows, max_new_tokens + 1)

@@ -32,12 +32,14 @@ class Task:
         labels: the answers, one row for each sample; None where the batch has none.
         for_loss: the batch that the loss is taken on; None without labels.
         prompt_width: tokens at the start of each generated row that repeat the prompt.
+        is_joined: the loss is taken on rows made of prompt and answer, which the batch has apart.
     """
 
     inputs: Batch
     labels: torch.Tensor | None
     for_loss: Batch | None
     prompt_width: int = 0
+    is_joined: bool = False
 
 
 def task_of(batch: Batch, label_names: Sequence[str]) -> Task:
@@ -59,7 +61,7 @@ def prompted_task_of(batch: Batch, label_names: Sequence[str], *, pad_token_id: 
         DataError: there is no prompt, or nothing tells where it ends and padding begins.
     """
     ids, labels = batch["input_ids"], batch.get("labels")
-    mask = _mask_of(batch, pad_token_id)
+    mask = whole = _mask_of(batch, pad_token_id)
     together = labels is not None and _repeats(ids, labels)
     if together and labels is not None:
         mask = mask & (labels.ne(IGNORE_INDEX).cumsum(dim=1) == 0)
@@ -68,14 +70,12 @@ def prompted_task_of(batch: Batch, label_names: Sequence[str], *, pad_token_id: 
     width = inputs["input_ids"].shape[1]
     if labels is None:
         return Task(inputs=inputs, labels=None, for_loss=None, prompt_width=width)
-    for_loss = dict(batch) if together else _joined(batch, inputs, labels, pad_token_id=pad_token_id)
+    if together:
+        for_loss = _at_left(batch, whole, pad_token_id=pad_token_id)
+    else:
+        for_loss = _joined(batch, inputs, labels, pad_token_id=pad_token_id)
     answers = pack(labels, labels.ne(IGNORE_INDEX), fill=IGNORE_INDEX)
-    return Task(inputs=inputs, labels=answers, for_loss=for_loss, prompt_width=width)
-
-
-def is_apart(task: Task, batch: Batch) -> bool:
-    """Whether the loss is taken on rows that had to be joined of prompt and answer."""
-    return task.for_loss is not None and task.for_loss["input_ids"] is not batch["input_ids"]
+    return Task(inputs=inputs, labels=answers, for_loss=for_loss, prompt_width=width, is_joined=not together)
 
 
 def pack(rows: torch.Tensor, keep: torch.Tensor, *, fill: int, at_right: bool = False) -> torch.Tensor:
@@ -160,6 +160,17 @@ def _prompts(batch: Batch, keep: torch.Tensor, *, skipped: set[str], pad_token_i
         moved[name] = pack(value, keep, fill=fill, at_right=True) if along else value
     moved["attention_mask"] = pack(keep.to(ids.dtype), keep, fill=0, at_right=True)
     return moved
+
+
+def _at_left(batch: Batch, mask: torch.Tensor, *, pad_token_id: int) -> Batch:
+    """The batch with its padding at the right: padding at the left would shift the positions that a model counts."""
+    if "position_ids" in batch or bool(mask[:, 0].all()):
+        return dict(batch)
+    fills = {"input_ids": pad_token_id, "labels": IGNORE_INDEX}
+    return {
+        name: pack(value, mask, fill=fills.get(name, 0)) if getattr(value, "shape", None) == mask.shape else value
+        for name, value in batch.items()
+    }
 
 
 def _joined(batch: Batch, prompts: Batch, labels: torch.Tensor, *, pad_token_id: int) -> Batch:
