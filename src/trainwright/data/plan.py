@@ -12,6 +12,7 @@ from trainwright.config.plans import LoaderPlan
 from trainwright.data.samplers import EpochBatches, Order, SamplerOrder, ShuffledOrder
 from trainwright.data.share import Share
 from trainwright.data.shared import SharedDataLoader
+from trainwright.data.streams import StreamDataLoader, StreamItems
 from trainwright.data.workers import end_workers_at_exit, start_worker
 
 
@@ -32,11 +33,12 @@ def build_dataloader(
     if plan.workers > 0:
         end_workers_at_exit()
     options["worker_init_fn"] = partial(start_worker, seeds=seeds)
+    share = Share(batch_size=plan.batch_size, rank=plan.rank, num_processes=plan.num_processes, even=plan.even_tail)
     if isinstance(dataset, IterableDataset):
-        return DataLoader(dataset, batch_size=plan.batch_size, drop_last=plan.drop_last, **options)
+        items = StreamItems(dataset, share, drop_last=plan.drop_last, seed=plan.seed)
+        return StreamDataLoader(items, collate=options.pop("collate_fn"), **options)
     worker_seed = plan.seed if plan.is_training and plan.workers > 0 else None
     order = _order(dataset, sampler, plan)
-    share = Share(batch_size=plan.batch_size, rank=plan.rank, num_processes=plan.num_processes, even=plan.even_tail)
     batches = EpochBatches(order, plan.batch_size, drop_last=plan.drop_last, worker_seed=worker_seed, share=share)
     kind = SharedDataLoader if plan.num_processes > 1 else DataLoader
     return kind(dataset, batch_sampler=batches, **options)
