@@ -17,8 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import Cursor, LoaderRandomness
+from trainwright.data.permutation import FeistelOrder
 from trainwright.data.samplers import EpochBatches, ShuffledOrder
-from trainwright.data.streams import Progress, StreamDataLoader
+from trainwright.data.seeded import SeededItems
+from trainwright.data.streams import Progress, StreamDataLoader, StreamItems
 from trainwright.types import Batch, has_length
 
 _END: Any = object()
@@ -44,6 +46,7 @@ class Loader:
         self._random_state = random_state
         self._set_random_state = set_random_state
         self._keeps_states = may_draw_in_this_process(dataloader)
+        self._seeds_here = seeds_this_process(dataloader)
         self._resume = LoaderRandomness()
         self._moved = (-1, 0)  # an epoch, and by how many samples its batches are moved
         self._epoch_start: dict[str, Any] | None = None
@@ -73,17 +76,26 @@ class Loader:
         """
         self._seek(epoch, skip_batches)
         batches = self._fetch_from(skip_batches, resumes=after_first is not None)
-        ahead = next(batches, _END)
+        ahead = self._fetch(batches)
         if after_first is not None:
             after_first()
         while ahead is not _END:
             batch, origin = ahead, self._stream.origin if self._stream is not None else None
             if self._keeps_states:
                 self._before_ahead = self._random_state()
-            ahead = next(batches, _END)
+            ahead = self._fetch(batches)
             if origin is not None:
                 self._progress.add(origin)
             yield batch
+
+    def _fetch(self, batches: Iterator[Batch]) -> Any:
+        if not self._seeds_here:
+            return next(batches, _END)
+        states = self._random_state()
+        try:
+            return next(batches, _END)
+        finally:
+            self._set_random_state(states)
 
     def begin_window(self) -> None:
         """Remembers where the last finished step left the data, while the next one waits for its own."""
@@ -125,7 +137,7 @@ class Loader:
         """
         self._resume = randomness
         order = self._batches.order if self._batches is not None else None
-        if isinstance(order, ShuffledOrder) and cursor.seed is not None:
+        if isinstance(order, (ShuffledOrder, FeistelOrder)) and cursor.seed is not None:
             order.seed = cursor.seed
         if self._stream is not None:
             saved = randomness.stream
@@ -213,7 +225,7 @@ class Loader:
         if self._stream is not None:
             return self._stream.items.seed
         order = self._batches.order if self._batches is not None else None
-        return order.seed if isinstance(order, ShuffledOrder) else None
+        return order.seed if isinstance(order, (ShuffledOrder, FeistelOrder)) else None
 
 
 def may_draw_in_this_process(dataloader: Any) -> bool:
@@ -223,6 +235,13 @@ def may_draw_in_this_process(dataloader: Any) -> bool:
     if dataloader.num_workers > 0:
         return False
     return draws_random_numbers(dataloader.collate_fn) or not _is_plain(dataloader.dataset)
+
+
+def seeds_this_process(dataloader: Any) -> bool:
+    """Whether fetching seeds the generators of this process for each sample, so that they must be put back."""
+    dataset = getattr(dataloader, "dataset", None)
+    seeds = isinstance(dataset, SeededItems) or (isinstance(dataset, StreamItems) and dataset.seeds_always)
+    return seeds and bool(dataloader.num_workers == 0)
 
 
 def _is_plain(dataset: Any) -> bool:
