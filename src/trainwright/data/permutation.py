@@ -1,8 +1,8 @@
 """A shuffled order in constant memory: a permutation that is computed index by index, from any position at once.
 
-A Feistel network is a permutation of the numbers of so many bits, whatever its round function is (M. Luby and
-C. Rackoff, "How to construct pseudorandom permutations from pseudorandom functions", SIAM J. Computing 17(2), 1988).
-For n samples it runs on the least number of bits that holds n - 1; a result of n or more is put through again until it is
+A Feistel network is a permutation of the numbers of so many bits, whatever its round function is (M. Luby and C.
+Rackoff, "How to construct pseudorandom permutations from pseudorandom functions", SIAM J. Computing 17(2), 1988). For
+n samples it runs on the least number of bits that holds n - 1; a result of n or more is put through again until it is
 below n, which makes it a permutation of 0 to n - 1 ("cycle walking": J. Black and P. Rogaway, "Ciphers with arbitrary
 finite domains", CT-RSA 2002). Less than half of the numbers are too large, so a number takes two passes on average at
 most. The round function is the finaliser of SplitMix64 (G. Steele, D. Lea and C. Flood, OOPSLA 2014), keyed by seed,
