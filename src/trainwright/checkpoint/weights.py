@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,12 +13,13 @@ import torch
 from torch import nn
 
 from trainwright.errors import CheckpointError
-from trainwright.types import is_instance_of
+from trainwright.types import is_instance_of, read_json
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
 WEIGHTS_NAME = "pytorch_model.bin"
 ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
+MAX_INDEX_BYTES = 256 << 20
 
 
 def save_weights(model: nn.Module, folder: Path, *, state_dict: dict[str, Any] | None = None) -> None:
@@ -112,10 +112,10 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         return []
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(read_json(index, max_bytes=MAX_INDEX_BYTES)["weight_map"].values()))
+        outside = [name for name in names if Path(name).name != name]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{index} cannot be read as an index of weights: {error!r}.") from error
-    outside = [name for name in names if Path(name).name != name]
     if outside:
         raise CheckpointError(f"{index} names files outside of its directory: {', '.join(outside)}. It is not used.")
     return [folder / name for name in names]
