@@ -101,6 +101,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             trial=trial,
             ignore_keys_for_eval=ignore_keys_for_eval,
         )
+        assemble.check_first_checkpoint(args, self._get_output_dir(trial), self.model)
         assemble.announce(plan, args, self.state, device=self._engine.device, start=self._session.start)
         fit(self._session, self._run, self, eval_on_start=args.eval_on_start)
         return self._finalize_training(trial, plan.num_train_samples, self._run.start_time)
@@ -225,6 +226,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         metrics |= utilisation(run.state.total_flos - run.first_flos, start_time, peak=self._engine.peak_flops())
         self._memory_tracker.stop_and_update_metrics(metrics, stage="train")
         self.log(metrics)
+        self._writer.wait()
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
         self.callback_handler.fire("on_train_end", run)
