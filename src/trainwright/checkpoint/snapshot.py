@@ -13,6 +13,7 @@ import psutil
 import torch
 
 ALIGNMENT = 64
+Place: TypeAlias = tuple[torch.device, int, int]
 Kind: TypeAlias = tuple[int, bool]  # size of a storage in bytes, and whether its copy is pinned
 GROUPS_OF_PROCESSES = Path("/sys/fs/cgroup")
 
@@ -30,7 +31,8 @@ class Buffers:
     def __init__(self) -> None:
         self._free: dict[Kind, list[torch.UntypedStorage]] = defaultdict(list)
         self._taken: list[tuple[Kind, torch.UntypedStorage]] = []
-        self._copies: dict[tuple[torch.device, int], torch.UntypedStorage] = {}
+        # The originals are held too: the memory of one that is gone might be another's, and look like the same.
+        self._copies: dict[Place, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
     def missing_bytes(self, tree: Any) -> int:
         """Memory that a copy would take in addition to what is kept."""
@@ -49,7 +51,7 @@ class Buffers:
         new = {place: storage for place, storage in storages.items() if place not in self._copies}
         self._reserve([_kind(storage) for storage in new.values()])
         for place, storage in new.items():
-            self._copies[place] = self._fill(storage)
+            self._copies[place] = storage, self._fill(storage)
         if any(storage.device.type == "cuda" for storage in new.values()):
             torch.cuda.synchronize()  # the copies are under way; the next step changes their originals
         return copy.deepcopy(tree, {id(tensor): self._twin(tensor) for tensor in originals})
@@ -81,19 +83,23 @@ class Buffers:
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor's view of the copy of its storage."""
-        storage = self._copies[_place(tensor.untyped_storage())]
+        _, storage = self._copies[_place(tensor.untyped_storage())]
         twin = torch.empty(0, dtype=tensor.dtype)
         twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         if isinstance(tensor, torch.nn.Parameter):
             return torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
         return twin.requires_grad_(tensor.requires_grad)
 
+    def end_snapshot(self) -> None:
+        """All that belongs together is copied; what comes next shares nothing with it."""
+        self._copies.clear()
+
     def give_back(self) -> None:
         """The copies are not needed any more; their memory is for the next ones."""
         for key, storage in self._taken:
             self._free[key].append(storage)
         self._taken.clear()
-        self._copies.clear()
+        self.end_snapshot()
 
     def drop(self) -> None:
         """Gives the memory itself back."""
@@ -132,8 +138,9 @@ def _kind(storage: torch.UntypedStorage) -> Kind:
     return storage.nbytes(), storage.device.type == "cuda"
 
 
-def _place(storage: torch.UntypedStorage) -> tuple[torch.device, int]:
-    return storage.device, storage.data_ptr()
+def _place(storage: torch.UntypedStorage) -> Place:
+    """Equal for two storages of the same memory; an empty one has no memory, and is equal to itself alone."""
+    return storage.device, storage.data_ptr() or -storage._cdata, storage.nbytes()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

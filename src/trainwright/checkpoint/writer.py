@@ -106,6 +106,7 @@ class Writer:
             raise
         finally:
             self.sink = AT_ONCE
+            self._buffers.end_snapshot()
 
     def _begin(self, work: Callable[[], None]) -> None:
         def run() -> None:
