@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.sink import AT_ONCE, Later, Sink
@@ -25,6 +26,13 @@ from trainwright.errors import CheckpointError, CheckpointWriteError
 logger = logging.getLogger(__name__)
 
 NICENESS = 5  # of the writing thread, where the system knows priorities of threads
+
+
+class Company(Protocol):
+    """The processes of a run, as far as a save needs them."""
+
+    def agree(self, decide: Callable[[], str]) -> str: ...
+    def barrier(self) -> None: ...
 
 
 class Writer:
@@ -50,18 +58,19 @@ class Writer:
         store: CheckpointStore,
         manifest: Manifest,
         *,
+        company: Company,
+        writes: bool,
         in_background: bool,
         check: Callable[[], None],
         write: Callable[[Path], None],
-        all_written: Callable[[], None],
         after: Callable[[], None],
     ) -> None:
-        """Writes a checkpoint: there as a whole in the end, or thrown away.
+        """Writes a checkpoint: there as a whole in the end, or thrown away. Every process calls it.
 
         Args:
-            check: raises if there is no room for it; called before anything is written.
+            writes: whether this process commits; one that does not is given the directory of the main process.
+            check: raises if there is no room; the main process asks before anything is written.
             write: puts the files into the directory it is given, large ones into `sink`.
-            all_written: returns when every process has written its part; called before the commit.
             after: called when the checkpoint is there.
 
         Raises:
@@ -69,12 +78,17 @@ class Writer:
         """
         self.wait()
         before, self.newest = self.newest, manifest.step
+        later = Later(self._buffers)
         try:
             with failures_named(store.root):
-                check()
-                staging = store.stage(manifest.step)
-            later = Later(self._buffers)
-            self._collect(write, staging, store, all_written, sink=later if in_background else AT_ONCE)
+                folder, own = _staging(store, manifest.step, company, check, writes=writes)
+            self.sink = later if in_background else AT_ONCE
+            with self._collecting(), discarded_on_failure(store, own):
+                write(folder)
+                company.barrier()  # overrides may have written on any process
+            if own is None:
+                return
+            staging = own
 
             def finish() -> None:
                 with discarded_on_failure(store, staging):
@@ -87,20 +101,10 @@ class Writer:
             self.newest = before
             self._raise_or_report(error)
 
-    def _collect(
-        self,
-        write: Callable[[Path], None],
-        staging: Path,
-        store: CheckpointStore,
-        all_written: Callable[[], None],
-        *,
-        sink: Sink,
-    ) -> None:
-        self.sink = sink
+    @contextmanager
+    def _collecting(self) -> Iterator[None]:
         try:
-            with discarded_on_failure(store, staging):
-                write(staging)
-                all_written()
+            yield
         except BaseException:
             self._buffers.give_back()
             raise
@@ -156,14 +160,33 @@ class Writer:
         logger.error("%s Training goes on (save_failure='continue').", error)
 
 
+def _staging(
+    store: CheckpointStore, step: int, company: Company, check: Callable[[], None], *, writes: bool
+) -> tuple[Path, Path | None]:
+    """The directory to write into, and the same if this process is to commit it."""
+    of_main: list[Path] = []
+
+    def begin() -> str:
+        check()
+        of_main.append(store.stage(step))
+        return str(of_main[0])
+
+    folder = Path(company.agree(begin))
+    if not writes:
+        return folder, None
+    own = folder if of_main else store.stage(step)  # the first process of another node has a disk of its own
+    return own, own
+
+
 @contextmanager
-def discarded_on_failure(store: CheckpointStore, staging: Path) -> Iterator[None]:
+def discarded_on_failure(store: CheckpointStore, staging: Path | None) -> Iterator[None]:
     """Throws a staged checkpoint away if something fails."""
     try:
         with failures_named(store.root):
             yield
     except BaseException:
-        store.discard(staging)
+        if staging is not None:
+            store.discard(staging)
         raise
 
 

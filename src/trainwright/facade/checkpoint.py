@@ -43,10 +43,11 @@ class CheckpointHooks(ReportHooks):
         self._writer.save(
             store,
             manifest,
+            company=self._engine,
+            writes=self.args.should_save,
             in_background=self._saves_in_background(),
             check=lambda: assemble.check_next_checkpoint(self.args, store.root, self.model, self.optimizer),
             write=lambda staging: self._fill_checkpoint(staging, store),
-            all_written=self._engine.barrier,
             after=lambda: assemble.rotate(store, self.args, run_id=manifest.run_id, best=best),
         )
         self._run.saved_step = self._writer.newest
@@ -58,9 +59,10 @@ class CheckpointHooks(ReportHooks):
             self._save_optimizer_and_scheduler(folder)
             self._save_scaler(folder)
             self._save_rng_state(folder)
-        if best is not None and (best == step or best in store.owned_by(self._run_id)):
+        if best is not None and self._engine.agree(lambda: best == step or best in store.owned_by(self._run_id)):
             self.state.best_model_checkpoint = str(store.path(best))
-        assemble.write_state(self.state, self._stateful(), staging)
+        if self.args.should_save:
+            assemble.write_state(self.state, self._stateful(), staging)
 
     def _saves_in_background(self) -> bool:
         hooks = any(self._is_overridden(name) for name in _SAVING_HOOKS)
@@ -99,13 +101,15 @@ class CheckpointHooks(ReportHooks):
         items.save_arguments(self.args, folder)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        items.save_optimizer(self.optimizer, self.lr_scheduler, Path(output_dir), sink=self._writer.sink)
+        if self.args.should_save:
+            items.save_optimizer(self.optimizer, self.lr_scheduler, Path(output_dir), sink=self._writer.sink)
 
     def _save_scaler(self, output_dir: str) -> None:
-        items.save_scaler(getattr(self.accelerator, "scaler", None), Path(output_dir))
+        if self.args.should_save:
+            items.save_scaler(getattr(self.accelerator, "scaler", None), Path(output_dir))
 
     def _save_rng_state(self, output_dir: str) -> None:
-        assemble.save_rng(output_dir, self._loader)
+        assemble.save_rng(output_dir, self._loader, self._engine, writes=self.args.should_save)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Loads the weights of a checkpoint into the model."""
@@ -115,6 +119,7 @@ class CheckpointHooks(ReportHooks):
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint."""
         assert self.state.best_model_checkpoint is not None
+        self._engine.barrier()  # the process that writes it may still be at it
         folder = Path(self.state.best_model_checkpoint)
         logger.info("Loading the best model, %s (%s).", folder, self.state.best_metric)
         self._issue_warnings_after_load(weights.load_weights(self.model, folder))
@@ -129,7 +134,11 @@ class CheckpointHooks(ReportHooks):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            assemble.load_rng(checkpoint)
+            path = self._rng_file(checkpoint)
+            assemble.load_rng(checkpoint, path, rank=self.args.process_index, step=self.state.global_step)
+
+    def _rng_file(self, checkpoint: str) -> Path | None:
+        return assemble.rng_file(checkpoint, rank=self.args.process_index, num_processes=self._engine.num_processes)
 
     def _load_callback_state(self) -> None:
         """Gives callbacks the state that the checkpoint has of them."""
