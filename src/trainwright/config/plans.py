@@ -23,6 +23,8 @@ class StepPlan:
         num_train_samples: samples that the whole run trains on, repeats counted.
         total_batch_size: samples per optimizer step over all processes.
         max_grad_norm: gradients are scaled down to this norm; 0 leaves them alone.
+        shift: optimizer steps done beyond those that the position in the data stands for, after resumes with steps of
+            another size.
     """
 
     num_epochs: int
@@ -34,6 +36,7 @@ class StepPlan:
     num_train_samples: float
     total_batch_size: int
     max_grad_norm: float = 1.0
+    shift: int = 0
 
     @classmethod
     def from_values(cls, values: tuple[Any, ...], *, micro_batches: int, max_grad_norm: float) -> StepPlan:
@@ -178,6 +181,32 @@ class CheckpointPlan:
     """
 
     keep_last: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationPlan:
+    """How an evaluation generates.
+
+    Attributes:
+        predicts: predictions are generated tokens, not logits.
+        config: a GenerationConfig, or where to find one; None: the model's own.
+        max_length: length of what is generated, where a call does not say it.
+        num_beams: beams, where a call does not say it.
+    """
+
+    predicts: bool = False
+    config: Any = None
+    max_length: int | None = None
+    num_beams: int | None = None
+
+    def settings(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Keywords of `generate` for a call that asked for these."""
+        settings = {name: value for name, value in asked.items() if value is not None}
+        if self.max_length is not None and "max_new_tokens" not in settings:
+            settings.setdefault("max_length", self.max_length)
+        if self.num_beams is not None:
+            settings.setdefault("num_beams", self.num_beams)
+        return settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
