@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import statistics
 import subprocess
@@ -114,16 +115,13 @@ def _runner(name: str, model: Any, data: list[Any], *, rows: int, loss_only: boo
         def compute(self) -> dict[str, float]:
             return {"mean": self.total / self.num}
 
-    if name == "transformers":
-        from transformers import Trainer, TrainingArguments
-    else:
-        from trainwright import Trainer, TrainingArguments
-    args = TrainingArguments(
+    package: Any = importlib.import_module("transformers" if name == "transformers" else "trainwright")
+    args = package.TrainingArguments(
         output_dir=tempfile.mkdtemp(), per_device_eval_batch_size=rows, report_to="none", disable_tqdm=True,
         use_cpu=True, log_level="error",
     )  # fmt: skip
     metrics: Any = None if loss_only else Mean() if name == "streamed" else score
-    trainer: Any = Trainer(model=model, args=args, eval_dataset=data, compute_metrics=metrics)
+    trainer: Any = package.Trainer(model=model, args=args, eval_dataset=data, compute_metrics=metrics)
     return trainer.evaluate
 
 

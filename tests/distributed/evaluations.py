@@ -6,11 +6,15 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torchmetrics
 from tests._support.two_processes import tell
 from tests.laws.evaluations import BATCH_SIZES, KINDS, NUM, digest, trainer_of
 from tests.parity.models import CLASSES
 from tests.parity.sides import OURS, REFERENCE
+from transformers import trainer_pt_utils
+
+import trainwright
 
 FOLDER = Path(sys.argv[1])
 
@@ -57,6 +61,13 @@ def look(prediction: Any, compute_result: bool = True) -> dict[str, float]:
     seen.append([len(part) for part in parts])
     return {"num": float(sum(sizes[0] for sizes in seen))} if compute_result else {}
 
+
+rank = dist.get_rank()
+value = {"a": (torch.full((2, 3), rank), torch.tensor(rank))}
+for name, module in {"ours": trainwright, "theirs": trainer_pt_utils}.items():
+    both = module.distributed_concat(value, 3)
+    numbers = module.distributed_broadcast_scalars([rank, 1.5], device=torch.device("cpu"))
+    tell(**{f"concat of {name}": [[part.tolist() for part in both["a"]], numbers.tolist()]})
 
 more = {"include_for_metrics": ["loss", "inputs"], "batch_eval_metrics": True, "per_device_eval_batch_size": 3}
 tell(by_batch=[trainer_of("module", OURS, FOLDER, compute_metrics=look, **more).evaluate()["eval_num"], seen])

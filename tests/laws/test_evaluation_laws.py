@@ -85,6 +85,12 @@ def test_metrics_that_stream_see_every_sample_once(two: Done, tmp_path: Path) ->
         assert sizes == [[6, 6, 6]] * 3 + [[5, 5, 5]]
 
 
+def test_the_originals_helpers_give_the_same(two: Done) -> None:
+    for told in two.told:
+        assert told["concat of ours"] == told["concat of theirs"]
+        assert told["concat of ours"][0][0] == [[0] * 3] * 2 + [[1] * 3]
+
+
 def test_objects_of_all_processes_are_joined(two: Done, tmp_path: Path) -> None:
     trainer = trainer_of("module", OURS, tmp_path, compute_metrics=None)
     rows = trainer.predict(trainer.eval_dataset).predictions
