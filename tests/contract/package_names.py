@@ -24,6 +24,12 @@ DONE = names(
     get_cosine_with_hard_restarts_schedule_with_warmup get_reduce_on_plateau_schedule
     get_cosine_with_min_lr_schedule_with_warmup get_cosine_with_min_lr_schedule_with_warmup_lr_rate get_wsd_schedule
     get_greedy_schedule
+    TensorBoardCallback WandbCallback MLflowCallback CometCallback TrackioCallback ClearMLCallback NeptuneCallback
+    DVCLiveCallback CodeCarbonCallback SwanLabCallback DagsHubCallback FlyteCallback AzureMLCallback
+    KubeflowCallback get_reporting_integration_callbacks is_tensorboard_available is_wandb_available
+    is_mlflow_available is_comet_available is_trackio_available is_clearml_available is_neptune_available
+    is_dvclive_available is_codecarbon_available is_swanlab_available is_dagshub_available is_flytekit_available
+    is_flyte_deck_standard_available is_azureml_available is_kubeflow_available
     """
 )
 
@@ -36,14 +42,7 @@ PENDING = names(
     DistributedSamplerWithLoop BatchRebalanceSampler ShardSampler IterableDatasetShard EvalLoopContainer
     nested_concat nested_truncate distributed_concat distributed_broadcast_scalars denumpify_detensorize
     numpy_pad_and_concatenate torch_pad_and_concatenate find_executable_batch_size number_of_arguments
-    torch_distributed_zero_first activate_neftune apply_liger_kernel TensorBoardCallback WandbCallback
-    MLflowCallback CometCallback TrackioCallback ClearMLCallback NeptuneCallback DVCLiveCallback CodeCarbonCallback
-    SwanLabCallback DagsHubCallback FlyteCallback AzureMLCallback KubeflowCallback
-    get_reporting_integration_callbacks is_tensorboard_available is_wandb_available is_mlflow_available
-    is_comet_available is_trackio_available is_clearml_available is_neptune_available is_dvclive_available
-    is_codecarbon_available is_swanlab_available is_dagshub_available is_flytekit_available
-    is_flyte_deck_standard_available is_azureml_available is_kubeflow_available is_optuna_available is_ray_available
-    is_ray_tune_available
+    torch_distributed_zero_first activate_neftune apply_liger_kernel is_optuna_available is_ray_available is_ray_tune_available
     """
 )
 

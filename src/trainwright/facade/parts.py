@@ -13,6 +13,7 @@ from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.config.plans import StepPlan
 from trainwright.engine.base import Engine
 from trainwright.engine.precision import DTYPES
+from trainwright.journal.keeper import JournalKeeper
 from trainwright.loop.loss_scale import LossRule
 from trainwright.loop.session import Session
 from trainwright.metrics.memory import TrainerMemoryTracker
@@ -64,6 +65,7 @@ class Parts:
     _run_id: str
     _session: Session
     _plan: StepPlan | None
+    _journal: JournalKeeper
     _loader: Any
     _rule: LossRule | None
     _signature_columns: list[str] | None
