@@ -85,7 +85,11 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         )
         model, loader = self._prepare_for_training(plan.max_steps, self._loader, resume_from_checkpoint)
         self._rule = self._loss_rule()
-        self._run.begin(device=self._engine.device, skip_non_finite=args.logging_nan_inf_filter)
+        self._run.begin(
+            device=self._engine.device,
+            skip_non_finite=args.logging_nan_inf_filter,
+            collect=self._engine.stacked if self._engine.num_processes > 1 else None,
+        )
         self._session = Session(
             engine=self._engine,
             model=model,
@@ -129,13 +133,14 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         state.is_local_process_zero = self.is_local_process_zero()
         state.is_world_process_zero = self.is_world_process_zero()
         manifest = assemble.manifest_of(resume_from_checkpoint)
-        self._run_id = manifest.run_id if manifest is not None else assemble.new_run_id()
+        assemble.check_same_checkpoint(manifest, resume_from_checkpoint, self._engine)
+        self._run_id = manifest.run_id if manifest is not None else self._engine.agree(assemble.new_run_id)
         if resume_from_checkpoint is None:
             return 0, 0
         self._load_callback_state()
         micro_batches = self._plan.micro_batches
         assemble.check_same_steps(manifest, batch_size=self._train_batch_size, micro_batches=micro_batches)
-        position = assemble.resume_loader(self._loader, resume_from_checkpoint, manifest)
+        position = assemble.resume_loader(self._loader, self._rng_file(resume_from_checkpoint), manifest)
         if position is None:  # transformers wrote it: all that is known is the step
             epoch, steps = divmod(state.global_step, num_update_steps_per_epoch)
             position = epoch, steps * micro_batches
@@ -198,10 +203,10 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             return
         clock = self._run.clock
         before = clock.mark(LOGGING)
+        self.store_flos()
         if control.should_log and self.state.global_step > self._run.step_last_logged:
             loss, num_non_finite = self._run.drain_loss()
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
-            self.store_flos()
             self.log(step_logs(loss, grad_norm, rate, num_non_finite), start_time)
         if self.control.should_evaluate:
             clock.mark(EVALUATION)
