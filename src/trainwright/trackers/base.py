@@ -123,7 +123,7 @@ class TrackerCallback(TrainerCallback):
             self._finish(args, snapshot(state), **kwargs)
 
     def on_exception(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero and self._initialized:
+        if state.is_world_process_zero and self._guard.is_used:
             kwargs.pop("exception", None)
             self._finish(args, snapshot(state), **kwargs)
 

@@ -57,6 +57,10 @@ class Guard:
             if missed is not None:
                 missed()
 
+    @property
+    def is_used(self) -> bool:
+        return self._thread is not None
+
     def flush(self, timeout_s: float | None = None) -> bool:
         """Waits until all calls so far are made; False if that takes too long."""
         limit = time.monotonic() + (FLUSH_TIMEOUT_S if timeout_s is None else timeout_s)

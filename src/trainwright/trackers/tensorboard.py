@@ -46,7 +46,7 @@ class TensorBoardCallback(TrackerCallback):
             self.tb_writer = self._writer_class(log_dir=self.logging_dir, **superseded)
             self.remember(args, self.logging_dir)
         self.tb_writer.add_text("args", args.to_json_string())
-        config = getattr(model, "config", None)
+        config: Any = getattr(model, "config", None)
         if hasattr(config, "to_json_string"):
             self.tb_writer.add_text("model_config", config.to_json_string())
 
@@ -71,7 +71,7 @@ def _summary_writer() -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         try:
-            from tensorboardX import SummaryWriter  # type: ignore[import-not-found, no-redef]
+            from tensorboardX import SummaryWriter  # type: ignore[no-redef]
         except ImportError as error:
             raise missing("tensorboard", "tensorboard") from error
     return SummaryWriter

@@ -27,6 +27,7 @@ class WandbCallback(TrackerCallback):
         except ImportError as error:
             raise missing("wandb", "wandb") from error
         self._wandb: Any = wandb
+        self._run: Any = None
         self._log_model = os.environ.get("WANDB_LOG_MODEL", "false").lower()
         if self._log_model not in LOG_MODEL:
             raise ArgumentError(f"WANDB_LOG_MODEL={self._log_model!r}; choose of {', '.join(LOG_MODEL)}.")
@@ -42,14 +43,16 @@ class WandbCallback(TrackerCallback):
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         if state.is_hyper_param_search:
             self._wandb.finish()
-        if self._wandb.run is None:
-            self._wandb.init(project=os.environ.get("WANDB_PROJECT") or project_of(args), **self._names(args, state))
-            self.remember(args, self._wandb.run.id)
-        self._wandb.config.update(settings_of(args, model), allow_val_change=True)
-        self._wandb.define_metric("train/global_step")
-        self._wandb.define_metric("*", step_metric="train/global_step", step_sync=True)
+        self._run = self._wandb.run
+        if self._run is None:
+            project = os.environ.get("WANDB_PROJECT") or project_of(args)
+            self._run = self._wandb.init(project=project, **self._names(args, state))
+            self.remember(args, self._run.id)
+        self._run.config.update(settings_of(args, model), allow_val_change=True)
+        self._run.define_metric("train/global_step")
+        self._run.define_metric("*", step_metric="train/global_step", step_sync=True)
         if hasattr(model, "num_parameters"):
-            self._wandb.config.update({"model/num_parameters": model.num_parameters()}, allow_val_change=True)
+            self._run.config.update({"model/num_parameters": model.num_parameters()}, allow_val_change=True)
 
     def _names(self, args: Any, state: Any) -> dict[str, Any]:
         if state.trial_name is not None:
@@ -62,12 +65,12 @@ class WandbCallback(TrackerCallback):
     def send(self, values: dict[str, Any], state: Any) -> None:
         for name in ENDS:
             if name in values:
-                self._wandb.run.summary[name] = values[name]
+                self._run.summary[name] = values[name]
         curves = {name: value for name, value in values.items() if name not in ENDS}
-        self._wandb.log({**rewrite_logs(curves), "train/global_step": state.global_step})
+        self._run.log({**rewrite_logs(curves), "train/global_step": state.global_step})
 
     def predicted(self, metrics: dict[str, Any], state: Any) -> None:
-        self._wandb.log(rewrite_logs(metrics))
+        self._run.log(rewrite_logs(metrics))
 
     def saved(self, folder: Path, args: Any, state: Any) -> None:
         if self._log_model == "checkpoint":
@@ -84,7 +87,7 @@ class WandbCallback(TrackerCallback):
                 logger.warning("WANDB_LOG_MODEL=end, but there is no checkpoint of the last step to upload.")
 
     def _upload(self, folder: Path, args: Any, aliases: list[str]) -> None:
-        run = self._wandb.run
+        run = self._run
         has_name = args.run_name is not None and args.run_name != args.output_dir
         artifact = self._wandb.Artifact(name=f"model-{run.name if has_name else run.id}", type="model")
         artifact.add_dir(str(folder))
