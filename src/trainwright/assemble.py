@@ -10,6 +10,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from trainwright import model_facts
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
-from trainwright.checkpoint import rng
+from trainwright.checkpoint import rng, space
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.retention import to_remove
 from trainwright.checkpoint.store import CheckpointStore, verified
@@ -30,6 +31,7 @@ from trainwright.config.plans import StepPlan
 from trainwright.data.cursor import Cursor, LoaderRandomness
 from trainwright.data.lengths import LengthGroupedSampler
 from trainwright.data.loader import Loader
+from trainwright.data.position import Size, check_same_data, go_on
 from trainwright.data.workers import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
 from trainwright.engine.peak import supports_bf16, supports_tf32
@@ -186,7 +188,9 @@ def facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.Facts:
     )
 
 
-def announce(plan: StepPlan, args: Any, state: TrainerState, *, device: torch.device, start: Start) -> None:
+def announce(
+    plan: StepPlan, args: Any, state: TrainerState, *, device: torch.device, start: Start, note: str = ""
+) -> None:
     """Shows the effective plan when training starts, and says once which settings have no effect."""
     for message in rules.idle(args):
         logger.warning("%s", message)
@@ -194,6 +198,8 @@ def announce(plan: StepPlan, args: Any, state: TrainerState, *, device: torch.de
     if start.checkpoint is not None:
         where = f"step {state.global_step}, {start.batches} batches into epoch {start.epoch + 1}"
         lines.append(f"resumes   {start.checkpoint}: {where}")
+        if note:
+            lines.append(f"goes on   {note}")
     show_lines(args, lines)
 
 
@@ -329,6 +335,42 @@ def manifest_of(checkpoint: str | None) -> Manifest | None:
     return None if checkpoint is None else Manifest.read(Path(checkpoint))
 
 
+def plan_of_the_rest(
+    plan: StepPlan, loader: Loader, checkpoint: str | None, args: Any, *, batch_size: int
+) -> tuple[StepPlan, str]:
+    """The plan of a run that goes on from a checkpoint, and what there is to say about it.
+
+    Raises:
+        CheckpointError: the position is counted in batches, and these have another size now.
+        DataError: there are more or fewer samples than there were.
+    """
+    manifest = manifest_of(checkpoint)
+    if manifest is None or manifest.cursor is None:
+        return plan, ""
+    cursor = Cursor.from_dict(manifest.cursor)
+    chunk = loader.chunk or batch_size * args.world_size
+    now = Size(chunk=chunk, micro_batches=plan.micro_batches)
+    before = Size.of_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
+    if before != now and loader.chunk is None:
+        raise CheckpointError(
+            f"The checkpoint was written with steps of {before} samples, and this run has {now}. The training "
+            "dataloader is not one of the trainer's, so the position is known in batches only; resume with the same "
+            "per_device_train_batch_size, gradient_accumulation_steps and number of processes."
+        )
+    if args.ignore_data_skip:
+        cursor = replace(cursor, samples=0)
+    check_same_data(cursor, loader.num_samples)
+    return go_on(
+        plan,
+        cursor,
+        step=manifest.step,
+        batches_left=loader.batches_left(cursor, plan.batches_per_epoch),
+        before=before,
+        now=now,
+        counts_epochs=args.max_steps <= 0,
+    )
+
+
 def check_same_checkpoint(manifest: Manifest | None, checkpoint: str | None, engine: Engine) -> None:
     """Every process must see the same checkpoint under the path that one of them chose.
 
@@ -348,33 +390,23 @@ def check_same_checkpoint(manifest: Manifest | None, checkpoint: str | None, eng
         )
 
 
-def check_same_steps(manifest: Manifest | None, *, batch_size: int, micro_batches: int) -> None:
-    """A position counted in other steps than this run's cannot be gone on from yet.
+def resume_loader(
+    loader: Loader, checkpoint: str, rng_file: Path | None, manifest: Manifest | None, *, skips: bool
+) -> tuple[int, int] | None:
+    """Gives the loader what it needs to go on where the checkpoint was; returns epoch and batches, if that tells.
 
-    Raises:
-        CheckpointError: names both settings.
+    `skips`: what is trained of that epoch is not trained again.
     """
-    before = (manifest.cursor or {}) if manifest is not None else {}
-    then = (before.get("batch_size", batch_size), before.get("micro_batches", micro_batches))
-    if then != (batch_size, micro_batches):
-        raise CheckpointError(
-            f"The checkpoint was written with a batch of {then[0]} and gradient_accumulation_steps={then[1]}, and this "
-            f"run has {batch_size} and {micro_batches}; resuming across that is not there yet. Resume with the same "
-            "two settings."
-        )
-
-
-def resume_loader(loader: Loader, rng_file: Path | None, manifest: Manifest | None) -> tuple[int, int] | None:
-    """Gives the loader what it needs to go on where the checkpoint was; returns epoch and batches, if that tells."""
     if manifest is None or manifest.cursor is None:
         return None
-    states = {} if rng_file is None else rng.load(rng_file)
+    of_first = next((p for n in (1, 2) if (p := Path(checkpoint) / rng_name(0, n)).is_file()), None)
+    path = rng_file or of_first  # a process that was not there yet: all must draw the same order of the epoch
+    states = {} if path is None else rng.load(path)
+    cursor = Cursor.from_dict(manifest.cursor)
     randomness = LoaderRandomness(
         epoch_start=states.get("loader_epoch_start"), before_ahead=states.get("loader_before_ahead")
     )
-    cursor = Cursor.from_dict(manifest.cursor)
-    loader.resume(cursor, randomness)
-    return loader.position(cursor)
+    return loader.resume(cursor if skips else replace(cursor, samples=0), randomness)
 
 
 def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool) -> None:
@@ -416,23 +448,44 @@ def rng_file(folder: str, *, rank: int, num_processes: int) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-@contextmanager
-def staged_checkpoint(store: CheckpointStore, manifest: Manifest, engine: Engine, *, writes: bool) -> Any:
-    """A directory to write a checkpoint into; committed at the end, thrown away if something fails.
+def saves_in_background(args: Any, run: RunState, *, is_alone: bool, is_watched: bool) -> bool:
+    """Whether a save may return before its files are there.
 
-    Only processes that write commit, once all are done with it; the others are given the same path.
+    Args:
+        is_alone: there is one process.
+        is_watched: code of the user's runs during a save or when it is done, and may look at the files.
     """
-    own = store.stage(manifest.step) if writes else None
-    of_main = engine.agree(lambda: str(own))
-    try:
-        yield Path(of_main) if own is None else own
-        engine.barrier()  # overrides may have written on any process
-        if own is not None:
-            store.commit(own, manifest)
-    except BaseException:
-        if own is not None:
-            store.discard(own)
-        raise
+    asked = getattr(args, "save_async", None)
+    return asked is not False and is_alone and not run.is_interrupted and (asked is True or not is_watched)
+
+
+def check_first_checkpoint(args: Any, folder: str, model: Any) -> None:
+    """Before step 1: whether the first checkpoint can fit on the disk.
+
+    Raises:
+        CheckpointWriteError: not even its weights do, and `save_failure` is "stop".
+    """
+    if args.save_strategy == "no":
+        return
+    root, what = Path(folder), "A checkpoint"
+    surely = space.weights_bytes(model)
+    likely = surely + (0 if args.save_only_model else space.estimated_optimizer_bytes(model))
+    free = space.free_bytes(root)
+    if free is None or free >= likely:
+        return
+    if free < surely and getattr(args, "save_failure", "stop") == "stop":
+        space.check_room(root, surely, what=what)
+    logger.warning("%s", space.too_little(root, likely, free, what=f"{what}, estimated with its optimizer,"))
+
+
+def check_next_checkpoint(args: Any, folder: Path, model: Any, optimizer: Any) -> None:
+    """Before a save writes anything.
+
+    Raises:
+        CheckpointWriteError: it cannot fit on the disk.
+    """
+    needed = space.weights_bytes(model) + (0 if args.save_only_model else space.optimizer_bytes(optimizer))
+    space.check_room(folder, needed, what="The next checkpoint")
 
 
 def rotate(store: CheckpointStore, args: Any, *, run_id: str, best: int | None) -> None:

@@ -102,6 +102,10 @@ class CallbackHandler(TrainerCallback):
         self.watchers.append(watcher)
         self.rebuild()
 
+    def has_listener(self, event: str) -> bool:
+        """Whether a callback does something at an event."""
+        return bool(self._table[event])
+
     def fire(self, event: str, run: Any, **kwargs: Any) -> None:
         """Tells the listeners; a control object that one of them returns becomes the run's."""
         for flag in _CLEARS.get(event, ()):

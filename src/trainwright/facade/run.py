@@ -10,8 +10,8 @@ from trainwright import assemble, checks
 from trainwright.config import resolve, rules
 from trainwright.config.plans import StepPlan
 from trainwright.facade.checkpoint import CheckpointHooks
-from trainwright.facade.evaluation import EvaluationHooks
 from trainwright.facade.optimizer import OptimizerHooks
+from trainwright.facade.rehearsal import RehearsalHooks
 from trainwright.loop.fit import fit, run_epoch
 from trainwright.loop.session import Session, Start
 from trainwright.metrics.speed import speed_metrics, step_logs, utilisation
@@ -21,7 +21,7 @@ from trainwright.state.clock import EVALUATION, LOGGING, SAVING
 from trainwright.types import has_length
 
 
-class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
+class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
     """Puts a run together from the other parts and takes it from the first step to the last metric."""
 
     def set_initial_training_values(
@@ -80,6 +80,10 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         )
         rules.check_run(args, assemble.facts(plan, self, self._engine.device))
         self._loader = assemble.make_loader(dataloader)
+        self._plan, note = assemble.plan_of_the_rest(
+            plan, self._loader, resume_from_checkpoint, args, batch_size=self._train_batch_size
+        )
+        plan = self._plan
         epoch, batches = self._init_training_state(
             plan.max_steps, plan.steps_per_epoch, plan.num_epochs, resume_from_checkpoint, trial
         )
@@ -106,7 +110,9 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             trial=trial,
             ignore_keys_for_eval=ignore_keys_for_eval,
         )
-        assemble.announce(plan, args, self.state, device=self._engine.device, start=self._session.start)
+        self._engine.agree(lambda: assemble.check_first_checkpoint(args, self._get_output_dir(trial), self.model))
+        assemble.announce(plan, args, self.state, device=self._engine.device, start=self._session.start, note=note)
+        self._rehearse_evaluation(ignore_keys_for_eval)
         datasets = {"train": self.train_dataset, "eval": self.eval_dataset}
         folder = self._get_output_dir(trial)
         assemble.begin_journal(
@@ -139,12 +145,12 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             return 0, 0
         self._load_callback_state()
         micro_batches = self._plan.micro_batches
-        assemble.check_same_steps(manifest, batch_size=self._train_batch_size, micro_batches=micro_batches)
-        position = assemble.resume_loader(self._loader, self._rng_file(resume_from_checkpoint), manifest)
+        skips, rng_file = not self.args.ignore_data_skip, self._rng_file(resume_from_checkpoint)
+        position = assemble.resume_loader(self._loader, resume_from_checkpoint, rng_file, manifest, skips=skips)
         if position is None:  # transformers wrote it: all that is known is the step
             epoch, steps = divmod(state.global_step, num_update_steps_per_epoch)
-            position = epoch, steps * micro_batches
-        return position[0], 0 if self.args.ignore_data_skip else position[1]
+            position = epoch, steps * micro_batches if skips else 0
+        return position
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
@@ -216,6 +222,8 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
                 self.control.should_save = is_best
         if self.control.should_save:
             clock.mark(SAVING)
+            if self._pause is not None:
+                self._pause.forget_weights()
             self._save_checkpoint(model, trial)
             self.callback_handler.fire("on_save", self._run)
         clock.mark(before)
@@ -241,6 +249,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         metrics |= utilisation(run.state.total_flos - run.first_flos, start_time, peak=self._engine.peak_flops())
         self._memory_tracker.stop_and_update_metrics(metrics, stage="train")
         self.log(metrics)
+        self._writer.wait()
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
         self.callback_handler.fire("on_train_end", run)
