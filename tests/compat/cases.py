@@ -36,10 +36,41 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
-from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
-from trl import SFTConfig, SFTTrainer
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    KTOConfig,
+    KTOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
 
-WORDS = "the cat sat on a mat and saw two dogs run over green hills while rain fell slowly at night".split()
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "saw",
+    "two",
+    "dogs",
+    "run",
+    "over",
+    "green",
+    "hills",
+    "while",
+    "rain",
+    "fell",
+    "slowly",
+    "at",
+    "night",
+]
 SETTINGS: dict[str, Any] = {
     "max_steps": 6,
     "per_device_train_batch_size": 4,
@@ -252,7 +283,11 @@ def trl_grpo(folder: Path) -> dict[str, Any]:
 
     return trained(
         GRPOTrainer(
-            llama(folder), args=args, reward_funcs=likes_long_ones, train_dataset=data, processing_class=tokenizer("decoder")
+            llama(folder),
+            args=args,
+            reward_funcs=likes_long_ones,
+            train_dataset=data,
+            processing_class=tokenizer("decoder"),
         )
     )
 

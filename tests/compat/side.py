@@ -1,4 +1,4 @@
-"""One side of the comparison: `python side.py ours|theirs OUT.json [CASE ...]` runs the cases and writes what came out."""
+"""One side of the comparison: `python side.py ours|theirs OUT.json [CASE ...]` runs the cases, writes what came out."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ FLOOR = {part: floor for floor, parts in enumerate(PICTURE) for part in parts}
 ONLY_FOR_THE_COMMAND_LINE = PICTURE[1]
 
 TRANSFORMERS = ("checkpoint.weights", "data.collators", "optim.schedules", "seq2seq", "patches", "compat")
-ACCELERATE = ("engine",)
+ACCELERATE = ("engine", "config.accelerator")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
 BROUGHT_ALONG = {
     "tensorboard": "trackers.tensorboard",

@@ -1,4 +1,4 @@
-"""Other libraries on Trainwright: what they import from transformers is ours. See `transformers.py` beside this file."""
+"""Other libraries on Trainwright: what they import from transformers is ours. The work is in `transformers.py`."""
 
 from __future__ import annotations
 

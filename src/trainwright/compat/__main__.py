@@ -1,4 +1,4 @@
-"""`python -m trainwright.compat script.py ...`: runs a script, or `-m module`, with Trainwright in transformers' place."""
+"""`python -m trainwright.compat script.py ...`: a script, or `-m module`, with Trainwright in transformers' place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 from trainwright.compat.transformers import install
 
-USAGE = "usage: python -m trainwright.compat script.py [arguments ...]\n       python -m trainwright.compat -m module [arguments ...]"
+USAGE = "usage: python -m trainwright.compat (script.py | -m module) [arguments ...]"
 
 
 def main() -> None:
