@@ -197,6 +197,32 @@ class CheckpointPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationPlan:
+    """How an evaluation generates.
+
+    Attributes:
+        predicts: predictions are generated tokens, not logits.
+        config: a GenerationConfig, or where to find one; None: the model's own.
+        max_length: length of what is generated, where a call does not say it.
+        num_beams: beams, where a call does not say it.
+    """
+
+    predicts: bool = False
+    config: Any = None
+    max_length: int | None = None
+    num_beams: int | None = None
+
+    def settings(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Keywords of `generate` for a call that asked for these."""
+        settings = {name: value for name, value in asked.items() if value is not None}
+        if self.max_length is not None and "max_new_tokens" not in settings:
+            settings.setdefault("max_length", self.max_length)
+        if self.num_beams is not None:
+            settings.setdefault("num_beams", self.num_beams)
+        return settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalPlan:
     """What an evaluation keeps and how.
 
