@@ -49,28 +49,7 @@ from trl import (
     SFTTrainer,
 )
 
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "saw",
-    "two",
-    "dogs",
-    "run",
-    "over",
-    "green",
-    "hills",
-    "while",
-    "rain",
-    "fell",
-    "slowly",
-    "at",
-    "night",
-]
+WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run", "over", "green", "hills", "at", "night")
 SETTINGS: dict[str, Any] = {
     "max_steps": 6,
     "per_device_train_batch_size": 4,

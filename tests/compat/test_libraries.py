@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 SIDE = Path(__file__).with_name("side.py")
-CASES = [
+CASES = (
     "trl_sft",
     "trl_sft_packing",
     "trl_sft_completion_only",
@@ -28,7 +28,7 @@ CASES = [
     "sentence_transformers_two_datasets",
     "cross_encoder",
     "peft_lora_with_the_plain_trainer",
-]
+)
 # transformers weighs a batch's loss by its samples, and this package by the labels that count (docs: evaluation).
 TOKENS_ARE_WEIGHED = {name for name in CASES if name.startswith("trl_sft")}
 

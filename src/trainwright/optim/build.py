@@ -30,9 +30,8 @@ def build_optimizer(
     kwargs = dict(kwargs)
     if is_optimizer_factory(cls) or "model" in kwargs:
         return _over_the_model(cls, kwargs, model, args)
-    given = (
-        kwargs.pop("optimizer_dict") if isinstance(kwargs.get("optimizer_dict"), list) else kwargs.pop("params", None)
-    )
+    holds_groups = isinstance(kwargs.get("optimizer_dict"), list)
+    given = kwargs.pop("optimizer_dict" if holds_groups else "params", None)
     groups = _groups(given, model, args, decay_names)
     if "optimizer_dict" in kwargs:
         return _layerwise(cls, kwargs.pop("optimizer_dict"), kwargs, model, args, groups)
