@@ -49,7 +49,7 @@ from trl import (
     SFTTrainer,
 )
 
-WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run", "over", "green", "hills", "at", "night")
+WORDS = ("the", "cat", "sat", "on", "mat", "and", "saw", "two", "dogs", "run", "over", "green", "hills", "at", "dawn")
 SETTINGS: dict[str, Any] = {
     "max_steps": 6,
     "per_device_train_batch_size": 4,
