@@ -60,7 +60,7 @@ def document(title: str, sections: Iterable[str]) -> str:
 def charts(record: Record) -> str:
     """The curves of a run; the library that draws them comes with the first."""
     drawn = [(f"{name}", *record.series(name)) for name in record.values if name not in NOT_DRAWN]
-    curves = {name: (name, steps, values) for name, steps, values in drawn if len(steps) > 1}
+    curves: dict[str, Curve] = {name: (name, steps, values) for name, steps, values in drawn if len(steps) > 1}
     losses = [curve for name, curve in curves.items() if name == "loss" or name.endswith("_loss")]
     groups: list[tuple[str, list[Curve]]] = [("Loss", losses)]
     rest = {name: curve for name, curve in curves.items() if curve not in losses}
