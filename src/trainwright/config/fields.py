@@ -296,6 +296,9 @@ class OurFields:
         "Micro-batches of a step whose loss is a mean: batches (each counts the same), items (by its label items).",
         choices=["batches", "items"],
     )
+    hang_timeout: float = option(
+        0.0, "Seconds without a finished step after which all processes show their stacks and end (0: never)."
+    )
     pad_to_multiple_of: int | None = option(
         None,
         "The default collator pads to a multiple of so many tokens, so there are fewer shapes to compile.",

@@ -167,6 +167,7 @@ class EnginePlan:
     compile: CompilePlan = CompilePlan()
     non_blocking: bool = False
     ddp: DDPPlan = DDPPlan()
+    hang_timeout_s: float = 0.0  # 0: a standstill is not looked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,7 @@ def engine(args: Any) -> EnginePlan:
         else CompilePlan(),
         non_blocking=_of_accelerator(args, "non_blocking", False),
         ddp=ddp(args),
+        hang_timeout_s=getattr(args, "hang_timeout", 0.0),
     )
 
 

@@ -50,6 +50,11 @@ def leave_at_exit() -> None:
     atexit.register(_leave)
 
 
+def stay_in_the_group() -> None:
+    """After a failure nobody leaves in order: that would wait for those who are gone."""
+    atexit.unregister(_leave)
+
+
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -133,6 +133,7 @@ def _collect(
             logits, labels, shown = nested_truncate((logits, labels, shown), 0)
         results.add(logits, labels, shown, is_last=is_last)
         session.events.fire("on_prediction_step", run)
+        run.interrupts.passes()
     return num_seen
 
 
