@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainwright.config.environment import world_of
 from trainwright.config.plans import (
     CheckpointPlan,
     CompilePlan,
@@ -57,6 +58,7 @@ def ddp(args: Any) -> DDPPlan:
         broadcast_buffers=args.ddp_broadcast_buffers,
         static_graph=args.ddp_static_graph,
         recomputes_activations=getattr(args, "activation_checkpointing", False),
+        environment=world_of(args).variables(),
         sync_each_batch=bool(accumulation.get("sync_each_batch", False)),
     )
 

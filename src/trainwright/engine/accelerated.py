@@ -16,11 +16,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainwright.config.plans import DDPPlan, EnginePlan
+from trainwright.config.rendezvous import leave_at_exit
 from trainwright.engine import collectives
 from trainwright.engine.base import NO_CONTEXT, Engine
 from trainwright.engine.compile import compiled, uncompiled
 from trainwright.engine.precision import apply_tf32, autocast_forward
-from trainwright.engine.processes import accelerator_of_several, leave_at_exit
+from trainwright.engine.processes import accelerator_of_several
 from trainwright.engine.updates import Updates, empty_cache, is_out_of_memory
 from trainwright.engine.watch import Watch, standing_watch, start_watch
 from trainwright.state.interrupts import Interrupts

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from trainwright.engine.processes import stay_in_the_group
+from trainwright.config.rendezvous import stay_in_the_group
 from trainwright.errors import ProcessFailedError
 from trainwright.state.interrupts import Interrupts
 

@@ -18,7 +18,7 @@ from trainwright.errors import DataError
 from trainwright.hooks import EvalHooks, Events, Gather
 from trainwright.loop.loss_scale import LossRule
 from trainwright.metrics.collect import Collector
-from trainwright.metrics.nested import find_batch_size, nested_truncate
+from trainwright.metrics.nested import find_batch_size, map_nested
 from trainwright.metrics.report import plain_numbers
 from trainwright.metrics.types import EvalLoopOutput, EvalPrediction
 from trainwright.state.run import RunState
@@ -130,11 +130,15 @@ def _collect(
             results.losses.add(loss, session.rule.weight(inputs, session.label_names, batch_size), batch_size)
         shown = hooks._prepare_input(inputs[session.main_input]) if "inputs" in session.plan.include else None
         if stands_in:  # another process has its samples
-            logits, labels, shown = nested_truncate((logits, labels, shown), 0)
+            logits, labels, shown = map_nested(_without_rows, (logits, labels, shown))
         results.add(logits, labels, shown, is_last=is_last)
         session.events.fire("on_prediction_step", run)
         run.interrupts.passes()
     return num_seen
+
+
+def _without_rows(leaf: Any) -> Any:
+    return leaf[:0] if isinstance(leaf, torch.Tensor) and leaf.ndim > 0 else leaf
 
 
 class _Results:
