@@ -69,6 +69,7 @@ def decided_by_main(decide: Callable[[], T]) -> T:
             box[1] = error
     dist.broadcast_object_list(box, src=0)
     if box[1] is not None:
+        box[1].is_everybodys = True  # no process failed before the others
         raise box[1]
     return box[0]  # type: ignore[no-any-return]
 

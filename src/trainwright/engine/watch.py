@@ -80,7 +80,7 @@ class Watch:
 
     def fails(self, error: BaseException) -> str | None:
         """Tells the others of an error; returns what failed before it elsewhere, if something did."""
-        if self._store is None:
+        if self._store is None or getattr(error, "is_everybodys", False):
             return None
         text = "".join(traceback.format_exception(error))
         mine = f"Process {self._rank} failed:\n{text}"
