@@ -10,6 +10,7 @@ from torch import nn
 
 from trainwright import assemble
 from trainwright.callbacks.dispatch import CallbackHandler
+from trainwright.checkpoint.writer import Writer
 from trainwright.config.plans import StepPlan
 from trainwright.engine.base import Engine
 from trainwright.engine.precision import DTYPES
@@ -64,6 +65,7 @@ class Parts:
     _run: RunState
     _run_id: str
     _session: Session
+    _writer: Writer
     _plan: StepPlan | None
     _loader: Any
     _rule: LossRule | None

@@ -105,5 +105,9 @@ class RunState:
         return self.total_loss
 
     @property
+    def is_interrupted(self) -> bool:
+        return self.interrupts.received is not None
+
+    @property
     def should_stop(self) -> bool:
         return self.control.should_training_stop or self.control.should_epoch_stop
