@@ -296,6 +296,16 @@ class OurFields:
         "Micro-batches of a step whose loss is a mean: batches (each counts the same), items (by its label items).",
         choices=["batches", "items"],
     )
+    save_async: bool | None = option(
+        None,
+        "Write checkpoints behind training's back (None: unless your code looks at their files; True: even then).",
+        optional_value=True,
+    )
+    save_failure: str = option(
+        "stop",
+        "When a checkpoint cannot be written, as on a full disk: stop training, or continue without it.",
+        choices=["stop", "continue"],
+    )
     pad_to_multiple_of: int | None = option(
         None,
         "The default collator pads to a multiple of so many tokens, so there are fewer shapes to compile.",

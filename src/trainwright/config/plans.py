@@ -219,6 +219,9 @@ class EvalPlan:
         concat_batches: False hands metrics a list of batches instead of one array.
         include: extras for metrics, "inputs" and "loss".
         streams_metrics: metrics take one batch at a time (`batch_eval_metrics`).
+        skip_non_finite: batches whose loss is not finite are left out of its mean.
+        memory_share: of the free memory; results beyond it lie in a file.
+        spill_folder: where that file is; None: the system's folder for temporary files.
     """
 
     batch_size: int
@@ -227,3 +230,5 @@ class EvalPlan:
     include: tuple[str, ...] = ()
     streams_metrics: bool = False
     skip_non_finite: bool = True
+    memory_share: float = 0.6
+    spill_folder: str | None = None

@@ -105,6 +105,8 @@ def evaluation(args: Any) -> EvalPlan:
         include=tuple(args.include_for_metrics),
         streams_metrics=args.batch_eval_metrics,
         skip_non_finite=args.logging_nan_inf_filter,
+        memory_share=0.6 / max(1, args.world_size),  # the rest is for metrics, which often copy what they are given
+        spill_folder=args.output_dir,
     )
 
 
