@@ -9,6 +9,7 @@ import pytest
 
 from .._support.two_processes import Done, run
 
+pytestmark = pytest.mark.timeout(640)  # seconds on a quiet machine; both launches may have to wait for the first test
 SCRIPT = Path(__file__).with_name("generates.py")
 ROWS = ("t5-1", "t5-3", "llama-1", "llama-3")
 
@@ -16,13 +17,13 @@ ROWS = ("t5-1", "t5-3", "llama-1", "llama-3")
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("two")
-    return run(SCRIPT, str(folder), folder=folder)
+    return run(SCRIPT, str(folder), folder=folder, timeout_s=300)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("one")
-    return run(SCRIPT, str(folder), folder=folder, processes=1).told[0]
+    return run(SCRIPT, str(folder), folder=folder, processes=1, timeout_s=300).told[0]
 
 
 @pytest.mark.parametrize("row", ROWS)

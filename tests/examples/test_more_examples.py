@@ -33,7 +33,10 @@ class Example:
     short: tuple[str, ...] = field(default=())
 
 
-FEW_STEPS = ("--max_steps=2", "--save_strategy=no", "--eval_strategy=no", "--load_best_model_at_end=false")
+FEW_STEPS = (
+    "--max_steps=2", "--warmup_steps=0", "--load_best_model_at_end=false",
+    *(f"--{what}_strategy=no" for what in ("logging", "eval", "save")),
+)  # fmt: skip
 EXAMPLES = [
     Example("token_classification", "f1", 0.05, 0.2, ("--max_train_samples=64",)),
     Example("seq2seq", "exact_match", 0.01, 0.4, ("--num_eval_samples=50", "--d_model=16", "--num_layers=1")),
@@ -44,7 +47,6 @@ EXAMPLES = [
     Example("multiple_choice", "accuracy", 0.4, 0.5, ("--max_train_samples=32",)),
     Example("custom_trainer", "mean_recall", 0.25, 0.6, ()),
 ]
-SHORT_ONES = [one for one in EXAMPLES if one.name in ("image_classification", "custom_trainer", "seq2seq")]
 by_name = pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.name)
 
 
@@ -97,7 +99,13 @@ def test_every_script_has_a_row() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("example", SHORT_ONES, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(e, id=e.name, marks=[] if e.name == "image_classification" else [pytest.mark.slow])
+        for e in EXAMPLES
+    ],
+)
 def test_a_few_steps(example: Example, tmp_path: Path) -> None:
     output = run([sys.executable], example, tmp_path, *FEW_STEPS, *example.short, timeout_s=280)
     assert "Before training: " in output
