@@ -296,6 +296,9 @@ class OurFields:
         "Micro-batches of a step whose loss is a mean: batches (each counts the same), items (by its label items).",
         choices=["batches", "items"],
     )
+    hang_timeout: float = option(
+        0.0, "Seconds without a finished step after which all processes show their stacks and end (0: never)."
+    )
     save_async: bool | None = option(
         None,
         "Write checkpoints behind training's back (None: unless your code looks at their files; True: even then).",
@@ -309,6 +312,15 @@ class OurFields:
     pad_to_multiple_of: int | None = option(
         None,
         "The default collator pads to a multiple of so many tokens, so there are fewer shapes to compile.",
+    )
+    seed_samples: bool = option(
+        False,
+        "Random draws in samples and the collator depend on seed, epoch and sample only, not on the number of workers.",
+    )
+    shuffle_method: str = option(
+        "auto",
+        "Shuffling: permutation (an array of indices), feistel (computed, no memory), auto (that above 2^24 rows).",
+        choices=["auto", "permutation", "feistel"],
     )
 
 
