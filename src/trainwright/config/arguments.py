@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainwright.config import effective, help, rules
+from trainwright.config.accelerator import distributed_state
 from trainwright.config.construct import FieldSignature, accept_old_names, finish
 from trainwright.config.enums import ParallelMode
 from trainwright.config.environment import World, barrier, configured_precision, world_of
@@ -36,6 +37,7 @@ from trainwright.config.fields import (
     SavingFields,
 )
 from trainwright.config.normalise import DICT_FIELDS, normalise, verbosity
+from trainwright.config.rendezvous import start_group
 from trainwright.config.setters import Setters
 
 if TYPE_CHECKING:
@@ -84,6 +86,16 @@ class TrainingArguments(
     def world(self) -> World:
         """This process among its peers."""
         return world_of(self)
+
+    @property
+    def distributed_state(self) -> Any:  # accelerate's PartialState: its type would load accelerate
+        """accelerate's record of this process among its peers, made when it is first asked for."""
+        return distributed_state(self)
+
+    @property
+    def deepspeed_plugin(self) -> Any:  # accelerate's DeepSpeedPlugin
+        """accelerate's settings of DeepSpeed; None without it."""
+        return None
 
     @property
     def device(self) -> torch.device:
@@ -143,6 +155,7 @@ class TrainingArguments(
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
         """Run the block in the main process (`local`: of each node) while the others wait; then in the others."""
         world = self.world
+        start_group(world, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
         is_main = (world.local_process_index if local else world.process_index) == 0
         try:
             if not is_main:

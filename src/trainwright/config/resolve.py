@@ -5,8 +5,10 @@ Reads arguments by name only, so an instance of `transformers.TrainingArguments`
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
+from trainwright.config.environment import world_of
 from trainwright.config.plans import (
     CheckpointPlan,
     CompilePlan,
@@ -16,6 +18,7 @@ from trainwright.config.plans import (
     GenerationPlan,
     Lengths,
     LoaderPlan,
+    LoadersOfOthers,
     PrecisionPlan,
 )
 from trainwright.errors import ArgumentError
@@ -44,7 +47,16 @@ def engine(args: Any) -> EnginePlan:
         else CompilePlan(),
         non_blocking=_of_accelerator(args, "non_blocking", False),
         ddp=ddp(args),
+        hang_timeout_s=getattr(args, "hang_timeout", 0.0),
+        loaders=loaders_of_others(args),
     )
+
+
+def loaders_of_others(args: Any) -> LoadersOfOthers:
+    names = [field.name for field in fields(LoadersOfOthers) if field.name != "data_seed"]
+    chosen = {name: _of_accelerator(args, name, None) for name in names}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    return LoadersOfOthers(data_seed=args.data_seed, **chosen)
 
 
 def ddp(args: Any) -> DDPPlan:
@@ -57,6 +69,7 @@ def ddp(args: Any) -> DDPPlan:
         broadcast_buffers=args.ddp_broadcast_buffers,
         static_graph=args.ddp_static_graph,
         recomputes_activations=getattr(args, "activation_checkpointing", False),
+        environment=world_of(args).variables(),
         sync_each_batch=bool(accumulation.get("sync_each_batch", False)),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from trainwright import checks, model_facts
 from trainwright.facade.data import DataHooks
 from trainwright.metrics.tokens import count_tokens
 from trainwright.optim import modes
+from trainwright.state.clock import BACKWARD, FORWARD, HOST_TO_DEVICE
 from trainwright.types import Batch, output_loss
 
 Items = torch.Tensor | int | None
@@ -28,7 +30,10 @@ class StepHooks(DataHooks):
             self._pause = None
         elif not (model.training and self.model.training):  # somebody else left it in evaluation mode
             modes.train_mode(model, self.optimizer)
+        clock = self._run.clock
+        clock.mark(HOST_TO_DEVICE)
         batch, inputs = inputs, self._prepare_inputs(inputs)
+        clock.mark(FORWARD)
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         del inputs
@@ -43,6 +48,7 @@ class StepHooks(DataHooks):
             micro_batches=self.current_gradient_accumulation_steps,
             share=self._run.part_of_micro_batch,
         )
+        clock.mark(BACKWARD)
         self._engine.backward(loss)
         return loss.detach()
 
@@ -119,5 +125,6 @@ class StepHooks(DataHooks):
             self._flos_model = self.model
             self._flos_per_token = 6 * model_facts.num_parameters_without_embeddings(self.model)
             self._main_input = model_facts.main_input_name(self.model)
-        main_input = inputs.get(self._main_input)
+        # a library's own loader may hand over something else than a dict (GRPO's is a list of completions)
+        main_input = inputs.get(self._main_input) if isinstance(inputs, Mapping) else None
         return 0 if main_input is None else self._flos_per_token * main_input.numel()
