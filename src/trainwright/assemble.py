@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import uuid
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config import resolve, rules
 from trainwright.config.effective import effective_plan
 from trainwright.config.plans import StepPlan
+from trainwright.config.resumed import Difference, contradictions, differences
 from trainwright.data.cursor import Cursor, LoaderRandomness
 from trainwright.data.loader import Loader
 from trainwright.data.samplers import LengthGroupedSampler
@@ -45,13 +48,15 @@ from trainwright.loop.label_smoother import LabelSmoother
 from trainwright.loop.loss_scale import LossRule
 from trainwright.loop.oom import SmallerBatches
 from trainwright.loop.session import Start
+from trainwright.optim import continued
+from trainwright.optim.schedules import make_schedule
 from trainwright.patches.activations import checkpointed_activations
 from trainwright.patches.debug import overflow_detection
 from trainwright.patches.liger import apply_liger_kernel
 from trainwright.patches.neftune import noisy_embeddings
 from trainwright.state.exportable import collect_states
 from trainwright.state.trainer_state import TrainerState
-from trainwright.types import RNG_STATE_NAME, TRAINER_STATE_NAME, has_length
+from trainwright.types import RNG_STATE_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, has_length
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +153,19 @@ def facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.Facts:
     )
 
 
-def announce(plan: StepPlan, args: Any, state: TrainerState, *, device: torch.device, start: Start) -> None:
-    """Shows the effective plan when training starts, and says once which settings have no effect."""
+def announce(
+    plan: StepPlan,
+    args: Any,
+    state: TrainerState,
+    *,
+    device: torch.device,
+    start: Start,
+    changes: Iterable[object] = (),
+) -> None:
+    """Shows the effective plan when training starts, and says once which settings have no effect.
+
+    `changes`: what differs from the checkpoint that is resumed from, as lines.
+    """
     for message in rules.idle(args):
         logger.warning("%s", message)
     lines = effective_plan(args, plan, state, device=device)
@@ -162,6 +178,8 @@ def announce(plan: StepPlan, args: Any, state: TrainerState, *, device: torch.de
             print(line, flush=True)
         else:
             logger.info("%s", line)
+    for change in changes if args.should_log else ():
+        print(f"changed   {change}", flush=True) if shown else logger.warning("Changed on resume: %s", change)
 
 
 def prepare_output(args: Any, folder: str, *, is_fresh: bool) -> None:
@@ -265,15 +283,19 @@ def new_run_id() -> str:
 def find_checkpoint(asked: str | bool | None, output_dir: str) -> str | None:
     """The checkpoint to resume from: the newest complete one for True, the named one if it verifies.
 
+    For "auto" it is the newest complete one too, or none where there is none.
+
     Raises:
         CheckpointNotFoundError: there is none.
         CheckpointError: the named one is damaged.
     """
     if asked is None or asked is False:
         return None
-    if asked is not True:
+    if asked is not True and asked != "auto":
         return str(verified(asked))
     latest = CheckpointStore(output_dir).latest()
+    if latest is None and asked == "auto":
+        return None
     if latest is None:
         raise CheckpointNotFoundError(
             f"resume_from_checkpoint=True, but there is no complete checkpoint in output_dir={output_dir!r}. "
@@ -368,6 +390,62 @@ def initial_state(checkpoint: str | None, stateful: list[Any]) -> TrainerState:
         logger.warning("The best checkpoint so far, %s, is gone; the next better one takes its place.", best)
         state.best_model_checkpoint = None
     return state
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What is known of the run that wrote a checkpoint: how long it was to be, and which arguments differ now."""
+
+    num_steps: int
+    differences: list[Difference]
+
+
+def before(checkpoint: str, args: Any, state: TrainerState, *, has_own_optimizer: bool) -> Before:
+    """Compares the arguments with those in a checkpoint; transformers writes none that can be read safely.
+
+    Raises:
+        CheckpointError: two that no resume can carry out.
+    """
+    try:
+        then = json.loads((Path(checkpoint) / TRAINING_ARGS_JSON_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        then = None
+    now = json.loads(args.to_json_string())
+    found = differences(then, now) if isinstance(then, dict) else []
+    problems = list(contradictions(found, has_own_optimizer=has_own_optimizer))
+    if problems:
+        raise CheckpointError(f"{checkpoint} cannot be resumed from with these arguments:\n  " + "\n  ".join(problems))
+    return Before(state.max_steps, found)
+
+
+def carry_on(
+    optimizer: Any, scheduler: Any, asked: continued.Asked, then: Before, *, args: Any, num_steps: int, is_own: bool
+) -> list[str]:
+    """Lets what differs take effect in the loaded states; returns it as lines.
+
+    `asked` is what the arguments made of both before they were loaded; `is_own` is a schedule that is not ours.
+    """
+    changed = {one.name: (one.before, one.now) for one in then.differences}
+    lines = [str(one) for one in then.differences]
+    rate = continued.changed_rate(optimizer, asked)
+    if rate is not None and "learning_rate" not in changed:  # another trainer's checkpoint, or a user's optimizer
+        changed["learning_rate"] = rate
+        lines.append(str(Difference("learning_rate", *rate)))
+    continued.apply_changes(optimizer, scheduler, asked, changed)
+    is_new = not changed.keys().isdisjoint(continued.SHAPES)
+
+    def build(stand_in: Any, length: int) -> Any:
+        warmup, options = args.get_warmup_steps(length), args.lr_scheduler_kwargs
+        return make_schedule(
+            args.lr_scheduler_type, stand_in, num_warmup_steps=warmup, num_training_steps=length, options=options
+        )
+
+    if not is_own:
+        continued.continue_towards(scheduler, build, before=then.num_steps, now=num_steps, is_new=is_new)
+    if num_steps != then.num_steps and then.num_steps > 0:
+        how = "" if is_own or is_new else "; the rate goes on from where it stands towards the new end, without a jump"
+        lines.append(f"length {then.num_steps} -> {num_steps} steps{how}")
+    return lines
 
 
 def write_state(state: Any, stateful: list[Any], folder: Path) -> None:

@@ -151,6 +151,8 @@ class Trainer(RunHooks):
         self._train_batch_size = self.args.train_batch_size
         self._eval_dataloaders = {}
         self._created_lr_scheduler = False
+        self._before = None
+        self._changes = []
         self._loader = None
         self._plan = None
         self._rule = None
@@ -186,7 +188,8 @@ class Trainer(RunHooks):
 
         Args:
             resume_from_checkpoint: directory of a checkpoint to go on from; True for the newest complete one in
-                `output_dir`; None for `args.resume_from_checkpoint`, or a fresh start.
+                `output_dir`; "auto" for that or, where there is none, a fresh start; None for
+                `args.resume_from_checkpoint`, or a fresh start.
             trial: settings of a hyperparameter search.
             ignore_keys_for_eval: entries of the model's output that evaluations leave out of the predictions.
 

@@ -62,6 +62,8 @@ class Parts:
     _engine: Engine
     _run: RunState
     _run_id: str
+    _before: assemble.Before | None
+    _changes: list[str]
     _session: Session
     _plan: StepPlan | None
     _loader: Any

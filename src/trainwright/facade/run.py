@@ -16,7 +16,7 @@ from trainwright.loop.fit import fit, run_epoch
 from trainwright.loop.session import Session, Start
 from trainwright.metrics.speed import speed_metrics, step_logs, utilisation
 from trainwright.metrics.types import TrainOutput
-from trainwright.optim import modes, schedules
+from trainwright.optim import continued, modes, schedules
 from trainwright.types import has_length
 
 
@@ -101,7 +101,8 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             trial=trial,
             ignore_keys_for_eval=ignore_keys_for_eval,
         )
-        assemble.announce(plan, args, self.state, device=self._engine.device, start=self._session.start)
+        start, device = self._session.start, self._engine.device
+        assemble.announce(plan, args, self.state, device=device, start=start, changes=self._changes)
         fit(self._session, self._run, self, eval_on_start=args.eval_on_start)
         return self._finalize_training(trial, plan.num_train_samples, self._run.start_time)
 
@@ -116,6 +117,10 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         """Fills `state`, from the checkpoint if there is one; returns the first epoch and its batches done already."""
         assert self._plan is not None
         self.state = state = assemble.initial_state(resume_from_checkpoint, self._stateful())
+        self._before = None
+        if resume_from_checkpoint is not None:
+            is_own = self.optimizer is not None or self.optimizer_cls_and_kwargs is not None
+            self._before = assemble.before(resume_from_checkpoint, self.args, state, has_own_optimizer=is_own)
         state.train_batch_size = self._train_batch_size
         state.compute_steps(self.args, max_steps)
         state.max_steps, state.num_train_epochs = max_steps, num_train_epochs
@@ -147,8 +152,10 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             make_scheduler=lambda optimizer: self.create_scheduler(num_training_steps=max_steps, optimizer=optimizer),
         )
         self.model_wrapped, self.optimizer, self.lr_scheduler = prepared.model, prepared.optimizer, prepared.scheduler
+        asked = continued.settings_of(self.optimizer, self.lr_scheduler)
         self._load_optimizer_and_scheduler(resume_from_checkpoint)
         self._load_scaler(resume_from_checkpoint)
+        self._carry_on(asked, max_steps)
         self._past = None
         handler = self.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
@@ -156,6 +163,20 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         handler.rebuild()
         modes.train_mode(self.model_wrapped, self.optimizer)
         return self.model_wrapped, train_dataloader
+
+    def _carry_on(self, asked: continued.Asked, max_steps: int) -> None:
+        """After a resume: arguments that differ from the checkpoint's take effect."""
+        self._changes = []
+        if self._before is not None:
+            self._changes = assemble.carry_on(
+                self.optimizer,
+                self.lr_scheduler,
+                asked,
+                self._before,
+                args=self.args,
+                num_steps=max_steps,
+                is_own=not self._created_lr_scheduler,
+            )
 
     def _run_epoch(
         self,
