@@ -29,8 +29,8 @@ from trainwright.config.effective import effective_plan
 from trainwright.config.plans import StepPlan
 from trainwright.config.resumed import Difference, contradictions, differences
 from trainwright.data.cursor import Cursor, LoaderRandomness
+from trainwright.data.lengths import LengthGroupedSampler
 from trainwright.data.loader import Loader
-from trainwright.data.samplers import LengthGroupedSampler
 from trainwright.data.workers import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
 from trainwright.engine.peak import supports_bf16, supports_tf32

@@ -90,6 +90,8 @@ class LoaderPlan:
     Attributes:
         batch_size: samples per batch on this process.
         seed: base of the order of samples; epoch e is shuffled with `seed + e`.
+        rank, num_processes: this process, and how many share the data.
+        even_tail: a tail that does not fill a batch of all processes is split evenly among them.
         workers, prefetch_factor, ...: passed to torch's DataLoader.
     """
 
@@ -104,6 +106,8 @@ class LoaderPlan:
     in_order: bool = True
     seeded: bool = True  # False: the order is drawn from torch's global generator
     rank: int = 0
+    num_processes: int = 1
+    even_tail: bool = True
     is_training: bool = False
 
 
