@@ -19,10 +19,12 @@ from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
 from trainwright import model_facts
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
+from trainwright.callbacks.preemption import SlurmRequeue
 from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
+from trainwright.callbacks.time_limits import TimeLimits
 from trainwright.checkpoint import rng
-from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.retention import to_remove
+from trainwright.checkpoint.manifest import Manifest, find_problem
+from trainwright.checkpoint.retention import Keep, Saved, to_remove
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config import resolve, rules
 from trainwright.config.effective import effective_plan
@@ -49,6 +51,7 @@ from trainwright.loop.loss_scale import LossRule
 from trainwright.loop.oom import SmallerBatches
 from trainwright.loop.session import Start
 from trainwright.optim import continued
+from trainwright.optim.named import steps_in_backward
 from trainwright.optim.schedules import make_schedule
 from trainwright.patches.activations import checkpointed_activations
 from trainwright.patches.debug import overflow_detection
@@ -59,6 +62,9 @@ from trainwright.state.trainer_state import TrainerState
 from trainwright.types import RNG_STATE_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, has_length
 
 logger = logging.getLogger(__name__)
+
+WITH_OPTIMIZER = 3  # times the weights: two moments of Adam
+SLOW_DISK = 100e6  # bytes a second that a save is expected to write before one has been seen
 
 
 # -- what a trainer is made of --------------------------------------------------------------------------------------
@@ -73,9 +79,15 @@ def make_engine(args: Any) -> Engine:
 
 
 def make_callbacks(args: Any, callbacks: Iterable[Any] | None, **context: Any) -> CallbackHandler:
-    """The handler with the flow, the user's callbacks, and what shows progress."""
+    """The handler with the flow, the user's callbacks, those of the arguments, and what shows progress."""
     handler = CallbackHandler([DefaultFlowCallback, *(callbacks or ())], **context)
     handler.args = args
+    plan = resolve.checkpoint(args)
+    if plan.max_train_s is not None or plan.save_every_s is not None:
+        guess = num_bytes(context["model"]) * WITH_OPTIMIZER / SLOW_DISK
+        handler.add_callback(TimeLimits(plan.max_train_s, plan.save_every_s, first_save_s=guess))
+    if plan.requeues:
+        handler.add_callback(SlurmRequeue)
     handler.add_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
     return handler
 
@@ -132,6 +144,21 @@ def loss_rule(
         aux_coefficient=model_facts.auxiliary_coefficient(model),
         num_processes=num_processes if args.average_tokens_across_devices else 1,
     )
+
+
+def num_bytes(model: Any) -> int:
+    """Memory of a model's parameters."""
+    return sum(p.numel() * p.element_size() for p in model.parameters()) if hasattr(model, "parameters") else 0
+
+
+def random_states(args: Any, *, num_processes: int) -> Any:
+    """What a run that an error ends needs to save its last step; None where it does not.
+
+    Not among several processes: those that have no error wait in the next step for the one that has. Nor where the
+    weights change during the backward pass: they are between two steps then.
+    """
+    asked = resolve.checkpoint(args).saves_on_exception
+    return rng if asked and num_processes == 1 and not steps_in_backward(args) else None
 
 
 def smaller_batches(args: Any, engine: Engine) -> SmallerBatches | None:
@@ -366,12 +393,57 @@ def staged_checkpoint(store: CheckpointStore, manifest: Manifest) -> Any:
         raise
 
 
-def rotate(store: CheckpointStore, args: Any, *, run_id: str, best: int | None) -> None:
-    keep_last = resolve.checkpoint(args).keep_last
-    if keep_last is None:
+def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best: int | None) -> None:
+    """Deletes what the arguments no longer want of this run's checkpoints; `newest` was just written."""
+    plan = resolve.checkpoint(args)
+    if plan.keep_last is None:
         return
-    for step in to_remove(store.steps(), keep_last=keep_last, best=best, owned=store.owned_by(run_id)):
+    keep = Keep(last=plan.keep_last, every_steps=plan.keep_every_steps, every_s=plan.keep_every_s)
+    for step in to_remove(written_by(store, run_id), keep, newest=newest, best=best):
         store.remove(step)
+
+
+def written_by(store: CheckpointStore, run_id: str) -> list[Saved]:
+    """The checkpoints of a run."""
+    manifests = ((step, Manifest.read(store.path(step))) for step in store.steps())
+    return [Saved(step, m.written_at) for step, m in manifests if m is not None and m.run_id == run_id]
+
+
+def run_id_after(checkpoint: str | None, output_dir: str) -> str:
+    """Whose checkpoints a run will write: a resume goes on with the run of its checkpoint.
+
+    But one that goes back behind a whole checkpoint of that run begins another: what comes now is not what came then.
+    """
+    manifest = manifest_of(checkpoint)
+    if manifest is None:
+        return new_run_id()
+    store = CheckpointStore(output_dir)
+    later = [one.step for one in written_by(store, manifest.run_id) if one.step > manifest.step]
+    ahead = [step for step in later if find_problem(store.path(step)) is None]
+    if not ahead:
+        return manifest.run_id
+    logger.warning(
+        "Resuming from step %d leaves later checkpoints behind (steps %s): they stay until this run comes by, and "
+        "resume_from_checkpoint=True takes what this run saves.", manifest.step, ", ".join(map(str, ahead)),
+    )  # fmt: skip
+    return new_run_id()
+
+
+def owed(state: TrainerState, manifest: Manifest | None) -> tuple[bool, bool]:
+    """Whether a checkpoint was written before the evaluation that was due, and whether a save was due after it.
+
+    A signal or a time limit cut it off. The flags and the callbacks that know it are in the record.
+    """
+    states = state.stateful_callbacks if manifest is not None and isinstance(state.stateful_callbacks, dict) else {}
+
+    def said(name: str, part: str, value: str) -> bool:
+        entry = states.get(name)
+        inner = entry.get(part) if isinstance(entry, dict) else None
+        return isinstance(inner, dict) and inner.get(value) is True
+
+    by_clock = said("TimeLimits", "attributes", "owes_evaluation")
+    evaluates = by_clock or said("TrainerControl", "args", "should_evaluate")
+    return evaluates, evaluates and (by_clock or said("TrainerControl", "args", "should_save"))
 
 
 def initial_state(checkpoint: str | None, stateful: list[Any]) -> TrainerState:
@@ -385,11 +457,22 @@ def initial_state(checkpoint: str | None, stateful: list[Any]) -> TrainerState:
         state = TrainerState.load_from_json(path)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}. Use another checkpoint.") from error
-    best = state.best_model_checkpoint
-    if best is not None and not Path(best).is_dir():
-        logger.warning("The best checkpoint so far, %s, is gone; the next better one takes its place.", best)
-        state.best_model_checkpoint = None
+    state.best_model_checkpoint = best_of(state, Path(checkpoint).parent)
     return state
+
+
+def best_of(state: TrainerState, folder: Path) -> str | None:
+    """Where the best checkpoint is now: beside the others, also after all of them were moved together."""
+    recorded = state.best_model_checkpoint
+    if recorded is None:
+        return None
+    step = state.best_global_step
+    beside = folder / (Path(recorded).name if step is None else CheckpointStore(folder).path(step).name)
+    for path in (beside, Path(recorded)):
+        if path.is_dir():
+            return str(path)
+    logger.warning("The best checkpoint so far, %s, is gone; the next better one takes its place.", recorded)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,7 +543,9 @@ def restore_callbacks(states: dict[str, Any], callbacks: Iterable[Any], *, with_
         state = waiting.get(type(callback).__name__)
         if not state or not callable(getattr(callback, "state", None)):
             continue
-        saved = state.pop(0)
-        values = {**(saved.get("args", {}) if with_settings else {}), **saved.get("attributes", {})}
-        for name, value in values.items():
-            setattr(callback, name, value)
+        saved, now = state.pop(0), callback.state()
+        for part in ("args", "attributes") if with_settings else ("attributes",):
+            values = saved.get(part) if isinstance(saved, dict) else None
+            for name, value in values.items() if isinstance(values, dict) else ():
+                if name in now.get(part, {}):  # what a callback does not export is not set either
+                    setattr(callback, name, value)

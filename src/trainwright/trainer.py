@@ -153,6 +153,7 @@ class Trainer(RunHooks):
         self._created_lr_scheduler = False
         self._before = None
         self._changes = []
+        self._owed = False, False
         self._loader = None
         self._plan = None
         self._rule = None

@@ -21,6 +21,7 @@ from . import (  # noqa: F401 -- they fill the table
     optimizer_fields,
     our_fields,
     precision_fields,
+    rescue_fields,
     run_fields,
     saving_fields,
 )

@@ -62,21 +62,24 @@ class TimeLimits(TrainerCallback, ExportableState):
         self._longest = {"save": first_save_s, "step": 0.0, "evaluation": 0.0}
         self._began = self._saved = self._asked = clock()
         self._step_began: float | None = None
-        self._next_look = 0
+        self._num_steps = self._next_look = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._began = self._saved = self._asked = self._clock()
-        self._step_began, self._next_look = None, 0
+        self._step_began, self._num_steps, self._next_look = None, 0, 0
         self.owes_evaluation = False
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         now = self._clock()
-        if self._step_began is not None:  # from step to step: waiting for data counts, what the flags ask for does not
+        if self._step_began is not None and self._num_steps > 1:  # from step to step: waiting for data counts
             self._saw("step", now - self._step_began)
         self._step_began = now
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._asked = now = self._clock()
+        self._num_steps += 1
+        if self._num_steps == 2:
+            self._longest["step"] = 0.0  # the first one takes longer: compiling, warming up
         if self._step_began is not None:
             self._saw("step", now - self._step_began)
         if state.global_step >= self._next_look or control.should_evaluate:

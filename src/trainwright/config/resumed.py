@@ -9,8 +9,8 @@ from typing import Any
 # Where a run is and how it is shown: different on each start, and nothing follows from it.
 OF_ONE_START = {
     "resume_from_checkpoint", "output_dir", "overwrite_output_dir", "logging_dir", "local_rank", "disable_tqdm",
-    "log_level", "log_level_replica", "hub_token", "gradient_checkpointing", "gradient_checkpointing_kwargs", "do_train",
-    "do_eval", "do_predict",
+    "log_level", "log_level_replica", "hub_token", "gradient_checkpointing", "gradient_checkpointing_kwargs",
+    "do_train", "do_eval", "do_predict",
 }  # fmt: skip
 
 RATE = "from here on, with the schedule's position kept"

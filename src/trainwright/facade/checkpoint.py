@@ -45,7 +45,8 @@ class CheckpointHooks(ReportHooks):
                 self.state.best_model_checkpoint = str(store.path(best))
             assemble.write_state(self.state, self._stateful(), Path(folder))
         self._run.saved_step = step
-        assemble.rotate(store, self.args, run_id=self._run_id, best=self.state.best_global_step)
+        best = self.state.best_global_step
+        assemble.rotate(store, self.args, run_id=self._run_id, newest=step, best=best)
 
     def _cursor(self) -> dict[str, Any] | None:
         if self._loader is None or self._plan is None:
@@ -86,6 +87,9 @@ class CheckpointHooks(ReportHooks):
         """Loads the weights of the best checkpoint."""
         assert self.state.best_model_checkpoint is not None
         folder = Path(self.state.best_model_checkpoint)
+        if not folder.is_dir():
+            logger.warning("The best model, %s, was deleted meanwhile; the model keeps the last weights.", folder)
+            return
         logger.info("Loading the best model, %s (%s).", folder, self.state.best_metric)
         self._issue_warnings_after_load(weights.load_weights(self.model, folder))
 

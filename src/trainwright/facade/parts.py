@@ -64,6 +64,7 @@ class Parts:
     _run_id: str
     _before: assemble.Before | None
     _changes: list[str]
+    _owed: tuple[bool, bool]
     _session: Session
     _plan: StepPlan | None
     _loader: Any

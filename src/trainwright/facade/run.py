@@ -94,9 +94,16 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             plan=plan,
             rule=self._rule,
             events=self.callback_handler,
-            start=Start(epoch=epoch, batches=batches, checkpoint=resume_from_checkpoint),
+            start=Start(
+                epoch=epoch,
+                batches=batches,
+                checkpoint=resume_from_checkpoint,
+                owes_evaluation=self._owed[0],
+                owes_save=self._owed[1],
+            ),
             scheduler_follows_metrics=schedules.follows_metrics(self.lr_scheduler),
-            saves_on_interrupt=args.save_strategy != "no" or args.enable_jit_checkpoint,
+            saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
+            random_states=assemble.random_states(args, num_processes=self._engine.num_processes),
             smaller_batches=assemble.smaller_batches(args, self._engine),
             trial=trial,
             ignore_keys_for_eval=ignore_keys_for_eval,
@@ -128,7 +135,8 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         state.is_local_process_zero = self.is_local_process_zero()
         state.is_world_process_zero = self.is_world_process_zero()
         manifest = assemble.manifest_of(resume_from_checkpoint)
-        self._run_id = manifest.run_id if manifest is not None else assemble.new_run_id()
+        self._run_id = assemble.run_id_after(resume_from_checkpoint, self._get_output_dir(trial))
+        self._owed = assemble.owed(state, manifest)
         if resume_from_checkpoint is None:
             return 0, 0
         self._load_callback_state()
@@ -219,6 +227,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         if self.control.should_evaluate:
             metrics = self._evaluate(trial, ignore_keys_for_eval)
             is_best = self._determine_best_metric(metrics=metrics, trial=trial)
+            self.control.should_evaluate = False  # also where an override tells no callback of it
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:

@@ -107,4 +107,3 @@ def _blocks(array: Any, num: int) -> list[tuple[int, int]]:
     row_bytes = max(1, array.nbytes // max(1, len(array)))
     size = max(1, BLOCK_BYTES // row_bytes)
     return [(first, min(first + size, num)) for first in range(0, num, size)]
-
