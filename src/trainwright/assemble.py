@@ -7,6 +7,7 @@ import json
 import logging
 import uuid
 import warnings
+import zlib
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,14 +79,14 @@ def make_engine(args: Any) -> Engine:
     return select_engine(resolve.engine(args))
 
 
-def make_callbacks(args: Any, callbacks: Iterable[Any] | None, **context: Any) -> CallbackHandler:
+def make_callbacks(args: Any, callbacks: Iterable[Any] | None, *, engine: Engine, **context: Any) -> CallbackHandler:
     """The handler with the flow, the user's callbacks, those of the arguments, and what shows progress."""
     handler = CallbackHandler([DefaultFlowCallback, *(callbacks or ())], **context)
     handler.args = args
     plan = resolve.checkpoint(args)
     if plan.max_train_s is not None or plan.save_every_s is not None:
         guess = num_bytes(context["model"]) * WITH_OPTIMIZER / SLOW_DISK
-        handler.add_callback(TimeLimits(plan.max_train_s, plan.save_every_s, first_save_s=guess))
+        handler.add_callback(TimeLimits(plan.max_train_s, plan.save_every_s, first_save_s=guess, agree=engine.agree))
     if plan.requeues:
         handler.add_callback(SlurmRequeue)
     handler.add_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
@@ -335,6 +336,25 @@ def manifest_of(checkpoint: str | None) -> Manifest | None:
     return None if checkpoint is None else Manifest.read(Path(checkpoint))
 
 
+def check_same_checkpoint(manifest: Manifest | None, checkpoint: str | None, engine: Engine) -> None:
+    """Every process must see the same checkpoint under the path that one of them chose.
+
+    Raises:
+        CheckpointError: names the processes that see another one, or none.
+    """
+    if checkpoint is None or engine.num_processes == 1:
+        return
+    state = Path(checkpoint) / TRAINER_STATE_NAME
+    mine = manifest.identity if manifest is not None else zlib.crc32(state.read_bytes()) if state.is_file() else None
+    seen = engine.gather_objects(mine)
+    others = [str(rank) for rank, identity in enumerate(seen) if identity != seen[0]]
+    if others:
+        raise CheckpointError(
+            f"{checkpoint} is not the same checkpoint for all: process {', '.join(others)} sees another one, or none, "
+            "where process 0 has it. Put it on a disk that all nodes share, or copy it whole to each of them."
+        )
+
+
 def check_same_steps(manifest: Manifest | None, *, batch_size: int, micro_batches: int) -> None:
     """A position counted in other steps than this run's cannot be gone on from yet.
 
@@ -351,12 +371,11 @@ def check_same_steps(manifest: Manifest | None, *, batch_size: int, micro_batche
         )
 
 
-def resume_loader(loader: Loader, checkpoint: str, manifest: Manifest | None) -> tuple[int, int] | None:
+def resume_loader(loader: Loader, rng_file: Path | None, manifest: Manifest | None) -> tuple[int, int] | None:
     """Gives the loader what it needs to go on where the checkpoint was; returns epoch and batches, if that tells."""
     if manifest is None or manifest.cursor is None:
         return None
-    path = Path(checkpoint) / RNG_STATE_NAME
-    states = rng.load(path) if path.is_file() else {}
+    states = {} if rng_file is None else rng.load(rng_file)
     randomness = LoaderRandomness(
         epoch_start=states.get("loader_epoch_start"), before_ahead=states.get("loader_before_ahead")
     )
@@ -365,31 +384,61 @@ def resume_loader(loader: Loader, checkpoint: str, manifest: Manifest | None) ->
     return loader.position(cursor)
 
 
-def save_rng(folder: str, loader: Loader | None) -> None:
+def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool) -> None:
+    """Random states of all processes, each in a file of its own; the writing process writes them for all."""
     states = rng.capture()
     if loader is not None:
         randomness = loader.randomness()
         states |= {"loader_epoch_start": randomness.epoch_start, "loader_before_ahead": randomness.before_ahead}
-    rng.save(Path(folder) / RNG_STATE_NAME, states)
+    every = engine.gather_objects(states)
+    for rank, one in enumerate(every if writes else ()):
+        rng.save(Path(folder) / rng_name(rank, len(every)), one)
 
 
-def load_rng(folder: str) -> None:
-    path = Path(folder) / RNG_STATE_NAME
-    if not path.is_file():
-        logger.warning("%s has no %s: random draws will differ from the uninterrupted run's.", folder, path)
-        return
-    rng.restore(rng.load(path))
+def load_rng(folder: str, path: Path | None, *, rank: int, step: int) -> None:
+    """Loads random states; a process that the checkpoint has none of derives its own from the step and its rank."""
+    if path is not None:
+        rng.restore(rng.load(path))
+    elif rank > 0:
+        rng.derive(step, rank)
+    else:
+        logger.warning("%s has no random states: draws will differ from the uninterrupted run's.", folder)
+
+
+def rng_name(rank: int, num_processes: int) -> str:
+    stem, dot, ending = RNG_STATE_NAME.partition(".")
+    return RNG_STATE_NAME if num_processes == 1 else f"{stem}_{rank}{dot}{ending}"
+
+
+def rng_file(folder: str, *, rank: int, num_processes: int) -> Path | None:
+    """Where the random states of a process are, also if another number of processes wrote them; None: nowhere."""
+    names = [rng_name(rank, num_processes), *((rng_name(0, 1), rng_name(0, 2)) if rank == 0 else ())]
+    paths = [Path(folder) / name for name in names]
+    last = num_processes - 1
+    if rank == 0 and last > 0 and not (Path(folder) / rng_name(last, num_processes)).is_file():
+        logger.warning(
+            "%s has no random states of process %d: fewer processes wrote it. Those without get states derived from "
+            "the step and their number, so their random draws are new ones.", folder, last,
+        )  # fmt: skip
+    return next((path for path in paths if path.is_file()), None)
 
 
 @contextmanager
-def staged_checkpoint(store: CheckpointStore, manifest: Manifest) -> Any:
-    """A directory to write a checkpoint into; committed at the end, thrown away if something fails."""
-    staging = store.stage(manifest.step)
+def staged_checkpoint(store: CheckpointStore, manifest: Manifest, engine: Engine, *, writes: bool) -> Any:
+    """A directory to write a checkpoint into; committed at the end, thrown away if something fails.
+
+    Only processes that write commit, once all are done with it; the others are given the same path.
+    """
+    own = store.stage(manifest.step) if writes else None
+    of_main = engine.agree(lambda: str(own))
     try:
-        yield staging
-        store.commit(staging, manifest)
+        yield Path(of_main) if own is None else own
+        engine.barrier()  # overrides may have written on any process
+        if own is not None:
+            store.commit(own, manifest)
     except BaseException:
-        store.discard(staging)
+        if own is not None:
+            store.discard(own)
         raise
 
 

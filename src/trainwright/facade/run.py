@@ -84,7 +84,11 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         )
         model, loader = self._prepare_for_training(plan.max_steps, self._loader, resume_from_checkpoint)
         self._rule = self._loss_rule()
-        self._run.begin(device=self._engine.device, skip_non_finite=args.logging_nan_inf_filter)
+        self._run.begin(
+            device=self._engine.device,
+            skip_non_finite=args.logging_nan_inf_filter,
+            collect=self._engine.stacked if self._engine.num_processes > 1 else None,
+        )
         self._session = Session(
             engine=self._engine,
             model=model,
@@ -135,14 +139,16 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         state.is_local_process_zero = self.is_local_process_zero()
         state.is_world_process_zero = self.is_world_process_zero()
         manifest = assemble.manifest_of(resume_from_checkpoint)
-        self._run_id = assemble.run_id_after(resume_from_checkpoint, self._get_output_dir(trial))
+        assemble.check_same_checkpoint(manifest, resume_from_checkpoint, self._engine)
+        folder = self._get_output_dir(trial)
+        self._run_id = self._engine.agree(lambda: assemble.run_id_after(resume_from_checkpoint, folder))
         self._owed = assemble.owed(state, manifest)
         if resume_from_checkpoint is None:
             return 0, 0
         self._load_callback_state()
         micro_batches = self._plan.micro_batches
         assemble.check_same_steps(manifest, batch_size=self._train_batch_size, micro_batches=micro_batches)
-        position = assemble.resume_loader(self._loader, resume_from_checkpoint, manifest)
+        position = assemble.resume_loader(self._loader, self._rng_file(resume_from_checkpoint), manifest)
         if position is None:  # transformers wrote it: all that is known is the step
             epoch, steps = divmod(state.global_step, num_update_steps_per_epoch)
             position = epoch, steps * micro_batches
@@ -219,10 +225,10 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         control = self._run.control
         if not (control.should_log or control.should_evaluate or control.should_save):
             return
+        self.store_flos()
         if control.should_log and self.state.global_step > self._run.step_last_logged:
             loss, num_non_finite = self._run.drain_loss()
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
-            self.store_flos()
             self.log(step_logs(loss, grad_norm, rate, num_non_finite), start_time)
         if self.control.should_evaluate:
             metrics = self._evaluate(trial, ignore_keys_for_eval)
