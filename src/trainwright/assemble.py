@@ -10,7 +10,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from trainwright.config.resumed import Difference, contradictions, differences
 from trainwright.data.cursor import Cursor, LoaderRandomness
 from trainwright.data.lengths import LengthGroupedSampler
 from trainwright.data.loader import Loader
+from trainwright.data.position import Size, check_same_data, go_on
 from trainwright.data.workers import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
 from trainwright.engine.peak import supports_bf16, supports_tf32
@@ -188,6 +189,7 @@ def announce(
     *,
     device: torch.device,
     start: Start,
+    note: str = "",
     changes: Iterable[object] = (),
 ) -> None:
     """Shows the effective plan when training starts, and says once which settings have no effect.
@@ -200,6 +202,8 @@ def announce(
     if start.checkpoint is not None:
         where = f"step {state.global_step}, {start.batches} batches into epoch {start.epoch + 1}"
         lines.append(f"resumes   {start.checkpoint}: {where}")
+        if note:
+            lines.append(f"goes on   {note}")
     shown = args.should_log and not args.disable_tqdm and logger.isEnabledFor(logging.WARNING)
     for line in lines:
         if shown:
@@ -336,6 +340,42 @@ def manifest_of(checkpoint: str | None) -> Manifest | None:
     return None if checkpoint is None else Manifest.read(Path(checkpoint))
 
 
+def plan_of_the_rest(
+    plan: StepPlan, loader: Loader, checkpoint: str | None, args: Any, *, batch_size: int
+) -> tuple[StepPlan, str]:
+    """The plan of a run that goes on from a checkpoint, and what there is to say about it.
+
+    Raises:
+        CheckpointError: the position is counted in batches, and these have another size now.
+        DataError: there are more or fewer samples than there were.
+    """
+    manifest = manifest_of(checkpoint)
+    if manifest is None or manifest.cursor is None:
+        return plan, ""
+    cursor = Cursor.from_dict(manifest.cursor)
+    chunk = loader.chunk or batch_size * args.world_size
+    now = Size(chunk=chunk, micro_batches=plan.micro_batches)
+    before = Size.of_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
+    if before != now and loader.chunk is None:
+        raise CheckpointError(
+            f"The checkpoint was written with steps of {before} samples, and this run has {now}. The training "
+            "dataloader is not one of the trainer's, so the position is known in batches only; resume with the same "
+            "per_device_train_batch_size, gradient_accumulation_steps and number of processes."
+        )
+    if args.ignore_data_skip:
+        cursor = replace(cursor, samples=0)
+    check_same_data(cursor, loader.num_samples)
+    return go_on(
+        plan,
+        cursor,
+        step=manifest.step,
+        batches_left=loader.batches_left(cursor, plan.batches_per_epoch),
+        before=before,
+        now=now,
+        counts_epochs=args.max_steps <= 0,
+    )
+
+
 def check_same_checkpoint(manifest: Manifest | None, checkpoint: str | None, engine: Engine) -> None:
     """Every process must see the same checkpoint under the path that one of them chose.
 
@@ -355,33 +395,23 @@ def check_same_checkpoint(manifest: Manifest | None, checkpoint: str | None, eng
         )
 
 
-def check_same_steps(manifest: Manifest | None, *, batch_size: int, micro_batches: int) -> None:
-    """A position counted in other steps than this run's cannot be gone on from yet.
+def resume_loader(
+    loader: Loader, checkpoint: str, rng_file: Path | None, manifest: Manifest | None, *, skips: bool
+) -> tuple[int, int] | None:
+    """Gives the loader what it needs to go on where the checkpoint was; returns epoch and batches, if that tells.
 
-    Raises:
-        CheckpointError: names both settings.
+    `skips`: what is trained of that epoch is not trained again.
     """
-    before = (manifest.cursor or {}) if manifest is not None else {}
-    then = (before.get("batch_size", batch_size), before.get("micro_batches", micro_batches))
-    if then != (batch_size, micro_batches):
-        raise CheckpointError(
-            f"The checkpoint was written with a batch of {then[0]} and gradient_accumulation_steps={then[1]}, and this "
-            f"run has {batch_size} and {micro_batches}; resuming across that is not there yet. Resume with the same "
-            "two settings."
-        )
-
-
-def resume_loader(loader: Loader, rng_file: Path | None, manifest: Manifest | None) -> tuple[int, int] | None:
-    """Gives the loader what it needs to go on where the checkpoint was; returns epoch and batches, if that tells."""
     if manifest is None or manifest.cursor is None:
         return None
-    states = {} if rng_file is None else rng.load(rng_file)
+    of_first = next((p for n in (1, 2) if (p := Path(checkpoint) / rng_name(0, n)).is_file()), None)
+    path = rng_file or of_first  # a process that was not there yet: all must draw the same order of the epoch
+    states = {} if path is None else rng.load(path)
+    cursor = Cursor.from_dict(manifest.cursor)
     randomness = LoaderRandomness(
         epoch_start=states.get("loader_epoch_start"), before_ahead=states.get("loader_before_ahead")
     )
-    cursor = Cursor.from_dict(manifest.cursor)
-    loader.resume(cursor, randomness)
-    return loader.position(cursor)
+    return loader.resume(cursor if skips else replace(cursor, samples=0), randomness)
 
 
 def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool) -> None:

@@ -23,6 +23,8 @@ class StepPlan:
         num_train_samples: samples that the whole run trains on, repeats counted.
         total_batch_size: samples per optimizer step over all processes.
         max_grad_norm: gradients are scaled down to this norm; 0 leaves them alone.
+        shift: optimizer steps done beyond those that the position in the data stands for, after resumes with steps of
+            another size.
     """
 
     num_epochs: int
@@ -34,6 +36,7 @@ class StepPlan:
     num_train_samples: float
     total_batch_size: int
     max_grad_norm: float = 1.0
+    shift: int = 0
 
     @classmethod
     def from_values(cls, values: tuple[Any, ...], *, micro_batches: int, max_grad_norm: float) -> StepPlan:

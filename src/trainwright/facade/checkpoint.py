@@ -56,7 +56,8 @@ class CheckpointHooks(ReportHooks):
             return None
         run, plan = self._run, self._plan
         cursor = self._loader.cursor(run.epoch, run.batches_in_epoch, batches_per_epoch=plan.batches_per_epoch)
-        return {**cursor.to_dict(), "batch_size": self._train_batch_size, "micro_batches": plan.micro_batches}
+        size = {"batch_size": self._train_batch_size, "micro_batches": plan.micro_batches, "chunk": self._loader.chunk}
+        return {**cursor.to_dict(), **size, "shift": plan.shift}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Writes the model so that `from_pretrained` loads it, with the processing class and the arguments."""

@@ -79,6 +79,10 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         )
         rules.check_run(args, assemble.facts(plan, self, self._engine.device))
         self._loader = assemble.make_loader(dataloader)
+        self._plan, note = assemble.plan_of_the_rest(
+            plan, self._loader, resume_from_checkpoint, args, batch_size=self._train_batch_size
+        )
+        plan = self._plan
         epoch, batches = self._init_training_state(
             plan.max_steps, plan.steps_per_epoch, plan.num_epochs, resume_from_checkpoint, trial
         )
@@ -113,7 +117,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             ignore_keys_for_eval=ignore_keys_for_eval,
         )
         start, device = self._session.start, self._engine.device
-        assemble.announce(plan, args, self.state, device=device, start=start, changes=self._changes)
+        assemble.announce(plan, args, self.state, device=device, start=start, note=note, changes=self._changes)
         fit(self._session, self._run, self, eval_on_start=args.eval_on_start)
         return self._finalize_training(trial, plan.num_train_samples, self._run.start_time)
 
@@ -147,12 +151,12 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             return 0, 0
         self._load_callback_state()
         micro_batches = self._plan.micro_batches
-        assemble.check_same_steps(manifest, batch_size=self._train_batch_size, micro_batches=micro_batches)
-        position = assemble.resume_loader(self._loader, self._rng_file(resume_from_checkpoint), manifest)
+        skips, rng_file = not self.args.ignore_data_skip, self._rng_file(resume_from_checkpoint)
+        position = assemble.resume_loader(self._loader, resume_from_checkpoint, rng_file, manifest, skips=skips)
         if position is None:  # transformers wrote it: all that is known is the step
             epoch, steps = divmod(state.global_step, num_update_steps_per_epoch)
-            position = epoch, steps * micro_batches
-        return position[0], 0 if self.args.ignore_data_skip else position[1]
+            position = epoch, steps * micro_batches if skips else 0
+        return position
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
