@@ -11,6 +11,10 @@ class ArgumentError(TrainwrightError, ValueError):
     """A training argument, or a combination of them, that cannot do what was asked."""
 
 
+class GenerationConfigError(ArgumentError, OSError):
+    """A generation config that cannot be found, or that is not valid."""
+
+
 class UnknownArgumentError(ArgumentError, TypeError):
     """A name that no training argument has."""
 

@@ -158,6 +158,8 @@ class Trainer(RunHooks):
         self._loader = None
         self._plan = None
         self._rule = None
+        self._pause = None
+        self._is_rehearsing = False
         self._flos_model = None
         self._flos_per_token = 0
         self._past = None
@@ -228,6 +230,7 @@ class Trainer(RunHooks):
         finally:
             self.is_in_train = False
             self._rule = None
+            self._pause = None
 
     def _renew_model(self, trial: Any) -> None:
         if self.model_init is None:

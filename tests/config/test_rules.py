@@ -140,6 +140,12 @@ ALONE = [
         "predict_with_generate prediction_loss_only",
         {"predict_with_generate": True},
     ),
+    (
+        "one_order_of_samples",
+        {"sortish_sampler": True, "train_sampling_strategy": "sequential"},
+        "sortish_sampler train_sampling_strategy",
+        {"sortish_sampler": True},
+    ),
 ]
 
 # rule: settings, facts, words of the message, legal settings and facts
@@ -264,7 +270,6 @@ IDLE = [
         {"ddp_timeout": 1800, "ddp_static_graph": None},
     ),
     ("generation_configuration", {"generation_config": "some/model"}, {"predict_with_generate": True}),
-    ("sortish_sampler", {"sortish_sampler": True}, {"sortish_sampler": False}),
     ("tpu_cores", {"tpu_num_cores": 8}, {"tpu_num_cores": None}),
     ("ray_scope", {"ray_scope": "all"}, {"ray_scope": "last"}),
     ("generation_length", {"generation_max_length": 5}, {"predict_with_generate": True}),

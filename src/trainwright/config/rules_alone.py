@@ -280,6 +280,16 @@ def generated_predictions_are_kept(args: Any) -> str | None:
     return None
 
 
+@rule
+def one_order_of_samples(args: Any) -> str | None:
+    if getattr(args, "sortish_sampler", False) and args.train_sampling_strategy == "sequential":
+        return (
+            "sortish_sampler=True puts samples of similar length together, and train_sampling_strategy='sequential' "
+            "keeps the order of the data. Drop one of them."
+        )
+    return None
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, Real)
 

@@ -16,6 +16,7 @@ from trainwright.engine.precision import DTYPES
 from trainwright.loop.loss_scale import LossRule
 from trainwright.loop.session import Session
 from trainwright.metrics.memory import TrainerMemoryTracker
+from trainwright.optim.modes import Pause
 from trainwright.state.control import TrainerControl
 from trainwright.state.run import RunState
 from trainwright.state.trainer_state import TrainerState
@@ -69,6 +70,8 @@ class Parts:
     _plan: StepPlan | None
     _loader: Any
     _rule: LossRule | None
+    _pause: Pause | None
+    _is_rehearsing: bool
     _signature_columns: list[str] | None
     _train_batch_size: int
     _eval_dataloaders: dict[str, Any]

@@ -10,8 +10,8 @@ from trainwright import assemble, checks
 from trainwright.config import resolve, rules
 from trainwright.config.plans import StepPlan
 from trainwright.facade.checkpoint import CheckpointHooks
-from trainwright.facade.evaluation import EvaluationHooks
 from trainwright.facade.optimizer import OptimizerHooks
+from trainwright.facade.rehearsal import RehearsalHooks
 from trainwright.loop.fit import fit, run_epoch
 from trainwright.loop.session import Session, Start
 from trainwright.metrics.speed import speed_metrics, step_logs, utilisation
@@ -20,7 +20,7 @@ from trainwright.optim import continued, modes, schedules
 from trainwright.types import has_length
 
 
-class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
+class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
     """Puts a run together from the other parts and takes it from the first step to the last metric."""
 
     def set_initial_training_values(
@@ -118,6 +118,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         )
         start, device = self._session.start, self._engine.device
         assemble.announce(plan, args, self.state, device=device, start=start, note=note, changes=self._changes)
+        self._rehearse_evaluation(ignore_keys_for_eval)
         fit(self._session, self._run, self, eval_on_start=args.eval_on_start)
         return self._finalize_training(trial, plan.num_train_samples, self._run.start_time)
 
@@ -241,6 +242,8 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:
+            if self._pause is not None:
+                self._pause.forget_weights()
             self._save_checkpoint(model, trial)
             self.callback_handler.fire("on_save", self._run)
 
