@@ -130,6 +130,43 @@ def test_a_save_that_owes_nothing_brings_no_evaluation(tmp_path: Path) -> None:
     assert seen == [12, 14]
 
 
+# -- signals at other moments ----------------------------------------------------------------------------------------
+
+
+def test_a_signal_after_the_last_step_ends_the_process_too(tmp_path: Path) -> None:
+    class AtTheEnd(TrainerCallback):
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signalled(make_trainer(tmp_path, callbacks=[AtTheEnd()], save_strategy="steps", save_steps=7))
+    assert steps(tmp_path) == [7, 14]
+
+
+@pytest.mark.parametrize("at", [6, 7])
+def test_a_signal_while_a_save_is_written_in_the_background(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the step after it, and in the same: what is on its way is on the disk when the process ends."""
+    from trainwright.checkpoint.store import CheckpointStore
+
+    commit = CheckpointStore.commit
+
+    def slowly(self: CheckpointStore, *args: Any, **kwargs: Any) -> Path:
+        time.sleep(0.3)
+        return commit(self, *args, **kwargs)
+
+    monkeypatch.setattr(CheckpointStore, "commit", slowly)
+    settings = {"save_strategy": "steps", "save_steps": 6, "train_dataset": Augmented(data.vectors(26))}
+    signalled(make_trainer(tmp_path / "cut", callbacks=[SignalAt(at, signal.SIGTERM)], save_async=True, **settings))
+    monkeypatch.undo()
+    assert steps(tmp_path / "cut") == sorted({6, at})
+    whole = make_trainer(tmp_path / "whole", **settings)
+    whole.train()
+    again = make_trainer(tmp_path / "cut", **settings)
+    again.train(resume_from_checkpoint=True)
+    assert differing(weights(again.model), weights(whole.model)) == {}
+
+
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 

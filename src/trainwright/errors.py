@@ -39,6 +39,10 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """There is no checkpoint where one was named or expected."""
 
 
+class CheckpointWriteError(CheckpointError, OSError):
+    """A checkpoint that could not be brought to the disk; those before it are untouched."""
+
+
 class MetricError(TrainwrightError, KeyError):
     """A metric that was named but that no evaluation produces."""
 

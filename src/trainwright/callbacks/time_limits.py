@@ -42,16 +42,20 @@ class TimeLimits(TrainerCallback, ExportableState):
     Args:
         max_train_s: seconds that a `train()` may take, its last save included.
         save_every_s: seconds between two saves, whoever asked for the earlier one.
-        first_save_s: a guess at how long a save takes, until one has been seen.
+        save_s: the longest that a save has taken until it was on the disk; 0 while there was none.
+        first_save_s: a guess at that, until one has been seen.
         agree: calls what it is given and returns the answer of the first process in all of them.
         clock: seconds, of a clock that never goes back.
     """
+
+    looks_at_files = False  # it wants to know when a save is over for the loop, and no more
 
     def __init__(
         self,
         max_train_s: float | None = None,
         save_every_s: float | None = None,
         *,
+        save_s: Callable[[], float] = float,
         first_save_s: float = 0.0,
         agree: Callable[[Callable[[], Decision]], Decision] = _alone,
         clock: Callable[[], float] = time.monotonic,
@@ -59,7 +63,8 @@ class TimeLimits(TrainerCallback, ExportableState):
         self.max_train_s, self.save_every_s = max_train_s, save_every_s
         self.owes_evaluation = False
         self._agree, self._clock = agree, clock
-        self._longest = {"save": first_save_s, "step": 0.0, "evaluation": 0.0}
+        self._save_s, self._first_save_s = save_s, first_save_s
+        self._longest = {"save": 0.0, "step": 0.0, "evaluation": 0.0}
         self._began = self._saved = self._asked = clock()
         self._step_began: float | None = None
         self._num_steps = self._next_look = 0
@@ -109,7 +114,7 @@ class TimeLimits(TrainerCallback, ExportableState):
         now = self._clock()
         until_save = math.inf if self.save_every_s is None else self._saved + self.save_every_s - now
         until_stop = math.inf if self.max_train_s is None else self._began + self.max_train_s - now
-        until_stop -= CAUTION * self._longest["save"] + self._longest["step"]
+        until_stop -= CAUTION * self._last_save_s() + self._longest["step"]
         if control.should_evaluate or _evaluates(args, state, state.global_step + 1):
             until_stop -= self._longest["evaluation"]
         left = LOOKS * (min(until_save, until_stop) - self._longest["evaluation"])
@@ -127,8 +132,12 @@ class TimeLimits(TrainerCallback, ExportableState):
         logger.warning(
             "max_train_time=%gs is nearly over after %.1fs, and a save may take %.1fs: the run saves and stops after "
             "step %d. Resume with resume_from_checkpoint=True.",
-            self.max_train_s, self._clock() - self._began, self._longest["save"], state.global_step,
+            self.max_train_s, self._clock() - self._began, self._last_save_s(), state.global_step,
         )  # fmt: skip
+
+    def _last_save_s(self) -> float:
+        """How long the last save may take: the loop waits for all of it, also for what others did in the background."""
+        return max(self._longest["save"], self._save_s()) or self._first_save_s
 
     def _saw(self, what: str, took_s: float) -> None:
         self._longest[what] = max(self._longest[what], took_s)

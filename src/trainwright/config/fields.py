@@ -301,6 +301,16 @@ class OurFields:
     max_train_time: str | None = option(  # numbers too; argument parsers want one type that text converts to
         None, "Save and stop in time to end within this: '8h', '1h30m', a number of seconds (None: no limit)."
     )
+    save_async: bool | None = option(
+        None,
+        "Write checkpoints behind training's back (None: unless your code looks at their files; True: even then).",
+        optional_value=True,
+    )
+    save_failure: str = option(
+        "stop",
+        "When a checkpoint cannot be written, as on a full disk: stop training, or continue without it.",
+        choices=["stop", "continue"],
+    )
     pad_to_multiple_of: int | None = option(
         None,
         "The default collator pads to a multiple of so many tokens, so there are fewer shapes to compile.",

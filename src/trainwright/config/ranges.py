@@ -89,6 +89,7 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "dataloader_multiprocessing_context": (None, *START_METHODS),
     "ddp_backend": (None, *DDP_BACKENDS),
     "loss_weighting": ("batches", "items"),
+    "save_failure": ("stop", "continue"),
 }
 
 

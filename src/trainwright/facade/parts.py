@@ -10,6 +10,7 @@ from torch import nn
 
 from trainwright import assemble
 from trainwright.callbacks.dispatch import CallbackHandler
+from trainwright.checkpoint.writer import Writer
 from trainwright.config.plans import StepPlan
 from trainwright.engine.base import Engine
 from trainwright.engine.precision import DTYPES
@@ -67,6 +68,7 @@ class Parts:
     _changes: list[str]
     _owed: tuple[bool, bool]
     _session: Session
+    _writer: Writer
     _plan: StepPlan | None
     _loader: Any
     _rule: LossRule | None

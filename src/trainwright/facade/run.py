@@ -116,6 +116,7 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
             trial=trial,
             ignore_keys_for_eval=ignore_keys_for_eval,
         )
+        self._engine.agree(lambda: assemble.check_first_checkpoint(args, self._get_output_dir(trial), self.model))
         start, device = self._session.start, self._engine.device
         assemble.announce(plan, args, self.state, device=device, start=start, note=note, changes=self._changes)
         self._rehearse_evaluation(ignore_keys_for_eval)
@@ -268,6 +269,7 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         metrics |= utilisation(run.state.total_flos - run.first_flos, start_time, peak=self._engine.peak_flops())
         self._memory_tracker.stop_and_update_metrics(metrics, stage="train")
         self.log(metrics)
+        self._writer.wait()
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
         self.callback_handler.fire("on_train_end", run)
