@@ -12,7 +12,7 @@ from torch import nn
 
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
 
-from ._support.small import REFERENCE, Augmented, StopAt, data, differing, make_trainer, models, weights
+from ._support.small import REFERENCE, Augmented, StopAt, data, differing, make_trainer, models, sign_again, weights
 
 
 def rates(trainer: Any) -> dict[int, float]:
@@ -210,11 +210,9 @@ def test_a_damaged_one_is_skipped_and_named_and_a_named_one_raises(
 
 def test_arguments_of_a_stranger_are_no_reason_to_fail(tmp_path: Path) -> None:
     first(tmp_path)
-    from trainwright.checkpoint.manifest import MANIFEST_NAME
-
     for text in ("[]", "{", json.dumps({"learning_rate": {"a": 1}})):
-        (tmp_path / "checkpoint-6" / MANIFEST_NAME).unlink(missing_ok=True)
         (tmp_path / "checkpoint-6" / "training_args.json").write_text(text)
+        sign_again(tmp_path / "checkpoint-6")
         trainer = make_trainer(tmp_path, callbacks=[StopAt(7)])
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
         assert trainer.state.global_step == 7

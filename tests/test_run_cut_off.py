@@ -19,7 +19,7 @@ import torch
 
 from trainwright import EarlyStoppingCallback, Trainer, TrainerCallback, get_last_checkpoint
 
-from ._support.small import Augmented, StopAt, data, differing, make_trainer, models, weights, without_clock
+from ._support.small import Augmented, StopAt, data, differing, make_trainer, models, sign_again, weights, without_clock
 
 
 def log_of(trainer: Any) -> list[dict[str, Any]]:
@@ -394,15 +394,16 @@ def test_states_of_callbacks_hold_what_they_export_and_nothing_else(tmp_path: Pa
     settings = EVALUATED["by-steps-with-a-save"] | {"metric_for_best_model": "loss"}
     evaluated(tmp_path, callbacks=[EarlyStoppingCallback(9), StopAt(6)], **settings).train()
     checkpoint = tmp_path / "checkpoint-6"
-    (checkpoint / "manifest.json").unlink()
     record = json.loads((checkpoint / "trainer_state.json").read_text())
     record["stateful_callbacks"]["EarlyStoppingCallback"]["attributes"] |= {"on_evaluate": "x", "__class__": "y"}
     (checkpoint / "trainer_state.json").write_text(json.dumps(record))
+    sign_again(checkpoint)
     callback = EarlyStoppingCallback(9)
     evaluated(tmp_path, callbacks=[callback], **settings).train(resume_from_checkpoint=str(checkpoint))
     assert "on_evaluate" not in vars(callback)
     record["stateful_callbacks"] = {"EarlyStoppingCallback": "z", "TrainerControl": 3, "TimeLimits": {"attributes": 4}}
     (checkpoint / "trainer_state.json").write_text(json.dumps(record))
+    sign_again(checkpoint)
     evaluated(tmp_path, callbacks=[callback], **settings).train(resume_from_checkpoint=str(checkpoint))
 
 

@@ -328,6 +328,15 @@ class OurFields:
     slurm_requeue: bool = option(
         False, "When SIGTERM or SIGUSR1 ends a job of Slurm, put it back into the queue once the checkpoint is saved."
     )
+    seed_samples: bool = option(
+        False,
+        "Random draws in samples and the collator depend on seed, epoch and sample only, not on the number of workers.",
+    )
+    shuffle_method: str = option(
+        "auto",
+        "Shuffling: permutation (an array of indices), feistel (computed, no memory), auto (that above 2^24 rows).",
+        choices=["auto", "permutation", "feistel"],
+    )
 
 
 GROUPS: tuple[type, ...] = (

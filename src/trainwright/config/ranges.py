@@ -90,6 +90,7 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "ddp_backend": (None, *DDP_BACKENDS),
     "loss_weighting": ("batches", "items"),
     "save_failure": ("stop", "continue"),
+    "shuffle_method": ("auto", "permutation", "feistel"),
 }
 
 
