@@ -1,4 +1,4 @@
-"""The helpers that others import: the order and the deletions of transformers', but for directories that are no steps."""
+"""The helpers that others import: order and deletions as in transformers, but for directories that are no steps."""
 
 from __future__ import annotations
 

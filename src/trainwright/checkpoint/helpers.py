@@ -1,4 +1,4 @@
-"""Checkpoints listed and thinned out by hand, under the names that others import; a run's own retention is elsewhere."""
+"""Checkpoints listed and thinned out by hand, under names that others import; a run's own retention is elsewhere."""
 
 from __future__ import annotations
 
