@@ -298,6 +298,9 @@ class OurFields:
         "Micro-batches of a step whose loss is a mean: batches (each counts the same), items (by its label items).",
         choices=["batches", "items"],
     )
+    hang_timeout: float = option(
+        0.0, "Seconds without a finished step after which all processes show their stacks and end (0: never)."
+    )
     max_train_time: str | None = option(  # numbers too; argument parsers want one type that text converts to
         None, "Save and stop in time to end within this: '8h', '1h30m', a number of seconds (None: no limit)."
     )
