@@ -165,8 +165,7 @@ def make_up_for_evaluation(session: Session, run: RunState, hooks: TrainHooks) -
     hooks._load_rng_state(session.start.checkpoint)  # an evaluation may draw from where the last step left them
     run.control.should_evaluate, run.control.should_save = True, session.start.owes_save
     after_step(session, run, hooks, Update(), epoch=session.start.epoch)
-    if run.is_interrupted:
-        raise Interrupted
+    run.interrupts.passes()
 
 
 def after_step(session: Session, run: RunState, hooks: TrainHooks, update: Update, *, epoch: int) -> None:
