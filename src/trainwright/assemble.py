@@ -91,7 +91,7 @@ def make_engine(args: Any) -> Engine:
 def make_callbacks(
     args: Any, callbacks: Iterable[Any] | None, *, engine: Engine, writer: Writer, **context: Any
 ) -> CallbackHandler:
-    """The handler with the flow, the trackers, the user's callbacks, those of the arguments, and what shows progress."""
+    """The handler with the flow, trackers, the user's callbacks, those of the arguments, and what shows progress."""
     trackers = get_reporting_integration_callbacks(args.report_to)
     handler = CallbackHandler([DefaultFlowCallback, *trackers, *(callbacks or ())], **context)
     handler.args = args
@@ -253,18 +253,17 @@ def announce(
         if note:
             lines.append(f"goes on   {note}")
     show_lines(args, lines)
+    show_lines(args, (f"changed   {change}" for change in changes), level=logging.WARNING)
 
 
-def show_lines(args: Any, lines: Iterable[str]) -> None:
+def show_lines(args: Any, lines: Iterable[str], *, level: int = logging.INFO) -> None:
     """Lines for the person who watches; into the log where nobody does, or where only errors are shown."""
     shown = args.should_log and not args.disable_tqdm and logger.isEnabledFor(logging.WARNING)
     for line in lines:
         if shown:
             print(line, flush=True)
-        else:
-            logger.info("%s", line)
-    for change in changes if args.should_log else ():
-        print(f"changed   {change}", flush=True) if shown else logger.warning("Changed on resume: %s", change)
+        elif args.should_log or level < logging.WARNING:
+            logger.log(level, "%s", line)
 
 
 def prepare_output(args: Any, folder: str, *, is_fresh: bool) -> None:
