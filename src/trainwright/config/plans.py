@@ -164,6 +164,18 @@ class DDPPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadersOfOthers:
+    """What accelerate does to a loader that somebody else gives to `accelerator.prepare`."""
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = True
+    non_blocking: bool = False
+    data_seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
     """What selects and sets up a backend."""
 
@@ -174,6 +186,7 @@ class EnginePlan:
     compile: CompilePlan = CompilePlan()
     non_blocking: bool = False
     ddp: DDPPlan = DDPPlan()
+    loaders: LoadersOfOthers = LoadersOfOthers()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

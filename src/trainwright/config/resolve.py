@@ -5,6 +5,7 @@ Reads arguments by name only, so an instance of `transformers.TrainingArguments`
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from trainwright.config.plans import (
@@ -16,6 +17,7 @@ from trainwright.config.plans import (
     GenerationPlan,
     Lengths,
     LoaderPlan,
+    LoadersOfOthers,
     PrecisionPlan,
 )
 from trainwright.errors import ArgumentError
@@ -44,7 +46,15 @@ def engine(args: Any) -> EnginePlan:
         else CompilePlan(),
         non_blocking=_of_accelerator(args, "non_blocking", False),
         ddp=ddp(args),
+        loaders=loaders_of_others(args),
     )
+
+
+def loaders_of_others(args: Any) -> LoadersOfOthers:
+    names = [field.name for field in fields(LoadersOfOthers) if field.name != "data_seed"]
+    chosen = {name: _of_accelerator(args, name, None) for name in names}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    return LoadersOfOthers(data_seed=args.data_seed, **chosen)
 
 
 def ddp(args: Any) -> DDPPlan:
