@@ -111,6 +111,7 @@ class Trainer(RunHooks):
             optimizer=self.optimizer,
             lr_scheduler=self.lr_scheduler,
         )
+        self._journal = assemble.make_keeper(self.callback_handler, self._run.clock)
         if self.args.should_save:
             os.makedirs(self.args.output_dir, exist_ok=True)
         self.state = TrainerState(
@@ -197,6 +198,12 @@ class Trainer(RunHooks):
         Raises:
             CheckpointError: there is no such checkpoint, or it is damaged or of another run.
         """
+        with self._engine.together(self._run.interrupts):
+            return self._train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+
+    def _train(
+        self, resume_from_checkpoint: str | bool | None, trial: Any, ignore_keys_for_eval: list[str] | None
+    ) -> TrainOutput:
         self._memory_tracker.start("train")
         asked = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         checkpoint = self._engine.agree(lambda: assemble.find_checkpoint(asked, self.args.output_dir))

@@ -296,6 +296,9 @@ class OurFields:
         "Micro-batches of a step whose loss is a mean: batches (each counts the same), items (by its label items).",
         choices=["batches", "items"],
     )
+    hang_timeout: float = option(
+        0.0, "Seconds without a finished step after which all processes show their stacks and end (0: never)."
+    )
     save_async: bool | None = option(
         None,
         "Write checkpoints behind training's back (None: unless your code looks at their files; True: even then).",
