@@ -178,7 +178,7 @@ def test_a_callback_that_is_told_of_a_save_finds_the_checkpoint(threads: Threads
 class OnlyCounts(Reads):
     """Says that it does not look at the files."""
 
-    looks_at_saves = False
+    looks_at_files = False
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None: ...
 

@@ -282,6 +282,9 @@ IDLE = [
     ),
     ("epochs_beside_steps", {"num_train_epochs": 5, "max_steps": 9}, {"max_steps": -1}),
     ("limit_without_saves", {"save_total_limit": 1, "save_strategy": "no"}, {"save_strategy": "epoch"}),
+    ("limit_without_saves", {"save_total_limit": 1, "save_strategy": "no"}, {"save_every": "20min"}),
+    ("kept_beyond_no_limit", {"save_keep_every_steps": 100}, {"save_total_limit": 2}),
+    ("kept_beyond_no_limit", {"save_keep_every": "2h"}, {"save_total_limit": 2}),
 ]
 
 

@@ -105,9 +105,9 @@ class CallbackHandler(TrainerCallback):
     def looks_at_saves(self) -> bool:
         """Whether a callback may look at the files of a checkpoint when it is told of one; watchers never do.
 
-        A callback that does not says so by an attribute `looks_at_saves = False`.
+        A callback that does not says so by an attribute `looks_at_files = False`.
         """
-        return any(overrides(c, "on_save") and getattr(c, "looks_at_saves", True) for c in self.callbacks)
+        return any(overrides(c, "on_save") and getattr(c, "looks_at_files", True) for c in self.callbacks)
 
     def fire(self, event: str, run: Any, **kwargs: Any) -> None:
         """Tells the listeners; a control object that one of them returns becomes the run's."""

@@ -86,7 +86,9 @@ def accelerator_settings(args: Any) -> str | None:
     """Batches are neither split nor dispatched where one process has them all."""
     config = getattr(args, "accelerator_config", None)
     if config is None or args.world_size > 1:
-        return None
+        dispatches = config is not None and args.world_size > 1 and config.dispatch_batches
+        said = "accelerator_config.dispatch_batches=True has no effect: every process reads its own part of the data."
+        return said if dispatches else None
     several = {"split_batches": False, "dispatch_batches": None, "even_batches": True}
     idle = [f"accelerator_config.{name}" for name, default in several.items() if getattr(config, name) != default]
     if (config.gradient_accumulation_kwargs or {}).get("sync_each_batch"):
@@ -145,7 +147,16 @@ def epochs_beside_steps(args: Any) -> str | None:
 
 
 @rule
+def kept_beyond_no_limit(args: Any) -> str | None:
+    if args.save_total_limit:
+        return None
+    family = {"save_keep_every": None, "save_keep_every_steps": None}
+    return _family(args, family, "without save_total_limit: all checkpoints are kept")
+
+
+@rule
 def limit_without_saves(args: Any) -> str | None:
-    if args.save_total_limit is not None and args.save_strategy == "no":
+    by_time = any(getattr(args, name, None) for name in ("save_every", "max_train_time"))
+    if args.save_total_limit is not None and args.save_strategy == "no" and not by_time:
         return f"save_total_limit={args.save_total_limit} has no effect with save_strategy='no'."
     return None

@@ -59,7 +59,7 @@ class DataHooks(Parts):
     ) -> DataLoader[Any]:
         # Before columns are removed: a column of lengths is none that the model takes.
         sampler = None if sampler_fn is None or isinstance(dataset, IterableDataset) else sampler_fn(dataset)
-        if columns.is_columnar(dataset):
+        if columns.is_columnar(dataset) and not columns.has_transform(dataset):
             dataset, collate = self._remove_unused_columns(dataset, description=description), self.data_collator
         else:
             collate = self._get_collator_with_removed_columns(self.data_collator, description=description)

@@ -114,7 +114,7 @@ class TrackerCallback(TrainerCallback):
         self._guard.submit(call)
 
     @property
-    def looks_at_saves(self) -> bool:
+    def looks_at_files(self) -> bool:
         """Whether it does anything with a checkpoint's files; if not, a save need not wait for them."""
         return type(self).saved is not TrackerCallback.saved
 
