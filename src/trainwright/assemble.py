@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import IterableDataset, SequentialSampler
 
 from trainwright import model_facts
 from trainwright.callbacks.dispatch import CallbackHandler
@@ -26,8 +26,8 @@ from trainwright.config import resolve, rules
 from trainwright.config.effective import effective_plan
 from trainwright.config.plans import StepPlan
 from trainwright.data.cursor import Cursor, LoaderRandomness
-from trainwright.data.lengths import LengthGroupedSampler
 from trainwright.data.loader import Loader
+from trainwright.data.orders import training_order
 from trainwright.data.workers import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
 from trainwright.engine.peak import supports_bf16, supports_tf32
@@ -38,7 +38,6 @@ from trainwright.errors import (
     CheckpointNotFoundError,
     LegacyNameWarning,
     ModelError,
-    NotYetError,
     TrainwrightWarning,
 )
 from trainwright.loop.label_smoother import LabelSmoother
@@ -211,34 +210,19 @@ def patches_for_a_run(args: Any, model: Any) -> list[Any]:
 # -- data -----------------------------------------------------------------------------------------------------------
 
 
-def train_sampler(args: Any, dataset: Any, model_input_name: str | None) -> Any:
-    """The sampler that `train_sampling_strategy` names; None for a stream, which has its own order."""
-    if dataset is None or not has_length(dataset) or isinstance(dataset, IterableDataset):
-        return None
-    strategy = args.train_sampling_strategy
-    if strategy == "sequential":
-        return SequentialSampler(dataset)
-    if strategy == "group_by_length":
-        window = args.train_batch_size * resolve.micro_batches(args)
-        return _length_sampler(args, dataset, window, model_input_name)
-    if strategy == "batch_rebalance":
-        raise NotYetError(
-            "train_sampling_strategy='batch_rebalance' is not there yet; 'group_by_length' also puts samples of "
-            "similar length together."
-        )
-    return RandomSampler(dataset)
+def train_sampler(args: Any, dataset: Any, model_input_name: str | None, *, batch_size: int, num_processes: int) -> Any:
+    """The order that the arguments ask for; None for a stream, which has its own."""
+    seed = args.data_seed if args.data_seed is not None else torch.initial_seed()
+    plan = resolve.sampling(
+        args, batch_size=batch_size, seed=seed, num_processes=num_processes, length_of=model_input_name
+    )
+    return training_order(dataset, plan)
 
 
 def eval_sampler(args: Any, dataset: Any, model_input_name: str | None) -> Any:
     if dataset is None or not has_length(dataset) or isinstance(dataset, IterableDataset):
         return None
     return SequentialSampler(dataset)
-
-
-def _length_sampler(args: Any, dataset: Any, batch_size: int, model_input_name: str | None) -> LengthGroupedSampler:
-    columns = getattr(dataset, "column_names", None) or ()
-    lengths = dataset[args.length_column_name][:] if args.length_column_name in columns else None
-    return LengthGroupedSampler(batch_size, dataset=dataset, lengths=lengths, model_input_name=model_input_name)
 
 
 def make_loader(dataloader: Any) -> Loader:

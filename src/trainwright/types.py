@@ -25,6 +25,27 @@ MANIFEST_NAME = "manifest.json"
 IGNORE_INDEX = -100  # a label that no loss counts
 
 
+class TailBatch(Batch):
+    """A batch of the tail of an epoch, which the processes share unevenly; every other batch is a plain one.
+
+    Attributes:
+        num_samples: samples in it that count; 0 where it only stands in, so that all processes take the same steps.
+        weight: by which its mean loss is multiplied, so that the mean over processes is the mean over samples.
+    """
+
+    def __init__(self, batch: Mapping[str, Any], *, num_samples: int, weight: float) -> None:
+        super().__init__(batch)
+        self.num_samples = num_samples
+        self.weight = weight
+
+    def __reduce__(self) -> Any:
+        return _tail_batch, (dict(self), self.num_samples, self.weight)
+
+
+def _tail_batch(batch: Batch, num_samples: int, weight: float) -> TailBatch:
+    return TailBatch(batch, num_samples=num_samples, weight=weight)
+
+
 @dataclass(slots=True)
 class Prepared:
     """What an engine hands back: the objects as the loop must use them."""

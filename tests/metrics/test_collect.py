@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainwright import find_batch_size, nested_detach, nested_numpify
 from trainwright.errors import DataError
-from trainwright.metrics import collect
+from trainwright.metrics import spill
 from trainwright.metrics.collect import Collector
 
 PAD = -100
@@ -160,8 +160,8 @@ class Counts:
 
             return call
 
-        monkeypatch.setattr(collect.np, "full", counted(full))
-        monkeypatch.setattr(collect.np, "empty", counted(empty))
+        monkeypatch.setattr(spill.np, "full", counted(full))
+        monkeypatch.setattr(spill.np, "empty", counted(empty))
 
 
 @pytest.mark.parametrize("count", [8, 64])

@@ -18,7 +18,8 @@ class AcceleratorConfig:
 
     split_batches: the batch size given is the whole one, cut into equal parts for the processes.
     dispatch_batches: the main process alone reads the data and hands out the parts; None: only for streams.
-    even_batches: repeat samples at the end so that every process gets full batches.
+    even_batches: a tail that does not fill a batch of every process is split evenly among them; False: the first
+        processes get full batches of it. Each sample counts once and all take the same number of steps either way.
     use_seedable_sampler: the order of samples follows from the seed alone.
     non_blocking: copy batches to the device without waiting (wants dataloader_pin_memory).
     gradient_accumulation_kwargs: `num_steps`, `sync_each_batch`, ... of accelerate's GradientAccumulationPlugin.

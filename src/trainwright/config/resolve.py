@@ -15,6 +15,7 @@ from trainwright.config.plans import (
     Lengths,
     LoaderPlan,
     PrecisionPlan,
+    SamplingPlan,
 )
 from trainwright.errors import ArgumentError
 
@@ -44,9 +45,9 @@ def engine(args: Any) -> EnginePlan:
     )
 
 
-def loader(args: Any, *, batch_size: int, seed: int, is_training: bool = False) -> LoaderPlan:
+def loader(args: Any, *, batch_size: int, seed: int, is_training: bool = False, num_processes: int = 1) -> LoaderPlan:
     return LoaderPlan(
-        batch_size=batch_size,
+        batch_size=_per_process(args, batch_size, num_processes),
         seed=seed,
         drop_last=args.dataloader_drop_last and is_training,  # an evaluation has a row for each sample
         workers=args.dataloader_num_workers,
@@ -57,8 +58,41 @@ def loader(args: Any, *, batch_size: int, seed: int, is_training: bool = False) 
         in_order=args.dataloader_in_order,
         seeded=_of_accelerator(args, "use_seedable_sampler", True),
         rank=args.process_index,
+        num_processes=num_processes,
+        even_tail=_of_accelerator(args, "even_batches", True),
         is_training=is_training,
     )
+
+
+def sampling(args: Any, *, batch_size: int, seed: int, num_processes: int, length_of: str | None) -> SamplingPlan:
+    packs = getattr(args, "packing", None) is not None
+    return SamplingPlan(
+        strategy=str(getattr(args.train_sampling_strategy, "value", args.train_sampling_strategy)),
+        batch_size=batch_size,
+        micro_batches=micro_batches(args),
+        num_processes=num_processes,
+        seed=seed,
+        length_of=length_of or "input_ids",
+        length_column=args.length_column_name,
+        max_tokens=getattr(args, "max_tokens_per_batch", None),
+        pad_to=getattr(args, "pad_to_multiple_of", None),
+        row_length=args.packing_length if packs else None,
+        splits_long=packs and args.packing_overflow == "split",
+        drop_last=args.dataloader_drop_last,
+        show_progress=not args.disable_tqdm,
+    )
+
+
+def _per_process(args: Any, batch_size: int, num_processes: int) -> int:
+    """Samples in a batch on each process; with `split_batches` the setting is the batch of all of them."""
+    if num_processes == 1 or not _of_accelerator(args, "split_batches", False):
+        return batch_size
+    if batch_size % num_processes:
+        raise ArgumentError(
+            f"accelerator_config.split_batches=True cuts each batch of {batch_size} into {num_processes} equal parts, "
+            "one for each process; choose a batch size that is a multiple of the number of processes."
+        )
+    return batch_size // num_processes
 
 
 def checkpoint(args: Any) -> CheckpointPlan:

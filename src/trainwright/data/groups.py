@@ -42,6 +42,10 @@ class GroupOrder(Sampler[Any]):
     def num_tokens(self) -> int:
         """Tokens of all batches of an epoch as the model gets them, padding included."""
 
+    def of_all_processes(self) -> GroupOrder:
+        """The same order for whoever shares its groups out; this one, unless it is one process's already."""
+        return self
+
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 

@@ -95,13 +95,11 @@ class Loader:
         """The position after `batches` batches of an epoch; the end of one is the beginning of the next."""
         if batches >= batches_per_epoch:
             return Cursor(epoch=epoch + 1, samples=0, seed=self._seed)
-        samples = batches * (self._batches.batch_size if self._batches is not None else 1)
-        return Cursor(epoch=epoch, samples=samples, seed=self._seed)
+        return Cursor(epoch=epoch, samples=batches * self._unit, seed=self._seed)
 
     def position(self, cursor: Cursor) -> tuple[int, int]:
         """Epoch and batches of it that a cursor stands for."""
-        unit = self._batches.batch_size if self._batches is not None else 1
-        return cursor.epoch, cursor.samples // unit
+        return cursor.epoch, cursor.samples // self._unit
 
     def randomness(self) -> LoaderRandomness:
         return LoaderRandomness(epoch_start=self._epoch_start, before_ahead=self._before_ahead)
@@ -115,7 +113,7 @@ class Loader:
 
     def _seek(self, epoch: int, skip_batches: int) -> None:
         if self._batches is not None:
-            self._batches.seek(epoch, skip_batches * self._batches.batch_size)
+            self._batches.seek(epoch, skip_batches * self._unit)
             return
         parts = [self.dataloader, *(getattr(self.dataloader, name, None) for name in ("sampler", "dataset"))]
         for part in parts:
@@ -139,6 +137,11 @@ class Loader:
     def _batches(self) -> EpochBatches | None:
         batches = getattr(self.dataloader, "batch_sampler", None)
         return batches if isinstance(batches, EpochBatches) else None
+
+    @property
+    def _unit(self) -> int:
+        """Samples of a batch over all processes; where the loader does not make the batches, they are counted."""
+        return self._batches.share.chunk_size if self._batches is not None else 1
 
     @property
     def _seed(self) -> int | None:

@@ -9,7 +9,10 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from trainwright.config.plans import LoaderPlan
+from trainwright.data.groups import GroupOrder, OfOneGroup
 from trainwright.data.samplers import EpochBatches, Order, SamplerOrder, ShuffledOrder
+from trainwright.data.share import Share
+from trainwright.data.shared import SharedDataLoader
 from trainwright.data.workers import end_workers_at_exit, start_worker
 
 
@@ -33,9 +36,17 @@ def build_dataloader(
     if isinstance(dataset, IterableDataset):
         return DataLoader(dataset, batch_size=plan.batch_size, drop_last=plan.drop_last, **options)
     worker_seed = plan.seed if plan.is_training and plan.workers > 0 else None
-    order = _order(dataset, sampler, plan)
-    batches = EpochBatches(order, plan.batch_size, drop_last=plan.drop_last, worker_seed=worker_seed)
-    return DataLoader(dataset, batch_sampler=batches, **options)
+    batch_size, drop_last = plan.batch_size, plan.drop_last
+    if isinstance(sampler, GroupOrder):  # its unit is a batch already, and it drops what is to be dropped itself
+        order: Order = sampler.of_all_processes()
+        batch_size, drop_last, dataset = 1, False, sampler.wrap(dataset)
+        options["collate_fn"] = OfOneGroup(collate)
+    else:
+        order = _order(dataset, sampler, plan)
+    share = Share(batch_size=batch_size, rank=plan.rank, num_processes=plan.num_processes, even=plan.even_tail)
+    batches = EpochBatches(order, batch_size, drop_last=drop_last, worker_seed=worker_seed, share=share)
+    kind = SharedDataLoader if plan.num_processes > 1 else DataLoader
+    return kind(dataset, batch_sampler=batches, **options)
 
 
 def _order(dataset: Any, sampler: Any, plan: LoaderPlan) -> Order:

@@ -82,8 +82,7 @@ class BatchRebalanceSampler(GroupOrder):
         """Micro-batches in an epoch on one process."""
         return (self._full + (self._rest > 0)) * self.grad_accum
 
-    def order_of_groups(self) -> GroupOrder:
-        """The groups of all processes, for whoever shares them out."""
+    def of_all_processes(self) -> GroupOrder:
         return _OfAllProcesses(self)
 
     def windows(self, epoch: int) -> Iterator[list[int]]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import Sampler
 
+from trainwright.data.share import Part, Share
 from trainwright.data.workers import SeededIndices
 
 
@@ -54,22 +55,31 @@ class SamplerOrder:
 
 
 class EpochBatches(Sampler[list[int]]):
-    """Batches of indices for one epoch at a time; `seek` says which epoch and where in it.
+    """Batches of indices for one epoch at a time, those of one process; `seek` says which epoch and where in it.
 
     Args:
-        order: gives the indices of an epoch.
+        order: gives the indices of an epoch, to all processes the same.
         batch_size: indices per batch.
-        drop_last: leave out a last batch that is smaller.
+        drop_last: leave out a last batch that is smaller, or that not every process could fill.
         worker_seed: base of the seeds that workers get with each batch; None leaves them alone.
+        share: which part of the order is this process's; default all of it.
     """
 
     def __init__(
-        self, order: Order, batch_size: int, *, drop_last: bool = False, worker_seed: int | None = None
+        self,
+        order: Order,
+        batch_size: int,
+        *,
+        drop_last: bool = False,
+        worker_seed: int | None = None,
+        share: Share | None = None,
     ) -> None:
         self.order = order
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.worker_seed = worker_seed
+        self.share = Share(batch_size=batch_size) if share is None else share
+        assert self.share.batch_size == batch_size
         self.epoch = 0
         self.first_sample = 0
         self._drawn: Iterator[int] | None = None
@@ -80,6 +90,7 @@ class EpochBatches(Sampler[list[int]]):
         return getattr(self.order, "sampler", self.order)
 
     def seek(self, epoch: int, first_sample: int = 0) -> None:
+        """The next iteration begins with this sample of the order (counted over all processes)."""
         self.epoch = epoch
         self.first_sample = first_sample
 
@@ -87,8 +98,19 @@ class EpochBatches(Sampler[list[int]]):
         self.seek(epoch)
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self.order), self.batch_size)
-        return full + int(rest > 0 and not self.drop_last)
+        return self.num_batches()
+
+    def num_batches(self, first_sample: int = 0) -> int:
+        """Batches of an epoch from a sample on."""
+        return self.share.num_batches(max(len(self.order) - first_sample, 0), drop_last=self.drop_last)
+
+    def last_part(self, first_sample: int = 0) -> Part | None:
+        """What the last batch holds of a tail that the processes share unevenly; None where all batches are full."""
+        rest = max(len(self.order) - first_sample, 0) % self.share.chunk_size
+        if rest == 0 or self.drop_last or self.share.num_processes == 1:
+            return None
+        part = self.share.part(rest)
+        return None if rest % self.share.num_processes == 0 and self.share.even else part
 
     def draw(self) -> None:
         """Draws the order of the epoch now, not with the first batch: random states may be set in between."""
@@ -97,10 +119,16 @@ class EpochBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         order, self._drawn = self._drawn or iter(self.order.indices(self.epoch)), None
         indices = itertools.islice(order, self.first_sample, None)
-        epoch, number = self.epoch, self.first_sample // self.batch_size
+        share, chunk_size = self.share, self.share.chunk_size
+        epoch, number = self.epoch, self.first_sample // chunk_size
         self.epoch, self.first_sample = epoch + 1, 0  # a plain `for` loop over epochs gets a new order each time
-        while batch := list(itertools.islice(indices, self.batch_size)):
-            if len(batch) < self.batch_size and self.drop_last:
+        while batch := list(itertools.islice(indices, chunk_size)):
+            if len(batch) < chunk_size and self.drop_last:
                 return
-            yield batch if self.worker_seed is None else SeededIndices(batch, (self.worker_seed, epoch, number))
+            if share.num_processes > 1:
+                part = share.part(len(batch))
+                batch = batch[part.start : part.stop]
+            if self.worker_seed is not None:
+                batch = SeededIndices(batch, (self.worker_seed, epoch, number * share.num_processes + share.rank))
+            yield batch
             number += 1

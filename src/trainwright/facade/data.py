@@ -14,7 +14,7 @@ from trainwright.data import columns
 from trainwright.data.plan import build_dataloader
 from trainwright.errors import DataError
 from trainwright.facade.parts import Parts
-from trainwright.types import Batch, has_length
+from trainwright.types import Batch, TailBatch, has_length
 
 Items = torch.Tensor | int | None
 
@@ -64,7 +64,13 @@ class DataHooks(Parts):
         else:
             collate = self._get_collator_with_removed_columns(self.data_collator, description=description)
         seed = self.args.data_seed if self.args.data_seed is not None else torch.initial_seed()
-        plan = resolve.loader(self.args, batch_size=batch_size, seed=seed, is_training=is_training)
+        plan = resolve.loader(
+            self.args,
+            batch_size=batch_size,
+            seed=seed,
+            is_training=is_training,
+            num_processes=self._engine.num_processes,
+        )
         dataloader = build_dataloader(dataset, plan, sampler=sampler, collate=collate)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             self._eval_dataloaders[dataloader_key] = dataloader
@@ -73,7 +79,13 @@ class DataHooks(Parts):
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """The order of training samples; a RandomSampler is shuffled by seed and epoch."""
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        return assemble.train_sampler(self.args, dataset, self._length_input())
+        return assemble.train_sampler(
+            self.args,
+            dataset,
+            self._length_input(),
+            batch_size=self._train_batch_size,
+            num_processes=self._engine.num_processes,
+        )
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         return assemble.eval_sampler(self.args, eval_dataset, self._length_input())
@@ -140,7 +152,8 @@ class DataHooks(Parts):
         if isinstance(data, torch.Tensor):
             return data.to(self._engine.device, non_blocking=self._engine.non_blocking)
         if isinstance(data, Mapping):
-            return type(data)({key: self._prepare_input(value) for key, value in data.items()})  # type: ignore[call-arg]
+            kind = dict if isinstance(data, TailBatch) else type(data)
+            return kind({key: self._prepare_input(value) for key, value in data.items()})  # type: ignore[call-arg]
         if isinstance(data, (tuple, list)):
             return type(data)(self._prepare_input(value) for value in data)
         return data

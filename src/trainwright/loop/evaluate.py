@@ -17,7 +17,8 @@ from trainwright.config.plans import EvalPlan
 from trainwright.errors import DataError
 from trainwright.hooks import EvalHooks, Events, Gather
 from trainwright.loop.loss_scale import LossRule
-from trainwright.metrics.collect import Collector, find_batch_size
+from trainwright.metrics.collect import Collector
+from trainwright.metrics.nested import find_batch_size
 from trainwright.metrics.report import plain_numbers
 from trainwright.metrics.types import EvalLoopOutput, EvalPrediction
 from trainwright.state.run import RunState

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from trainwright.hooks import LoopEngine, RandomStates
-from trainwright.metrics.collect import find_batch_size
+from trainwright.metrics.nested import find_batch_size
 from trainwright.state.run import RunState
 from trainwright.types import Batch
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainwright.metrics.collect import nested_detach
+from trainwright.metrics.nested import nested_detach
 from trainwright.types import Batch
 
 

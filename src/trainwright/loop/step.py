@@ -10,7 +10,7 @@ import torch
 from trainwright.hooks import TrainHooks
 from trainwright.loop.oom import parts_of
 from trainwright.loop.session import Session
-from trainwright.metrics.collect import find_batch_size
+from trainwright.metrics.nested import find_batch_size
 from trainwright.state.run import RunState
 from trainwright.types import Batch
 

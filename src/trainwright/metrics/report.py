@@ -50,6 +50,9 @@ def plain_numbers(value: Any) -> Any:
     return value
 
 
+denumpify_detensorize = plain_numbers  # the original's name
+
+
 def _write_json(path: Path, values: dict[str, Any]) -> None:
     write_text(path, json.dumps(values, indent=4, sort_keys=True))
 
