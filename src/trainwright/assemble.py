@@ -25,9 +25,13 @@ from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config import resolve, rules
 from trainwright.config.effective import effective_plan
 from trainwright.config.plans import StepPlan
+from trainwright.data.apart import find_layout
 from trainwright.data.cursor import Cursor, LoaderRandomness
+from trainwright.data.groups import formed_order
 from trainwright.data.loader import Loader
 from trainwright.data.orders import training_order
+from trainwright.data.packing import PackedOrder
+from trainwright.data.rows import RowCollator
 from trainwright.data.workers import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
 from trainwright.engine.peak import supports_bf16, supports_tf32
@@ -223,6 +227,41 @@ def eval_sampler(args: Any, dataset: Any, model_input_name: str | None) -> Any:
     if dataset is None or not has_length(dataset) or isinstance(dataset, IterableDataset):
         return None
     return SequentialSampler(dataset)
+
+
+def row_collator(args: Any, order: PackedOrder, collate: Callable[..., Any], model: Any, processing_class: Any) -> Any:
+    """The collator that makes packed rows of what `collate` makes of samples.
+
+    Raises:
+        ModelError: samples of a row would see each other in this model.
+    """
+    takes_positions = "position_ids" in model_facts.forward_parameters(model)
+    with untouched_randomness():
+        layout = find_layout(
+            model,
+            row_length=args.packing_length,
+            num_rows=args.train_batch_size,
+            takes_positions=takes_positions,
+            length_of=order.length_of,
+        )
+    return RowCollator(
+        collate,
+        layout,
+        length_of=order.length_of,
+        pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
+        masks_first=model_facts.shifts_labels(model) or model_facts.is_causal_lm(model),
+        multiple_of=getattr(args, "pad_to_multiple_of", None),
+    )
+
+
+def samples_per_step(dataloader: Any, args: Any) -> int | None:
+    """Samples of a step over all processes, on average, where batches differ in size; None where they do not."""
+    order = formed_order(dataloader)
+    if order is None:
+        return None
+    share = order.num_samples / max(len(order), 1)  # of a batch
+    num_batches = resolve.micro_batches(args) * dataloader.batch_sampler.share.num_processes
+    return int(max(round(share * num_batches), 1))
 
 
 def make_loader(dataloader: Any) -> Loader:

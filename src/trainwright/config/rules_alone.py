@@ -275,8 +275,8 @@ def _needs_workers(args: Any, name: str) -> str | None:
 def one_way_to_form_batches(args: Any) -> str | None:
     if getattr(args, "max_tokens_per_batch", None) and getattr(args, "packing", None):
         return (
-            f"max_tokens_per_batch={args.max_tokens_per_batch} and packing={args.packing!r} both form batches by length. "
-            "Keep one: packing leaves almost no padding, a budget works with every model."
+            f"max_tokens_per_batch={args.max_tokens_per_batch} and packing={args.packing!r} both form batches by "
+            "length. Keep one: packing leaves almost no padding, a budget works with every model."
         )
     return None
 
@@ -287,8 +287,8 @@ def a_budget_or_a_batch_size(args: Any) -> str | None:
     if budget is None or args.per_device_train_batch_size == DEFAULT_BATCH_SIZE:
         return None
     return (
-        f"max_tokens_per_batch={budget} and per_device_train_batch_size={args.per_device_train_batch_size} both say how "
-        "large a batch is. Keep one of them."
+        f"max_tokens_per_batch={budget} and per_device_train_batch_size={args.per_device_train_batch_size} both "
+        "say how large a batch is. Keep one of them."
     )
 
 

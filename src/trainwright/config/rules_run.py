@@ -121,8 +121,8 @@ def forming_batches_needs_a_map(args: Any, facts: Facts) -> str | None:
     asked = [name for name in ("max_tokens_per_batch", "packing") if getattr(args, name, None) is not None]
     if facts.is_stream and asked:
         return (
-            f"{asked[0]}={getattr(args, asked[0])!r} forms batches by the lengths of all samples, and the training data "
-            f"is a stream. Drop {asked[0]}, or use a dataset with a length."
+            f"{asked[0]}={getattr(args, asked[0])!r} forms batches by the lengths of all samples, and the training "
+            f"data is a stream. Drop {asked[0]}, or use a dataset with a length."
         )
     return None
 

@@ -43,11 +43,11 @@ class TokenBudget(GroupOrder):
         cure = "Raise the budget, or cut the samples."
         checked = check_lengths(lengths, max_tokens, setting="max_tokens_per_batch", cure=cure)
         multiple = multiple_of or 1
-        padded = -(-checked // multiple) * multiple
+        self._padded: Lengths = -(-checked // multiple) * multiple
         self.seed = seed
         self.num_samples = len(checked)
         self.unit = f"max_tokens_per_batch={max_tokens}"
-        self._classes = _classes(padded)
+        self._classes = _classes(self._padded)
         self._starts = _cuts(np.sort(self._classes)[::-1], max_tokens)
 
     def __len__(self) -> int:
@@ -61,10 +61,8 @@ class TokenBudget(GroupOrder):
         for batch in torch.randperm(len(self), generator=generator).tolist():
             yield order[self._starts[batch] : ends[batch]].tolist()
 
-    def num_tokens(self) -> int:
-        """An upper bound, exact where the longest of each class is in each batch."""
-        widths = np.sort(self._classes)[::-1][self._starts]
-        return int((widths * np.diff(np.append(self._starts, self.num_samples))).sum())
+    def num_tokens(self, epoch: int) -> int:
+        return sum(len(batch) * int(self._padded[batch].max()) for batch in self.indices(epoch))
 
 
 def _classes(lengths: Lengths) -> Lengths:

@@ -39,7 +39,7 @@ class GroupOrder(Sampler[Any]):
         """Groups in an epoch, the same in each."""
 
     @abstractmethod
-    def num_tokens(self) -> int:
+    def num_tokens(self, epoch: int) -> int:
         """Tokens of all batches of an epoch as the model gets them, padding included."""
 
     def of_all_processes(self) -> GroupOrder:
@@ -79,6 +79,20 @@ class OfOneGroup:
     def __call__(self, groups: list[Any]) -> Any:
         (group,) = groups
         return self.data_collator(group)
+
+
+def formed_order(dataloader: Any) -> GroupOrder | None:
+    """The order behind a dataloader whose batches were formed by it; None for any other."""
+    order = getattr(getattr(dataloader, "batch_sampler", None), "order", None)
+    return order if isinstance(order, GroupOrder) else None
+
+
+def num_tokens(dataloader: Any) -> int | None:
+    """Tokens of an epoch of this process, padding included, where the lengths tell without reading a sample."""
+    order = formed_order(dataloader)
+    if order is None or dataloader.batch_sampler.share.num_processes > 1:
+        return None
+    return order.num_tokens(dataloader.batch_sampler.epoch)
 
 
 def fetch(dataset: Any, indices: Sequence[int]) -> Items:

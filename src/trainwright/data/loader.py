@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import Cursor, LoaderRandomness
+from trainwright.data.groups import GroupedDataset, GroupOrder
 from trainwright.data.samplers import EpochBatches, ShuffledOrder
 from trainwright.types import Batch
 
@@ -108,7 +109,7 @@ class Loader:
         """Prepares to go on from a checkpoint's position; the next `epoch()` uses it."""
         self._resume = randomness
         order = self._batches.order if self._batches is not None else None
-        if isinstance(order, ShuffledOrder) and cursor.seed is not None:
+        if isinstance(order, (ShuffledOrder, GroupOrder)) and cursor.seed is not None:
             order.seed = cursor.seed
 
     def _seek(self, epoch: int, skip_batches: int) -> None:
@@ -146,7 +147,7 @@ class Loader:
     @property
     def _seed(self) -> int | None:
         order = self._batches.order if self._batches is not None else None
-        return order.seed if isinstance(order, ShuffledOrder) else None
+        return order.seed if isinstance(order, (ShuffledOrder, GroupOrder)) else None
 
 
 def may_draw_in_this_process(dataloader: Any) -> bool:
@@ -160,6 +161,7 @@ def may_draw_in_this_process(dataloader: Any) -> bool:
 
 def _is_plain(dataset: Any) -> bool:
     """Data that lies ready: a list, tensors, or Arrow columns without a transform on the fly."""
+    dataset = dataset.dataset if isinstance(dataset, GroupedDataset) else dataset
     if is_columnar(dataset):
         return bool(dataset.format["type"] != "custom")
     return type(dataset) in (list, tuple, TensorDataset)

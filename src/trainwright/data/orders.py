@@ -10,6 +10,7 @@ from trainwright.config.plans import SamplingPlan
 from trainwright.data.budget import TokenBudget
 from trainwright.data.grouping import LengthGroupedSampler
 from trainwright.data.lengths import Lengths, sample_lengths
+from trainwright.data.packing import PackedOrder
 from trainwright.data.rebalance import BatchRebalanceSampler
 from trainwright.errors import DataError
 from trainwright.types import has_length
@@ -31,6 +32,16 @@ def training_order(dataset: Any, plan: SamplingPlan) -> Sampler[Any] | None:
         return None
     if plan.max_tokens is not None:
         return TokenBudget(_lengths(dataset, plan), plan.max_tokens, seed=plan.seed, multiple_of=plan.pad_to)
+    if plan.row_length is not None:
+        return PackedOrder(
+            _lengths(dataset, plan),
+            plan.row_length,
+            plan.batch_size,
+            seed=plan.seed,
+            splits_long=plan.splits_long,
+            drop_last=plan.drop_last,
+            length_of=plan.length_of,
+        )
     if plan.strategy == "sequential":
         return SequentialSampler(dataset)
     if plan.strategy == "group_by_length":

@@ -102,8 +102,8 @@ class BatchRebalanceSampler(GroupOrder):
                 window = window + first[: self.num_groups - len(window)]
             yield from self._split(window)[self.rank :: self.dp_size]
 
-    def num_tokens(self) -> int:
-        groups = (group for window in self.windows(0) for group in self._split(window))
+    def num_tokens(self, epoch: int) -> int:
+        groups = (group for window in self.windows(epoch) for group in self._split(window))
         return sum(len(group) * max(self.lengths[i] for i in group) for group in groups)
 
     def _split(self, window: list[int]) -> list[list[int]]:
@@ -136,8 +136,8 @@ class _OfAllProcesses(GroupOrder):
         for window in self.sampler.windows(epoch):
             yield from self.sampler._split(window)
 
-    def num_tokens(self) -> int:
-        return self.sampler.num_tokens()
+    def num_tokens(self, epoch: int) -> int:
+        return self.sampler.num_tokens(epoch)
 
 
 def cost(num_samples: int, longest: int) -> float:
