@@ -225,19 +225,6 @@ def test_a_damaged_checkpoint_that_was_named(name: str, stopped: Path) -> None:
     says(error, str(stopped), name, "altered", "True")
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"per_device_train_batch_size": 2}, ("a batch of 4", "2 and 1")),
-        ({"gradient_accumulation_steps": 2}, ("gradient_accumulation_steps=1", "4 and 2")),
-    ],
-)
-def test_another_batch_than_before(settings: dict[str, Any], words: tuple[str, ...], stopped: Path) -> None:
-    with pytest.raises(errors.CheckpointError) as error:
-        resume(str(stopped), stopped.parent, **settings)
-    says(error, *words)
-
-
 def test_another_optimizer_than_before(stopped: Path) -> None:
     with pytest.raises(errors.CheckpointError) as error:
         resume(str(stopped), stopped.parent, optim="sgd")

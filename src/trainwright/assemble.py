@@ -6,8 +6,10 @@ import inspect
 import logging
 import uuid
 import warnings
+import zlib
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from trainwright.data.groups import formed_order
 from trainwright.data.loader import Loader
 from trainwright.data.orders import training_order
 from trainwright.data.packing import PackedOrder
+from trainwright.data.position import Size, check_same_data, go_on
 from trainwright.data.rows import RowCollator
 from trainwright.data.workers import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
@@ -151,7 +154,9 @@ def facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.Facts:
     )
 
 
-def announce(plan: StepPlan, args: Any, state: TrainerState, *, device: torch.device, start: Start) -> None:
+def announce(
+    plan: StepPlan, args: Any, state: TrainerState, *, device: torch.device, start: Start, note: str = ""
+) -> None:
     """Shows the effective plan when training starts, and says once which settings have no effect."""
     for message in rules.idle(args):
         logger.warning("%s", message)
@@ -159,6 +164,8 @@ def announce(plan: StepPlan, args: Any, state: TrainerState, *, device: torch.de
     if start.checkpoint is not None:
         where = f"step {state.global_step}, {start.batches} batches into epoch {start.epoch + 1}"
         lines.append(f"resumes   {start.checkpoint}: {where}")
+        if note:
+            lines.append(f"goes on   {note}")
     shown = args.should_log and not args.disable_tqdm and logger.isEnabledFor(logging.WARNING)
     for line in lines:
         if shown:
@@ -309,61 +316,135 @@ def manifest_of(checkpoint: str | None) -> Manifest | None:
     return None if checkpoint is None else Manifest.read(Path(checkpoint))
 
 
-def check_same_steps(manifest: Manifest | None, *, batch_size: int, micro_batches: int) -> None:
-    """A position counted in other steps than this run's cannot be gone on from yet.
+def plan_of_the_rest(
+    plan: StepPlan, loader: Loader, checkpoint: str | None, args: Any, *, batch_size: int
+) -> tuple[StepPlan, str]:
+    """The plan of a run that goes on from a checkpoint, and what there is to say about it.
 
     Raises:
-        CheckpointError: names both settings.
+        CheckpointError: the position is counted in batches, and these have another size now.
+        DataError: there are more or fewer samples than there were.
     """
-    before = (manifest.cursor or {}) if manifest is not None else {}
-    then = (before.get("batch_size", batch_size), before.get("micro_batches", micro_batches))
-    if then != (batch_size, micro_batches):
+    manifest = manifest_of(checkpoint)
+    if manifest is None or manifest.cursor is None:
+        return plan, ""
+    cursor = Cursor.from_dict(manifest.cursor)
+    chunk = loader.chunk or batch_size * args.world_size
+    now = Size(chunk=chunk, micro_batches=plan.micro_batches)
+    before = Size.of_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
+    if before != now and loader.chunk is None:
         raise CheckpointError(
-            f"The checkpoint was written with a batch of {then[0]} and gradient_accumulation_steps={then[1]}, and this "
-            f"run has {batch_size} and {micro_batches}; resuming across that is not there yet. Resume with the same "
-            "two settings."
+            f"The checkpoint was written with steps of {before} samples, and this run has {now}. The training "
+            "dataloader is not one of the trainer's, so the position is known in batches only; resume with the same "
+            "per_device_train_batch_size, gradient_accumulation_steps and number of processes."
+        )
+    if args.ignore_data_skip:
+        cursor = replace(cursor, samples=0)
+    check_same_data(cursor, loader.num_samples, loader.unit)
+    return go_on(
+        plan,
+        cursor,
+        step=manifest.step,
+        batches_left=loader.batches_left(cursor, plan.batches_per_epoch),
+        before=before,
+        now=now,
+        counts_epochs=args.max_steps <= 0,
+    )
+
+
+def check_same_checkpoint(manifest: Manifest | None, checkpoint: str | None, engine: Engine) -> None:
+    """Every process must see the same checkpoint under the path that one of them chose.
+
+    Raises:
+        CheckpointError: names the processes that see another one, or none.
+    """
+    if checkpoint is None or engine.num_processes == 1:
+        return
+    state = Path(checkpoint) / TRAINER_STATE_NAME
+    mine = manifest.identity if manifest is not None else zlib.crc32(state.read_bytes()) if state.is_file() else None
+    seen = engine.gather_objects(mine)
+    others = [str(rank) for rank, identity in enumerate(seen) if identity != seen[0]]
+    if others:
+        raise CheckpointError(
+            f"{checkpoint} is not the same checkpoint for all: process {', '.join(others)} sees another one, or none, "
+            "where process 0 has it. Put it on a disk that all nodes share, or copy it whole to each of them."
         )
 
 
-def resume_loader(loader: Loader, checkpoint: str, manifest: Manifest | None) -> tuple[int, int] | None:
-    """Gives the loader what it needs to go on where the checkpoint was; returns epoch and batches, if that tells."""
+def resume_loader(
+    loader: Loader, checkpoint: str, rng_file: Path | None, manifest: Manifest | None, *, skips: bool
+) -> tuple[int, int] | None:
+    """Gives the loader what it needs to go on where the checkpoint was; returns epoch and batches, if that tells.
+
+    `skips`: what is trained of that epoch is not trained again.
+    """
     if manifest is None or manifest.cursor is None:
         return None
-    path = Path(checkpoint) / RNG_STATE_NAME
-    states = rng.load(path) if path.is_file() else {}
+    of_first = next((p for n in (1, 2) if (p := Path(checkpoint) / rng_name(0, n)).is_file()), None)
+    path = rng_file or of_first  # a process that was not there yet: all must draw the same order of the epoch
+    states = {} if path is None else rng.load(path)
+    cursor = Cursor.from_dict(manifest.cursor)
     randomness = LoaderRandomness(
         epoch_start=states.get("loader_epoch_start"), before_ahead=states.get("loader_before_ahead")
     )
-    cursor = Cursor.from_dict(manifest.cursor)
-    loader.resume(cursor, randomness)
-    return loader.position(cursor)
+    return loader.resume(cursor if skips else replace(cursor, samples=0), randomness)
 
 
-def save_rng(folder: str, loader: Loader | None) -> None:
+def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool) -> None:
+    """Random states of all processes, each in a file of its own; the writing process writes them for all."""
     states = rng.capture()
     if loader is not None:
         randomness = loader.randomness()
         states |= {"loader_epoch_start": randomness.epoch_start, "loader_before_ahead": randomness.before_ahead}
-    rng.save(Path(folder) / RNG_STATE_NAME, states)
+    every = engine.gather_objects(states)
+    for rank, one in enumerate(every if writes else ()):
+        rng.save(Path(folder) / rng_name(rank, len(every)), one)
 
 
-def load_rng(folder: str) -> None:
-    path = Path(folder) / RNG_STATE_NAME
-    if not path.is_file():
-        logger.warning("%s has no %s: random draws will differ from the uninterrupted run's.", folder, path)
-        return
-    rng.restore(rng.load(path))
+def load_rng(folder: str, path: Path | None, *, rank: int, step: int) -> None:
+    """Loads random states; a process that the checkpoint has none of derives its own from the step and its rank."""
+    if path is not None:
+        rng.restore(rng.load(path))
+    elif rank > 0:
+        rng.derive(step, rank)
+    else:
+        logger.warning("%s has no random states: draws will differ from the uninterrupted run's.", folder)
+
+
+def rng_name(rank: int, num_processes: int) -> str:
+    stem, dot, ending = RNG_STATE_NAME.partition(".")
+    return RNG_STATE_NAME if num_processes == 1 else f"{stem}_{rank}{dot}{ending}"
+
+
+def rng_file(folder: str, *, rank: int, num_processes: int) -> Path | None:
+    """Where the random states of a process are, also if another number of processes wrote them; None: nowhere."""
+    names = [rng_name(rank, num_processes), *((rng_name(0, 1), rng_name(0, 2)) if rank == 0 else ())]
+    paths = [Path(folder) / name for name in names]
+    last = num_processes - 1
+    if rank == 0 and last > 0 and not (Path(folder) / rng_name(last, num_processes)).is_file():
+        logger.warning(
+            "%s has no random states of process %d: fewer processes wrote it. Those without get states derived from "
+            "the step and their number, so their random draws are new ones.", folder, last,
+        )  # fmt: skip
+    return next((path for path in paths if path.is_file()), None)
 
 
 @contextmanager
-def staged_checkpoint(store: CheckpointStore, manifest: Manifest) -> Any:
-    """A directory to write a checkpoint into; committed at the end, thrown away if something fails."""
-    staging = store.stage(manifest.step)
+def staged_checkpoint(store: CheckpointStore, manifest: Manifest, engine: Engine, *, writes: bool) -> Any:
+    """A directory to write a checkpoint into; committed at the end, thrown away if something fails.
+
+    Only processes that write commit, once all are done with it; the others are given the same path.
+    """
+    own = store.stage(manifest.step) if writes else None
+    of_main = engine.agree(lambda: str(own))
     try:
-        yield staging
-        store.commit(staging, manifest)
+        yield Path(of_main) if own is None else own
+        engine.barrier()  # overrides may have written on any process
+        if own is not None:
+            store.commit(own, manifest)
     except BaseException:
-        store.discard(staging)
+        if own is not None:
+            store.discard(own)
         raise
 
 

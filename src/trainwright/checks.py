@@ -90,9 +90,9 @@ def check_datasets(args: Any, train_dataset: Any, eval_dataset: Any, data_collat
     forming = [name for name in ("max_tokens_per_batch", "packing") if getattr(args, name, None) is not None]
     if forming and isinstance(train_dataset, IterableDataset):
         raise DataError(
-            f"{forming[0]}={getattr(args, forming[0])!r} forms batches by the lengths of all samples, and train_dataset "
-            f"is a {type(train_dataset).__name__}, which is read as a stream. Drop {forming[0]}, or use a dataset whose "
-            "items have an index."
+            f"{forming[0]}={getattr(args, forming[0])!r} forms batches by the lengths of all samples, and "
+            f"train_dataset is a {type(train_dataset).__name__}, which is a stream. Drop {forming[0]}, or use a "
+            "dataset whose items have an index."
         )
     if train_dataset is not None and not has_length(train_dataset) and args.max_steps <= 0:
         raise DataError(

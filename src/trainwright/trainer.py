@@ -195,7 +195,7 @@ class Trainer(RunHooks):
         """
         self._memory_tracker.start("train")
         asked = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        checkpoint = assemble.find_checkpoint(asked, self.args.output_dir)
+        checkpoint = self._engine.agree(lambda: assemble.find_checkpoint(asked, self.args.output_dir))
         assemble.prepare_output(self.args, self._get_output_dir(trial), is_fresh=checkpoint is None)
         self.is_in_train = True
         try:

@@ -37,6 +37,11 @@ class Manifest:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
+    @property
+    def identity(self) -> str:
+        """The same for two copies of one checkpoint, and for no other one."""
+        return _checksum_of(asdict(self))
+
     def write(self, folder: Path) -> None:
         values = asdict(self)
         text = json.dumps({**values, "crc32": _checksum_of(values)}, indent=2, sort_keys=True)

@@ -40,6 +40,14 @@ def restore(states: dict[str, Any]) -> None:
         torch.mps.set_rng_state(states["mps"])
 
 
+def derive(step: int, rank: int) -> None:
+    """States for a process that has none of its own yet, from the process's number and where the run stands."""
+    seed = int(np.random.SeedSequence([step, rank]).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def save(path: Path, states: dict[str, Any]) -> None:
     torch.save(states, path)
 

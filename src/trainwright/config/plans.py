@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -22,6 +23,8 @@ class StepPlan:
         num_train_samples: samples that the whole run trains on, repeats counted.
         total_batch_size: samples per optimizer step over all processes.
         max_grad_norm: gradients are scaled down to this norm; 0 leaves them alone.
+        shift: optimizer steps done beyond those that the position in the data stands for, after resumes with steps of
+            another size.
     """
 
     num_epochs: int
@@ -33,6 +36,7 @@ class StepPlan:
     num_train_samples: float
     total_batch_size: int
     max_grad_norm: float = 1.0
+    shift: int = 0
 
     @classmethod
     def from_values(cls, values: tuple[Any, ...], *, micro_batches: int, max_grad_norm: float) -> StepPlan:
@@ -172,6 +176,29 @@ class CompilePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DDPPlan:
+    """How several processes with whole models work together; None leaves a setting to torch.
+
+    Attributes:
+        timeout_s: a collective operation that takes longer fails.
+        find_unused_parameters: None: looked for, unless activations are recomputed.
+        recomputes_activations: activation checkpointing is on.
+        sync_each_batch: gradients are averaged after every micro-batch, not once in a window.
+        environment: variables that a launcher did not set under the names that torch reads.
+    """
+
+    backend: str | None = None
+    timeout_s: float = 1800
+    find_unused_parameters: bool | None = None
+    bucket_cap_mb: int | None = None
+    broadcast_buffers: bool | None = None
+    static_graph: bool | None = None
+    recomputes_activations: bool = False
+    sync_each_batch: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
     """What selects and sets up a backend."""
 
@@ -181,6 +208,7 @@ class EnginePlan:
     precision: PrecisionPlan = PrecisionPlan()
     compile: CompilePlan = CompilePlan()
     non_blocking: bool = False
+    ddp: DDPPlan = DDPPlan()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 from trainwright.config.plans import (
     CheckpointPlan,
     CompilePlan,
+    DDPPlan,
     EnginePlan,
     EvalPlan,
     Lengths,
@@ -42,6 +43,21 @@ def engine(args: Any) -> EnginePlan:
         if args.torch_compile
         else CompilePlan(),
         non_blocking=_of_accelerator(args, "non_blocking", False),
+        ddp=ddp(args),
+    )
+
+
+def ddp(args: Any) -> DDPPlan:
+    accumulation = _of_accelerator(args, "gradient_accumulation_kwargs", None) or {}
+    return DDPPlan(
+        backend=args.ddp_backend,
+        timeout_s=args.ddp_timeout,
+        find_unused_parameters=args.ddp_find_unused_parameters,
+        bucket_cap_mb=args.ddp_bucket_cap_mb,
+        broadcast_buffers=args.ddp_broadcast_buffers,
+        static_graph=args.ddp_static_graph,
+        recomputes_activations=getattr(args, "activation_checkpointing", False),
+        sync_each_batch=bool(accumulation.get("sync_each_batch", False)),
     )
 
 

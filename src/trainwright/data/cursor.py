@@ -14,18 +14,31 @@ class Cursor:
         epoch: the epoch, from 0.
         samples: samples of that epoch whose optimizer step is done, over all processes.
         seed: base of the shuffled order; None where the order comes from elsewhere.
+        unit: what counts as a sample where that is a batch formed by length: the settings it was formed by.
+        num_samples: samples in an epoch, where that is known.
+        shift: optimizer steps done beyond those that the position stands for (see `position.py`).
     """
 
     epoch: int
     samples: int
     seed: int | None = None
+    num_samples: int | None = None
+    shift: int = 0
+    unit: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Cursor:
-        return cls(epoch=int(values["epoch"]), samples=int(values["samples"]), seed=values.get("seed"))
+        return cls(
+            epoch=int(values["epoch"]),
+            samples=int(values["samples"]),
+            seed=values.get("seed"),
+            num_samples=values.get("num_samples"),
+            shift=int(values.get("shift", 0)),
+            unit=values.get("unit"),
+        )
 
 
 @dataclass(slots=True, kw_only=True)

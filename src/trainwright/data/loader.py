@@ -45,6 +45,7 @@ class Loader:
         self._set_random_state = set_random_state
         self._keeps_states = may_draw_in_this_process(dataloader)
         self._resume = LoaderRandomness()
+        self._moved = (-1, 0)  # an epoch, and by how many samples its batches are moved
         self._epoch_start: dict[str, Any] | None = None
         self._before_ahead: dict[str, Any] | None = None
         self._window_start: tuple[dict[str, Any], dict[str, Any] | None] | None = None
@@ -94,27 +95,44 @@ class Loader:
 
     def cursor(self, epoch: int, batches: int, *, batches_per_epoch: int) -> Cursor:
         """The position after `batches` batches of an epoch; the end of one is the beginning of the next."""
+        samples = self._samples_before(epoch, batches)
         if batches >= batches_per_epoch:
-            return Cursor(epoch=epoch + 1, samples=0, seed=self._seed)
-        return Cursor(epoch=epoch, samples=batches * self._unit, seed=self._seed)
+            epoch, samples = epoch + 1, 0
+        return Cursor(epoch=epoch, samples=samples, seed=self._seed, num_samples=self.num_samples, unit=self.unit)
 
-    def position(self, cursor: Cursor) -> tuple[int, int]:
-        """Epoch and batches of it that a cursor stands for."""
-        return cursor.epoch, cursor.samples // self._unit
+    def batches_left(self, cursor: Cursor, batches_per_epoch: int) -> int:
+        """Batches of the cursor's epoch that are still to be trained."""
+        if self._batches is None:
+            return batches_per_epoch - cursor.samples
+        return self._batches.num_batches(cursor.samples)
 
     def randomness(self) -> LoaderRandomness:
         return LoaderRandomness(epoch_start=self._epoch_start, before_ahead=self._before_ahead)
 
-    def resume(self, cursor: Cursor, randomness: LoaderRandomness) -> None:
-        """Prepares to go on from a checkpoint's position; the next `epoch()` uses it."""
+    def resume(self, cursor: Cursor, randomness: LoaderRandomness) -> tuple[int, int]:
+        """Prepares to go on from a checkpoint's position; the next `epoch()` uses it.
+
+        Returns the epoch, and how many batches of it count as done: those of a full epoch less those that are left.
+        """
         self._resume = randomness
         order = self._batches.order if self._batches is not None else None
         if isinstance(order, (ShuffledOrder, GroupOrder)) and cursor.seed is not None:
             order.seed = cursor.seed
+        if self._batches is None:
+            return cursor.epoch, cursor.samples
+        batches = len(self._batches) - self._batches.num_batches(cursor.samples)
+        self._moved = (cursor.epoch, cursor.samples - batches * self._batches.share.chunk_size)
+        return cursor.epoch, batches
+
+    def _samples_before(self, epoch: int, batches: int) -> int:
+        """Samples of an epoch before a batch. Batches lie otherwise in an epoch that was begun with another size."""
+        if self._batches is None:
+            return batches  # all that is known of another's dataloader
+        return batches * self._batches.share.chunk_size + (self._moved[1] if epoch == self._moved[0] else 0)
 
     def _seek(self, epoch: int, skip_batches: int) -> None:
         if self._batches is not None:
-            self._batches.seek(epoch, skip_batches * self._unit)
+            self._batches.seek(epoch, self._samples_before(epoch, skip_batches))
             return
         parts = [self.dataloader, *(getattr(self.dataloader, name, None) for name in ("sampler", "dataset"))]
         for part in parts:
@@ -140,9 +158,20 @@ class Loader:
         return batches if isinstance(batches, EpochBatches) else None
 
     @property
-    def _unit(self) -> int:
-        """Samples of a batch over all processes; where the loader does not make the batches, they are counted."""
-        return self._batches.share.chunk_size if self._batches is not None else 1
+    def chunk(self) -> int | None:
+        """Samples of a batch over all processes; None for a dataloader that is not of our making."""
+        return self._batches.share.chunk_size if self._batches is not None else None
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples in an epoch, over all processes, where that is known."""
+        return len(self._batches.order) if self._batches is not None else None
+
+    @property
+    def unit(self) -> str | None:
+        """The settings by which batches are formed that positions count; None where they count samples."""
+        order = self._batches.order if self._batches is not None else None
+        return order.unit if isinstance(order, GroupOrder) else None
 
     @property
     def _seed(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from torch import nn
 from trainwright.engine.peak import peak_flops
 from trainwright.types import Prepared
 
+T = TypeVar("T")
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # without state, so one serves all
 
 
@@ -80,8 +81,30 @@ class Engine(ABC):
         return NO_CONTEXT
 
     def gather(self, value: Any) -> Any:
-        """A nested value of tensors from all processes, concatenated along the first dimension."""
+        """A nested value of tensors from all processes, concatenated along the first dimension in order of rank.
+
+        First dimensions may differ; where another one does, what is missing is -100.
+        """
         return value
+
+    def gather_objects(self, value: T) -> list[T]:
+        """One object of each process, by rank; for small things that tensors cannot hold."""
+        return [value]
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over all processes."""
+        return tensor
+
+    def stacked(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of each process, along a new first dimension; all have one shape."""
+        return tensor.unsqueeze(0)
+
+    def agree(self, decide: Callable[[], T]) -> T:
+        """What the main process decides, in all of them; an error of its decision is raised in all of them too.
+
+        For whatever depends on files, time or chance: processes that decide for themselves may part.
+        """
+        return decide()
 
     def peak_flops(self) -> float | None:
         """Operations per second that the devices of this run can do together; None where it is not known."""

@@ -11,9 +11,10 @@ from torch import nn
 
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.base import Engine
+from trainwright.engine.compile import compiled, uncompiled
 from trainwright.engine.fp8 import fp8_accelerator
-from trainwright.engine.gradients import Gradients
 from trainwright.engine.precision import apply_tf32, autocast_forward
+from trainwright.engine.updates import Updates, empty_cache, is_out_of_memory
 from trainwright.types import Prepared
 
 
@@ -38,11 +39,8 @@ class SingleEngine(Engine):
         self.device = torch.device(plan.device)
         self.non_blocking = plan.non_blocking
         self._compile = plan.compile
-        self._scaler = getattr(self.accelerator, "scaler", None)
         self._precision = plan.precision
-        self._gradients = Gradients([])
-        self._optimizer: Any = None
-        self._fused_backward: Any = None
+        self._updates = Updates(getattr(self.accelerator, "scaler", None))
         apply_tf32(plan.precision)
 
     def place(self, model: nn.Module) -> nn.Module:
@@ -59,16 +57,8 @@ class SingleEngine(Engine):
         if self._is_fp8:  # accelerate exchanges the linear layers, and the optimizer's parameters with them
             model, optimizer = self.accelerator.prepare(model, optimizer)
         scheduler = make_scheduler(optimizer)
-        self._optimizer = optimizer
-        self._fused_backward = getattr(optimizer, "fused_backward", None)  # of LOMO, which updates while it goes back
-        self.refresh(model)
-        return Prepared(self._compiled(model), optimizer, scheduler)
-
-    def _compiled(self, model: nn.Module) -> nn.Module:
-        if self._compile.backend is None:
-            return model
-        compiled: Any = torch.compile(model, backend=self._compile.backend, mode=self._compile.mode)
-        return compiled  # type: ignore[no-any-return]
+        self._updates.begin(model, optimizer)
+        return Prepared(compiled(model, self._compile), optimizer, scheduler)
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         return model
@@ -77,42 +67,25 @@ class SingleEngine(Engine):
         return autocast_forward(model, self._precision, self.device, keeps_outputs=keeps_outputs)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        if self._fused_backward is not None:
-            self._fused_backward(loss, self._optimizer.param_groups[0]["lr"])
-            return
-        if self._scaler is not None:
-            loss = self._scaler.scale(loss)
-        loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+        self._updates.backward(loss, **kwargs)
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        if self._scaler is not None:
-            self._scaler.unscale_(self._optimizer)
-        return self._gradients.clip(max_norm)
+        return self._updates.clip(max_norm)
 
     def step(self, optimizer: Any) -> bool:
-        if self._scaler is None:
-            optimizer.step()
-            return True
-        scale = self._scaler.get_scale()
-        self._scaler.step(optimizer)
-        self._scaler.update()
-        return bool(self._scaler.get_scale() >= scale)  # the scaler lowers its scale when it skips
+        return self._updates.step(optimizer)
 
     def zero_grad(self) -> None:
-        self._gradients.clear()
+        self._updates.zero_grad()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        from accelerate.utils.memory import should_reduce_batch_size
-
-        return isinstance(error, torch.OutOfMemoryError) or bool(should_reduce_batch_size(error))
+        return is_out_of_memory(error)
 
     def empty_cache(self) -> None:
-        if self.device.type in ("cuda", "mps", "xpu"):
-            getattr(torch, self.device.type).empty_cache()
+        empty_cache(self.device)
 
     def refresh(self, model: nn.Module) -> None:
-        self._gradients = Gradients(model.parameters())
+        self._updates.refresh(model)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        inner: nn.Module = getattr(model, "_orig_mod", model)
-        return inner
+        return uncompiled(model)

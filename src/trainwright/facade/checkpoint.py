@@ -33,7 +33,8 @@ class CheckpointHooks(ReportHooks):
         step = self.state.global_step
         store = CheckpointStore(self._get_output_dir(trial))
         manifest = Manifest(step=step, run_id=self._run_id, world_size=self.args.world_size, cursor=self._cursor())
-        with assemble.staged_checkpoint(store, manifest) as staging:
+        writes = self.args.should_save
+        with assemble.staged_checkpoint(store, manifest, self._engine, writes=writes) as staging:
             folder = str(staging)
             self.save_model(folder, _internal_call=True)
             if not self.args.save_only_model:
@@ -41,18 +42,21 @@ class CheckpointHooks(ReportHooks):
                 self._save_scaler(folder)
                 self._save_rng_state(folder)
             best = self.state.best_global_step
-            if best is not None and (best == step or best in store.owned_by(self._run_id)):
+            if best is not None and self._engine.agree(lambda: best == step or best in store.owned_by(self._run_id)):
                 self.state.best_model_checkpoint = str(store.path(best))
-            assemble.write_state(self.state, self._stateful(), Path(folder))
+            if writes:
+                assemble.write_state(self.state, self._stateful(), Path(folder))
         self._run.saved_step = step
-        assemble.rotate(store, self.args, run_id=self._run_id, best=self.state.best_global_step)
+        if writes:
+            assemble.rotate(store, self.args, run_id=self._run_id, best=self.state.best_global_step)
 
     def _cursor(self) -> dict[str, Any] | None:
         if self._loader is None or self._plan is None:
             return None
         run, plan = self._run, self._plan
         cursor = self._loader.cursor(run.epoch, run.batches_in_epoch, batches_per_epoch=plan.batches_per_epoch)
-        return {**cursor.to_dict(), "batch_size": self._train_batch_size, "micro_batches": plan.micro_batches}
+        size = {"batch_size": self._train_batch_size, "micro_batches": plan.micro_batches, "chunk": self._loader.chunk}
+        return {**cursor.to_dict(), **size, "shift": plan.shift}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Writes the model so that `from_pretrained` loads it, with the processing class and the arguments."""
@@ -69,13 +73,15 @@ class CheckpointHooks(ReportHooks):
         items.save_arguments(self.args, folder)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        items.save_optimizer(self.optimizer, self.lr_scheduler, Path(output_dir))
+        if self.args.should_save:
+            items.save_optimizer(self.optimizer, self.lr_scheduler, Path(output_dir))
 
     def _save_scaler(self, output_dir: str) -> None:
-        items.save_scaler(getattr(self.accelerator, "scaler", None), Path(output_dir))
+        if self.args.should_save:
+            items.save_scaler(getattr(self.accelerator, "scaler", None), Path(output_dir))
 
     def _save_rng_state(self, output_dir: str) -> None:
-        assemble.save_rng(output_dir, self._loader)
+        assemble.save_rng(output_dir, self._loader, self._engine, writes=self.args.should_save)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Loads the weights of a checkpoint into the model."""
@@ -85,6 +91,7 @@ class CheckpointHooks(ReportHooks):
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint."""
         assert self.state.best_model_checkpoint is not None
+        self._engine.barrier()  # the process that writes it may still be at it
         folder = Path(self.state.best_model_checkpoint)
         logger.info("Loading the best model, %s (%s).", folder, self.state.best_metric)
         self._issue_warnings_after_load(weights.load_weights(self.model, folder))
@@ -99,7 +106,11 @@ class CheckpointHooks(ReportHooks):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            assemble.load_rng(checkpoint)
+            path = self._rng_file(checkpoint)
+            assemble.load_rng(checkpoint, path, rank=self.args.process_index, step=self.state.global_step)
+
+    def _rng_file(self, checkpoint: str) -> Path | None:
+        return assemble.rng_file(checkpoint, rank=self.args.process_index, num_processes=self._engine.num_processes)
 
     def _load_callback_state(self) -> None:
         """Gives callbacks the state that the checkpoint has of them."""

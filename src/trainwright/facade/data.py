@@ -156,8 +156,11 @@ class DataHooks(Parts):
 
     def _get_num_items_in_batch(self, batch_samples: list[Batch], device: torch.device) -> Items:
         """Label items over all micro-batches, if the model or the loss function asks for them."""
-        count = (self._rule or self._loss_rule()).count(batch_samples)
-        return None if count is None else count.to(device)
+        rule = self._rule or self._loss_rule()
+        count = rule.count(batch_samples)
+        if count is None:
+            return None
+        return self._engine.sum(count) if rule.num_processes > 1 else count.to(device)
 
     def _prepare_input(self, data: Any) -> Any:
         """Tensors on the device; nested containers keep their type."""

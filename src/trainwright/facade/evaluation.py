@@ -111,14 +111,16 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
         modes.eval_mode(model, self.optimizer)
         self.callback_handler.eval_dataloader = dataloader
         past, self._past = self._past, None
+        of_run, self._rule = self._rule, (self._rule or self._loss_rule()).of_one_process()
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         is_prediction = description == "Prediction"
         session = eval_loop.EvalSession(
             plan=resolve.evaluation(self.args),
             model=model,
-            rule=self._rule or self._loss_rule(),
+            rule=self._rule,
             events=self.callback_handler,
             gather=self.gather_function,
+            collect=self._engine.stacked,
             label_names=self.label_names,
             main_input=model_facts.main_input_name(self.model),
             compute_metrics=self.compute_metrics,
@@ -133,7 +135,7 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
             with mixed:
                 return eval_loop.evaluation_loop(session, self._run, self, dataloader, prefix=metric_key_prefix)
         finally:
-            self._past = past
+            self._past, self._rule = past, of_run
 
     def prediction_loop(
         self,

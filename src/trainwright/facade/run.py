@@ -79,12 +79,20 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         )
         rules.check_run(args, assemble.facts(plan, self, self._engine.device))
         self._loader = assemble.make_loader(dataloader)
+        self._plan, note = assemble.plan_of_the_rest(
+            plan, self._loader, resume_from_checkpoint, args, batch_size=self._train_batch_size
+        )
+        plan = self._plan
         epoch, batches = self._init_training_state(
             plan.max_steps, plan.steps_per_epoch, plan.num_epochs, resume_from_checkpoint, trial
         )
         model, loader = self._prepare_for_training(plan.max_steps, self._loader, resume_from_checkpoint)
         self._rule = self._loss_rule()
-        self._run.begin(device=self._engine.device, skip_non_finite=args.logging_nan_inf_filter)
+        self._run.begin(
+            device=self._engine.device,
+            skip_non_finite=args.logging_nan_inf_filter,
+            collect=self._engine.stacked if self._engine.num_processes > 1 else None,
+        )
         self._session = Session(
             engine=self._engine,
             model=model,
@@ -101,7 +109,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             trial=trial,
             ignore_keys_for_eval=ignore_keys_for_eval,
         )
-        assemble.announce(plan, args, self.state, device=self._engine.device, start=self._session.start)
+        assemble.announce(plan, args, self.state, device=self._engine.device, start=self._session.start, note=note)
         fit(self._session, self._run, self, eval_on_start=args.eval_on_start)
         return self._finalize_training(trial, plan.num_train_samples, self._run.start_time)
 
@@ -123,17 +131,18 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         state.is_local_process_zero = self.is_local_process_zero()
         state.is_world_process_zero = self.is_world_process_zero()
         manifest = assemble.manifest_of(resume_from_checkpoint)
-        self._run_id = manifest.run_id if manifest is not None else assemble.new_run_id()
+        assemble.check_same_checkpoint(manifest, resume_from_checkpoint, self._engine)
+        self._run_id = manifest.run_id if manifest is not None else self._engine.agree(assemble.new_run_id)
         if resume_from_checkpoint is None:
             return 0, 0
         self._load_callback_state()
         micro_batches = self._plan.micro_batches
-        assemble.check_same_steps(manifest, batch_size=self._train_batch_size, micro_batches=micro_batches)
-        position = assemble.resume_loader(self._loader, resume_from_checkpoint, manifest)
+        skips, rng_file = not self.args.ignore_data_skip, self._rng_file(resume_from_checkpoint)
+        position = assemble.resume_loader(self._loader, resume_from_checkpoint, rng_file, manifest, skips=skips)
         if position is None:  # transformers wrote it: all that is known is the step
             epoch, steps = divmod(state.global_step, num_update_steps_per_epoch)
-            position = epoch, steps * micro_batches
-        return position[0], 0 if self.args.ignore_data_skip else position[1]
+            position = epoch, steps * micro_batches if skips else 0
+        return position
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
@@ -190,10 +199,10 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         control = self._run.control
         if not (control.should_log or control.should_evaluate or control.should_save):
             return
+        self.store_flos()
         if control.should_log and self.state.global_step > self._run.step_last_logged:
             loss, num_non_finite = self._run.drain_loss()
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
-            self.store_flos()
             self.log(step_logs(loss, grad_norm, rate, num_non_finite), start_time)
         if self.control.should_evaluate:
             metrics = self._evaluate(trial, ignore_keys_for_eval)

@@ -18,11 +18,15 @@ from trainwright.errors import DataError
 from trainwright.hooks import EvalHooks, Events, Gather
 from trainwright.loop.loss_scale import LossRule
 from trainwright.metrics.collect import Collector
-from trainwright.metrics.nested import find_batch_size
+from trainwright.metrics.nested import find_batch_size, nested_truncate
 from trainwright.metrics.report import plain_numbers
 from trainwright.metrics.types import EvalLoopOutput, EvalPrediction
 from trainwright.state.run import RunState
-from trainwright.types import Batch, has_length
+from trainwright.types import Batch, TailBatch, has_length
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.unsqueeze(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,7 @@ class EvalSession:
 
     Attributes:
         model: as the engine prepared it, in evaluation mode.
+        gather: joins a nested value of all processes; `collect` stacks tensors of one shape.
         label_names: entries of a batch that are labels.
         main_input: entry of a batch that metrics get as `inputs`.
         compute_metrics: from an EvalPrediction to a dict; None: loss only.
@@ -43,6 +48,7 @@ class EvalSession:
     rule: LossRule
     events: Events
     gather: Gather
+    collect: Callable[[torch.Tensor], torch.Tensor] = _alone
     label_names: Sequence[str]
     main_input: str = "input_ids"
     compute_metrics: Callable[..., dict[str, Any]] | None = None
@@ -66,12 +72,14 @@ class Losses:
         self.weights.append(weight)
         self.sizes.append(batch_size)
 
-    def mean(self, *, skip_non_finite: bool) -> float | None:
-        """Mean over items; batches without a single item, and non-finite ones if told so, are left out."""
+    def mean(self, collect: Callable[[torch.Tensor], torch.Tensor], *, skip_non_finite: bool) -> float | None:
+        """Mean over the items of all processes; without batches that have none, and non-finite ones if told so."""
         if not self.values:
             return None
-        values = torch.stack(self.values).cpu().double()
-        weights = torch.tensor([int(w) for w in self.weights], dtype=torch.float64)
+        mine = torch.stack(
+            (torch.stack(self.values).cpu().double(), torch.tensor([int(w) for w in self.weights], dtype=torch.float64))
+        )
+        values, weights = collect(mine).cpu().transpose(0, 1).flatten(1)
         counts = weights > 0
         if skip_non_finite and bool((torch.isfinite(values) & counts).any()):
             counts &= torch.isfinite(values)
@@ -110,7 +118,8 @@ def _collect(
     """Runs all batches; returns how many samples there were."""
     num_seen = 0
     for inputs, is_last in _with_last(dataloader):
-        batch_size = find_batch_size(inputs) or 0
+        stands_in = isinstance(inputs, TailBatch) and inputs.num_samples == 0
+        batch_size = 0 if stands_in else find_batch_size(inputs) or 0
         num_seen += batch_size
         loss, logits, labels = hooks.prediction_step(
             session.model, inputs, session.loss_only, ignore_keys=session.ignore_keys
@@ -120,6 +129,8 @@ def _collect(
         if loss is not None:
             results.losses.add(loss, session.rule.weight(inputs, session.label_names, batch_size), batch_size)
         shown = hooks._prepare_input(inputs[session.main_input]) if "inputs" in session.plan.include else None
+        if stands_in:  # another process has its samples
+            logits, labels, shown = nested_truncate((logits, labels, shown), 0)
         results.add(logits, labels, shown, is_last=is_last)
         session.events.fire("on_prediction_step", run)
     return num_seen
@@ -159,7 +170,7 @@ class _Results:
         if session.compute_metrics is not None and has_both and not session.plan.streams_metrics:
             extras = self._extras(inputs, self.losses.per_sample())
             self.metrics = session.compute_metrics(EvalPrediction(predictions, labels, **extras))
-        mean = self.losses.mean(skip_non_finite=session.plan.skip_non_finite)
+        mean = self.losses.mean(session.collect, skip_non_finite=session.plan.skip_non_finite)
         metrics: dict[str, Any] = {} if mean is None else {f"{prefix}_loss": mean}
         for name, value in plain_numbers(_checked(self.metrics)).items():
             metrics[name if name.startswith(f"{prefix}_") else f"{prefix}_{name}"] = value

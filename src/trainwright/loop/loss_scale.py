@@ -22,18 +22,19 @@ share of the window's sum: it is weighted by the micro-batch's share of the wind
 auxiliary loss does not grow with the number of its micro-batches.
 
 With P processes that average gradients, a counted loss was divided by the items of all processes, so it is multiplied
-by P to undo the averaging.
+by P to undo the averaging. The tail of an epoch may give them unequal parts: a mean is then weighted by its part, and a
+batch that only stands in, to keep a process in step, weighs nothing and none of its items is counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from trainwright.types import IGNORE_INDEX, Batch
+from trainwright.types import IGNORE_INDEX, Batch, TailBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class LossRule:
         if not (self.counts_items or self.weights_items) or not window or "labels" not in window[0]:
             return None
         try:
-            counts = [self._targets(batch).ne(IGNORE_INDEX).sum() for batch in window]
+            counts = [self._num_items(batch) for batch in window]
         except (TypeError, AttributeError):  # labels that are no single tensor (object detection): nothing to count
             return None
         return counts[0] if len(counts) == 1 else torch.stack(counts).sum()
@@ -71,6 +72,8 @@ class LossRule:
     def weight(self, batch: Batch, label_names: Sequence[str], batch_size: int) -> torch.Tensor | int:
         """Over how many items the mean loss of an evaluation batch was taken: label items, or samples without them."""
         labels = batch.get("labels") if "labels" in label_names or not label_names else batch.get(label_names[0])
+        if _stands_in(batch):
+            return 0
         if not isinstance(labels, torch.Tensor) or labels.is_floating_point() or "labels" not in batch:
             return batch_size
         return self._targets(batch).ne(IGNORE_INDEX).sum()
@@ -92,9 +95,11 @@ class LossRule:
         if scaled is None:
             scaled = self.has_loss_func or (self.counts_items and num_items is not None)
         if scaled:
-            return loss
+            return loss * 0.0 if _stands_in(batch) else loss
         if self.weights_items and num_items is not None:
-            return loss * (self._targets(batch).ne(IGNORE_INDEX).sum() / num_items)
+            return loss * (self._num_items(batch) * self.num_processes / num_items)
+        if isinstance(batch, TailBatch):
+            loss = loss * batch.weight
         return loss if micro_batches == share == 1 else loss * share / micro_batches
 
     def weigh_auxiliary(self, loss: torch.Tensor, outputs: Any, *, sample_share: float) -> torch.Tensor:
@@ -120,8 +125,20 @@ class LossRule:
         auxiliary = outputs.get("aux_loss")
         return None if auxiliary is None else self.aux_coefficient * auxiliary
 
+    def of_one_process(self) -> LossRule:
+        """The same for a loss that is not averaged over processes: an evaluation's."""
+        return self if self.num_processes == 1 else replace(self, num_processes=1)
+
+    def _num_items(self, batch: Batch) -> torch.Tensor:
+        count = self._targets(batch).ne(IGNORE_INDEX).sum()
+        return count * 0 if self.num_processes > 1 and _stands_in(batch) else count
+
     def _targets(self, batch: Batch) -> torch.Tensor:
         if "shift_labels" in batch:  # already shifted by the collator
             return batch["shift_labels"]  # type: ignore[no-any-return]
         labels: torch.Tensor = batch["labels"]
         return labels[..., 1:] if self.shifts_labels else labels
+
+
+def _stands_in(batch: Batch) -> bool:
+    return isinstance(batch, TailBatch) and batch.num_samples == 0

@@ -7,6 +7,7 @@ leave them out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,11 +36,19 @@ class LossMeter:
     Args:
         device: where the losses are.
         skip_non_finite: replace a NaN or infinite loss by the mean of the steps before it (`logging_nan_inf_filter`).
+        collect: a tensor of each process, along a new first dimension; None where there is one process.
     """
 
-    def __init__(self, device: torch.device | str, *, skip_non_finite: bool = True) -> None:
+    def __init__(
+        self,
+        device: torch.device | str,
+        *,
+        skip_non_finite: bool = True,
+        collect: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
         self.total = torch.tensor(0.0, device=device)  # read by overrides of the log hook, which may zero it in place
         self.skip_non_finite = skip_non_finite
+        self._collect = collect
         self._losses: list[torch.Tensor] = []
         self._packed: list[torch.Tensor] = []
         self._num_steps: list[int] = []  # losses added before each step ended, to know "steps so far" at a loss
@@ -71,12 +80,15 @@ class LossMeter:
             self.add(loss)
 
     def drain(self) -> Reading:
-        """Reads the sum back and starts a new one."""
+        """Reads the sum back, as a mean over processes, and starts a new one. All processes must call it together."""
         num_losses = self.count
         total = self.total.item()
         bad = 0
         if total - total != 0.0:  # NaN or infinite: one of the losses is
             total, bad = self._without_non_finite(total)
+        if self._collect is not None:
+            readings = self._collect(torch.tensor([total, float(bad)]))
+            total, bad = readings[:, 0].contiguous().mean().item(), int(readings[:, 1].sum())
         self.total.zero_()
         self._losses, self._packed, self._num_steps = [], [], []
         return Reading(total=total, num_losses=num_losses, num_non_finite=bad)

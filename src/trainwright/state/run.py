@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -30,6 +31,7 @@ class RunState:
         self.state = state
         self.control = control
         self.meter = LossMeter("cpu")
+        self._collect: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.interrupts = Interrupts()
         self.total_loss = 0.0
         self.step_last_logged = 0
@@ -46,9 +48,16 @@ class RunState:
         self.num_parts = 1  # parts into which every micro-batch is cut since one did not fit
         self.batches_in_epoch = 0  # its micro-batches whose window is trained; a resume counts what it skips
 
-    def begin(self, *, device: torch.device, skip_non_finite: bool) -> None:
+    def begin(
+        self,
+        *,
+        device: torch.device,
+        skip_non_finite: bool,
+        collect: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
         """Starts the clocks and an empty meter; the step comes from `state`, which a resume may have filled."""
-        self.meter = LossMeter(device, skip_non_finite=skip_non_finite)
+        self.meter = LossMeter(device, skip_non_finite=skip_non_finite, collect=collect)
+        self._collect = collect
         self.total_loss = 0.0
         self.saved_step = self.state.global_step or None  # a resume starts from a checkpoint, a fresh run from none
         self.step_last_logged = self.first_step = self.state.global_step
@@ -68,14 +77,18 @@ class RunState:
         self.meter.end_step()
 
     def settle(self) -> None:
-        """Moves what was counted on the way into the record."""
-        self.state.total_flos += self.flos
-        self.flos = 0
-        self.settle_tokens()
+        """Moves what was counted on the way, over all processes, into the record. They must call it together."""
+        counted = torch.tensor([float(self.flos), float(self.tokens)], dtype=torch.float64)
+        flos, tokens = (counted if self._collect is None else self._collect(counted).sum(dim=0)).tolist()
+        self.state.total_flos += flos
+        self.state.num_input_tokens_seen += int(tokens)
+        self.flos = self.tokens = 0
 
     def settle_tokens(self) -> None:
-        self.state.num_input_tokens_seen += int(self.tokens)
-        self.tokens = 0
+        """The same for tokens, where this process is the only one; several settle when all of them log or save."""
+        if self._collect is None:
+            self.state.num_input_tokens_seen += int(self.tokens)
+            self.tokens = 0
 
     def drain_loss(self) -> tuple[float, int]:
         """Mean loss per optimizer step since the last log, and how many losses in it were not finite."""

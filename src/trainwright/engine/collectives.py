@@ -1,0 +1,109 @@
+"""Values sent between processes: gathered, summed, decided by one. What they mean is not its business.
+
+Every process must call these in the same order. They run over the default process group, on the device that its backend
+works with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from trainwright.errors import DataError
+from trainwright.metrics.nested import map_nested
+from trainwright.types import IGNORE_INDEX
+
+T = TypeVar("T")
+
+
+def gather(value: Any, device: torch.device) -> Any:
+    """A nested value of tensors from all processes, concatenated along the first dimension in order of rank.
+
+    Tensors may have different first dimensions (also none at all: a scalar counts as one row); where another dimension
+    differs, the shorter ones are filled up with -100.
+
+    Raises:
+        DataError: the processes brought different structures.
+    """
+    mine = _tensors(value)
+    if not mine:
+        return value
+    layouts = gather_objects([(tuple(tensor.shape), tensor.dtype) for tensor in mine])
+    _check_alike(layouts)
+    joined = iter([_gather_one(tensor, [tuple(one[i][0]) for one in layouts], device) for i, tensor in enumerate(mine)])
+    return map_nested(lambda leaf: next(joined) if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def total(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum over all processes; the tensor that came stays as it was."""
+    result = tensor.clone()
+    dist.all_reduce(result)
+    return result
+
+
+def stacked(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensors of all processes, which have one shape, along a new first dimension."""
+    rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, tensor.contiguous())
+    return torch.stack(rows)
+
+
+def gather_objects(value: T) -> list[T]:
+    """One object of each process, by rank; for small things that tensors cannot hold."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def decided_by_main(decide: Callable[[], T]) -> T:
+    """What the main process decides, in all. An error of its decision is raised in all of them."""
+    box: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            box[0] = decide()
+        except Exception as error:
+            box[1] = error
+    dist.broadcast_object_list(box, src=0)
+    if box[1] is not None:
+        raise box[1]
+    return box[0]  # type: ignore[no-any-return]
+
+
+def _gather_one(tensor: torch.Tensor, shapes: list[tuple[int, ...]], device: torch.device) -> torch.Tensor:
+    was_on, was_bool = tensor.device, tensor.dtype == torch.bool
+    sent = tensor.detach().to(device)
+    sent = sent.reshape(1) if sent.ndim == 0 else sent
+    shapes = [shape or (1,) for shape in shapes]
+    largest = tuple(map(max, zip(*shapes, strict=True)))
+    is_ragged = any(shape[1:] != largest[1:] for shape in shapes)
+    if sent.dtype in (torch.bool, torch.uint8) and is_ragged:  # these have no -100
+        sent = sent.to(torch.int16)
+    if tuple(sent.shape) != largest:
+        padded = sent.new_full(largest, IGNORE_INDEX if is_ragged else 0)
+        padded[tuple(map(slice, sent.shape))] = sent
+        sent = padded
+    if sent.dtype == torch.bool:
+        sent = sent.to(torch.uint8)
+    rows = [torch.empty_like(sent, memory_format=torch.contiguous_format) for _ in shapes]
+    dist.all_gather(rows, sent.contiguous())
+    result = torch.cat([part[: shape[0]] for part, shape in zip(rows, shapes, strict=True)])
+    return (result.bool() if was_bool and not is_ragged else result).to(was_on)
+
+
+def _check_alike(layouts: list[list[tuple[tuple[int, ...], torch.dtype]]]) -> None:
+    kinds = [[(len(shape), dtype) for shape, dtype in one] for one in layouts]
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise DataError(
+                f"Processes bring different results to one collection: process 0 has (dimensions, type) {kinds[0]}, "
+                f"process {rank} has {kind}. Every process must give tensors of the same kinds in the same order."
+            )
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    map_nested(lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None, value)
+    return found

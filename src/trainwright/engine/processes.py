@@ -1,0 +1,55 @@
+"""The process group: how it is started, and how it ends without leaving anything behind."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainwright.config.plans import EnginePlan
+
+
+def accelerator_of_several(plan: EnginePlan) -> Any:
+    """An Accelerator for this process among the others; starts the process group, or takes the one that is there."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+    # Accelerate keeps one state per process; a second trainer may have another precision. The group itself stays.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    os.environ.update(plan.ddp.environment)
+    ddp = plan.ddp
+    options: dict[str, Any] = {}
+    for name in ("bucket_cap_mb", "broadcast_buffers", "static_graph"):
+        if getattr(ddp, name) is not None:
+            options[name] = getattr(ddp, name)
+    on_cpu = torch.device(plan.device).type == "cpu"
+    mixed = plan.precision.mixed
+    scales_on_cpu = mixed == "fp16" and on_cpu  # accelerate has no scaler there
+    accelerator = Accelerator(
+        mixed_precision="no" if scales_on_cpu else mixed,
+        cpu=on_cpu,
+        kwargs_handlers=[
+            InitProcessGroupKwargs(backend=ddp.backend, timeout=timedelta(seconds=ddp.timeout_s)),
+            DistributedDataParallelKwargs(**options),
+        ],
+    )
+    if scales_on_cpu:
+        accelerator.scaler = torch.amp.GradScaler("cpu")
+    return accelerator
+
+
+@functools.cache
+def leave_at_exit() -> None:
+    """A script that ends in order leaves the group; a process that dies must not wait for the others there."""
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

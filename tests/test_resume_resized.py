@@ -1,0 +1,112 @@
+"""A resume with another batch size or accumulation: every sample of every epoch once, and steps that add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainwright import TrainerCallback
+from trainwright.errors import CheckpointError, DataError
+
+from ._support.small import Diary, StopAt, data, make_trainer
+
+SIZE = 26
+
+
+class Rates(TrainerCallback):
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, float]] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.steps.append((state.global_step, round(state.epoch, 6)))
+
+
+def interrupted(folder: Path, step: int, **settings: Any) -> list[int]:
+    """What was trained until the run was stopped; the batch that lay ready was read, but not trained."""
+    diary = Diary(data.vectors(SIZE))
+    trainer = make_trainer(folder, train_dataset=diary, callbacks=[StopAt(step)], **settings)
+    trainer.train()
+    batches = step * settings.get("gradient_accumulation_steps", 1)
+    per_epoch = -(-SIZE // 4)
+    assert batches <= per_epoch * 2
+    epoch, rest = divmod(batches, per_epoch)
+    return diary.reads[: epoch * SIZE + rest * 4]
+
+
+@pytest.mark.parametrize("step", [2, 5, 7, 9])
+@pytest.mark.parametrize(
+    "settings",
+    [{"per_device_train_batch_size": 8}, {"per_device_train_batch_size": 3}, {"gradient_accumulation_steps": 3},
+     {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 2, "dataloader_num_workers": 0}],
+    ids=lambda s: "-".join(map(str, s.values())),
+)  # fmt: skip
+def test_every_sample_of_every_epoch_once(settings: dict[str, Any], step: int, tmp_path: Path) -> None:
+    trained = interrupted(tmp_path, step)
+    rest, rates = Diary(data.vectors(SIZE)), Rates()
+    second = make_trainer(tmp_path, train_dataset=rest, callbacks=[rates], **settings)
+    second.train(resume_from_checkpoint=True)
+    through = Diary(data.vectors(SIZE))
+    make_trainer(tmp_path / "through", train_dataset=through).train()
+    assert trained + rest.reads == through.reads, "the order of the epoch is that of the seed, whatever the batches"
+    numbers = [number for number, _ in rates.steps]
+    assert numbers == [*range(step + 1, second.state.max_steps + 1)]
+    assert rates.steps[-1] == (second.state.max_steps, 2.0)
+
+
+def test_the_worked_example(tmp_path: Path) -> None:
+    """400 samples, 2 epochs, batches of 4 until step 50, of 8 after it."""
+    settings = {"num_train_epochs": 2, "logging_steps": 500, "optim": "sgd"}
+    make_trainer(tmp_path, train_dataset=data.vectors(400), callbacks=[StopAt(50)], **settings).train()
+    rates = Rates()
+    settings["per_device_train_batch_size"] = 8
+    second = make_trainer(tmp_path, train_dataset=data.vectors(400), callbacks=[rates, StopAt(60)], **settings)
+    second.train(resume_from_checkpoint=True)
+    assert rates.steps[0] == (51, 0.52)
+    third = make_trainer(tmp_path, train_dataset=data.vectors(400), callbacks=[rates], **settings)
+    third.train(resume_from_checkpoint=True)
+    assert (75, 1.0) in rates.steps
+    assert rates.steps[-1] == (125, 2.0)
+    assert [number for number, _ in rates.steps] == [*range(51, 126)]
+    assert third.state.max_steps == 125
+
+
+def test_a_run_of_so_many_steps_takes_so_many(tmp_path: Path) -> None:
+    make_trainer(tmp_path, callbacks=[StopAt(5)], max_steps=16).train()
+    diary = Diary(data.vectors(SIZE))
+    second = make_trainer(tmp_path, train_dataset=diary, max_steps=16, per_device_train_batch_size=13)
+    second.train(resume_from_checkpoint=True)
+    assert second.state.global_step == 16
+    # one batch is left of the first epoch, then ten steps of two an epoch
+    assert second.state.epoch == 6.0
+    assert len(diary.reads) == 6 + 10 * 13
+
+
+def test_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_trainer(tmp_path, callbacks=[StopAt(3)]).train()
+    second = make_trainer(tmp_path, per_device_train_batch_size=7)
+    with caplog.at_level("INFO", "trainwright.assemble"):
+        second.train(resume_from_checkpoint=True)
+    said = "steps are now of 7 samples instead of 4: it goes on with sample 13 of 26 in epoch 1, with 6 steps to go"
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize("size", [20, 30])
+def test_data_that_shrank_or_grew(size: int, tmp_path: Path) -> None:
+    make_trainer(tmp_path, callbacks=[StopAt(3)]).train()
+    other = make_trainer(tmp_path, train_dataset=data.vectors(size))
+    with pytest.raises(DataError, match=f"26 samples when the checkpoint was written, 12 of them.*has {size} now"):
+        other.train(resume_from_checkpoint=True)
+    again = Diary(data.vectors(size))
+    make_trainer(tmp_path, train_dataset=again, ignore_data_skip=True).train(resume_from_checkpoint=True)
+    assert sorted(again.reads[:size]) == [*range(size)]
+
+
+def test_a_dataloader_of_the_users_own_is_counted_in_batches(tmp_path: Path) -> None:
+    from .test_resume_exact import OwnLoader
+
+    make_trainer(tmp_path, cls=OwnLoader, callbacks=[StopAt(3)]).train()
+    other = make_trainer(tmp_path, cls=OwnLoader, gradient_accumulation_steps=2)
+    with pytest.raises(CheckpointError, match="steps of 4 samples, and this run has 4 x 2 accumulated"):
+        other.train(resume_from_checkpoint=True)
