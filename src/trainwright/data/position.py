@@ -86,8 +86,9 @@ def check_same_data(cursor: Cursor, num_samples: int | None, unit: str | None = 
     if cursor.samples > 0 and cursor.unit != unit:
         then, now = (one or "single samples" for one in (cursor.unit, unit))
         raise DataError(
-            f"The checkpoint was written in the middle of epoch {cursor.epoch + 1} with {then}, and this run has {now}: "
-            "which samples are left cannot be told. Resume with the same settings, or begin that epoch again with ignore_data_skip=True."
+            f"The checkpoint stands in the middle of epoch {cursor.epoch + 1} with {then}, and this run has {now}, "
+            "so which samples are left cannot be told. Resume with the same settings, or begin that epoch again with "
+            "ignore_data_skip=True."
         )
     if cursor.samples == 0 or None in (cursor.num_samples, num_samples) or cursor.num_samples == num_samples:
         return
