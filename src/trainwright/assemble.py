@@ -20,7 +20,7 @@ from trainwright import model_facts
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
-from trainwright.checkpoint import rng
+from trainwright.checkpoint import rng, space
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.retention import to_remove
 from trainwright.checkpoint.store import CheckpointStore, verified
@@ -56,6 +56,7 @@ from trainwright.patches.debug import overflow_detection
 from trainwright.patches.liger import apply_liger_kernel
 from trainwright.patches.neftune import noisy_embeddings
 from trainwright.state.exportable import collect_states
+from trainwright.state.run import RunState
 from trainwright.state.trainer_state import TrainerState
 from trainwright.types import RNG_STATE_NAME, TRAINER_STATE_NAME, has_length
 
@@ -429,23 +430,44 @@ def rng_file(folder: str, *, rank: int, num_processes: int) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-@contextmanager
-def staged_checkpoint(store: CheckpointStore, manifest: Manifest, engine: Engine, *, writes: bool) -> Any:
-    """A directory to write a checkpoint into; committed at the end, thrown away if something fails.
+def saves_in_background(args: Any, run: RunState, *, is_alone: bool, is_watched: bool) -> bool:
+    """Whether a save may return before its files are there.
 
-    Only processes that write commit, once all are done with it; the others are given the same path.
+    Args:
+        is_alone: there is one process.
+        is_watched: code of the user's runs during a save or when it is done, and may look at the files.
     """
-    own = store.stage(manifest.step) if writes else None
-    of_main = engine.agree(lambda: str(own))
-    try:
-        yield Path(of_main) if own is None else own
-        engine.barrier()  # overrides may have written on any process
-        if own is not None:
-            store.commit(own, manifest)
-    except BaseException:
-        if own is not None:
-            store.discard(own)
-        raise
+    asked = getattr(args, "save_async", None)
+    return asked is not False and is_alone and not run.is_interrupted and (asked is True or not is_watched)
+
+
+def check_first_checkpoint(args: Any, folder: str, model: Any) -> None:
+    """Before step 1: whether the first checkpoint can fit on the disk.
+
+    Raises:
+        CheckpointWriteError: not even its weights do, and `save_failure` is "stop".
+    """
+    if args.save_strategy == "no":
+        return
+    root, what = Path(folder), "A checkpoint"
+    surely = space.weights_bytes(model)
+    likely = surely + (0 if args.save_only_model else space.estimated_optimizer_bytes(model))
+    free = space.free_bytes(root)
+    if free is None or free >= likely:
+        return
+    if free < surely and getattr(args, "save_failure", "stop") == "stop":
+        space.check_room(root, surely, what=what)
+    logger.warning("%s", space.too_little(root, likely, free, what=f"{what}, estimated with its optimizer,"))
+
+
+def check_next_checkpoint(args: Any, folder: Path, model: Any, optimizer: Any) -> None:
+    """Before a save writes anything.
+
+    Raises:
+        CheckpointWriteError: it cannot fit on the disk.
+    """
+    needed = space.weights_bytes(model) + (0 if args.save_only_model else space.optimizer_bytes(optimizer))
+    space.check_room(folder, needed, what="The next checkpoint")
 
 
 def rotate(store: CheckpointStore, args: Any, *, run_id: str, best: int | None) -> None:

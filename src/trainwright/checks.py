@@ -130,6 +130,18 @@ def check_has_samples(dataset: Any) -> None:
         raise DataError("train_dataset is empty: it has no sample to train on. Look at how it was made or filtered.")
 
 
+def check_sets_have_samples(eval_dataset: Any) -> None:
+    """Raises DataError for an evaluation set, or one of several, without a single sample."""
+    sets = eval_dataset if isinstance(eval_dataset, dict) else {None: eval_dataset}
+    for name, dataset in sets.items():
+        if has_length(dataset) and len(dataset) == 0:
+            which = "eval_dataset" if name is None else f"eval_dataset[{name!r}]"
+            raise DataError(
+                f"{which} is empty: there is no sample to evaluate on. Look at how it was made or filtered, or leave "
+                "it out and set eval_strategy='no'."
+            )
+
+
 def check_has_batches(dataloader: Any) -> None:
     """Raises DataError when all samples together make no batch."""
     if has_length(dataloader) and len(dataloader) == 0:

@@ -11,6 +11,10 @@ class ArgumentError(TrainwrightError, ValueError):
     """A training argument, or a combination of them, that cannot do what was asked."""
 
 
+class GenerationConfigError(ArgumentError, OSError):
+    """A generation config that cannot be found, or that is not valid."""
+
+
 class UnknownArgumentError(ArgumentError, TypeError):
     """A name that no training argument has."""
 
@@ -33,6 +37,10 @@ class CheckpointError(TrainwrightError, ValueError):
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """There is no checkpoint where one was named or expected."""
+
+
+class CheckpointWriteError(CheckpointError, OSError):
+    """A checkpoint that could not be brought to the disk; those before it are untouched."""
 
 
 class MetricError(TrainwrightError, KeyError):

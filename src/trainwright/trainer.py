@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from trainwright import assemble, checks, model_facts
+from trainwright.checkpoint.writer import Writer
 from trainwright.config import not_yet
 from trainwright.config.arguments import TrainingArguments
 from trainwright.data.collators import default_collator
@@ -83,6 +84,7 @@ class Trainer(RunHooks):
         logging.getLogger("trainwright").setLevel(self.args.get_process_log_level())
         self._run = RunState(TrainerState(), TrainerControl())
         self._run_id = assemble.new_run_id()
+        self._writer = Writer(goes_on=getattr(self.args, "save_failure", "stop") == "continue")
         self._init_bookkeeping()
         self.processing_class = assemble.one_processing_class(processing_class, tokenizer)
         self.train_dataset = train_dataset
@@ -154,6 +156,8 @@ class Trainer(RunHooks):
         self._loader = None
         self._plan = None
         self._rule = None
+        self._pause = None
+        self._is_rehearsing = False
         self._flos_model = None
         self._flos_per_token = 0
         self._past = None
@@ -209,20 +213,24 @@ class Trainer(RunHooks):
                 for patch in assemble.patches_for_a_run(self.args, self.model):
                     patches.enter_context(patch)
                 patches.enter_context(self._engine.mixed_precision(self.model, keeps_outputs=self._uses_outputs()))
-                return self._inner_training_loop(
+                output = self._inner_training_loop(
                     batch_size=self._train_batch_size,
                     args=self.args,
                     resume_from_checkpoint=checkpoint,
                     trial=trial,
                     ignore_keys_for_eval=ignore_keys_for_eval,
                 )
+            self._writer.end()
+            return output
         except BaseException as error:
+            self._writer.end_after_failure()
             self.callback_handler.fire("on_exception", self._run, exception=error)
             self._memory_tracker.abandon()
             raise
         finally:
             self.is_in_train = False
             self._rule = None
+            self._pause = None
 
     def _renew_model(self, trial: Any) -> None:
         if self.model_init is None:

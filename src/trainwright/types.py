@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -61,6 +62,21 @@ def write_text(path: str | Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
+
+
+def read_json(path: str | Path, *, max_bytes: int) -> Any:
+    """The value in a JSON file that a stranger may have written.
+
+    Raises:
+        ValueError: it is too large, nested too deeply, or no JSON.
+    """
+    size = Path(path).stat().st_size
+    if size > max_bytes:
+        raise ValueError(f"it has {size} bytes, and at most {max_bytes} are read")
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def has_length(thing: object) -> TypeGuard[Any]:

@@ -155,13 +155,13 @@ ALONE = [
         BUDGET,
     ),
     (
-        "one_order_of_samples",
+        "formed_batches_have_their_order",
         {**BUDGET, "train_sampling_strategy": "sequential"},
         "max_tokens_per_batch=64 train_sampling_strategy='sequential'",
         BUDGET,
     ),
     (
-        "one_order_of_samples",
+        "formed_batches_have_their_order",
         {**PACKING, "train_sampling_strategy": "group_by_length"},
         "packing='best_fit' train_sampling_strategy='group_by_length'",
         PACKING,
@@ -173,6 +173,12 @@ ALONE = [
         {**BUDGET, "accelerator_config": {"even_batches": False}},
     ),
     ("packing_needs_a_length", {"packing": "best_fit"}, "packing='best_fit' packing_length", PACKING),
+    (
+        "one_order_of_samples",
+        {"sortish_sampler": True, "train_sampling_strategy": "sequential"},
+        "sortish_sampler train_sampling_strategy",
+        {"sortish_sampler": True},
+    ),
 ]
 
 # rule: settings, facts, words of the message, legal settings and facts
@@ -303,7 +309,6 @@ IDLE = [
         {"ddp_timeout": 1800, "ddp_static_graph": None},
     ),
     ("generation_configuration", {"generation_config": "some/model"}, {"predict_with_generate": True}),
-    ("sortish_sampler", {"sortish_sampler": True}, {"sortish_sampler": False}),
     ("tpu_cores", {"tpu_num_cores": 8}, {"tpu_num_cores": None}),
     ("ray_scope", {"ray_scope": "all"}, {"ray_scope": "last"}),
     ("generation_length", {"generation_max_length": 5}, {"predict_with_generate": True}),

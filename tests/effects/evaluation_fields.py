@@ -69,7 +69,7 @@ def results_leave_the_device_every_so_many_batches(bench: Bench) -> None:
                 waiting.append(len(self._waiting))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("trainwright.loop.evaluate.Collector", Watched)
+            patch.setattr("trainwright.loop.results.Collector", Watched)
             patch.setattr("trainwright.metrics.collect._tensors", lambda batch: [torch.empty(1, device="meta")])
             predictions = bench.trainer(per_device_eval_batch_size=2, **settings).predict(samples()).predictions
         assert predictions.shape == (NUM_SAMPLES, 3)
@@ -130,11 +130,11 @@ def metrics_see_one_batch_at_a_time(bench: Bench) -> None:
 
 
 def scores(*values: float) -> Callable[[Any], dict[str, float]]:
-    """Metrics `score` and `other_loss` of these values, one after the other."""
+    """Metrics `score` and `other_loss` of these values, one after the other; a rehearsal, of one batch, gets none."""
     rest = iter(values)
 
     def compute_metrics(prediction: Any) -> dict[str, float]:
-        value = next(rest)
+        value = next(rest) if len(prediction.predictions) == NUM_SAMPLES else 0.0
         return {"score": value, "other_loss": value}
 
     return compute_metrics

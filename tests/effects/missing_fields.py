@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from accelerate.parallelism_config import ParallelismConfig
 
-from trainwright import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from trainwright.config import rules
 from trainwright.errors import NotYetError
 
-from .bench import Bench, Toy, samples, seeded
+from .bench import Bench
 from .table import companion, shows
 
 ASKED: dict[str, Any] = {
@@ -72,40 +71,3 @@ def no_upload_is_under_way(bench: Bench) -> None:
 @companion("hub_revision", "it names the branch, and push_to_hub is not there yet")
 def no_branch_is_uploaded_to(bench: Bench) -> None:
     _needs_the_hub(bench, hub_revision="dev")
-
-
-@shows("predict_with_generate")
-def generation_in_evaluation_is_refused(bench: Bench) -> None:
-    args = bench.args(Seq2SeqTrainingArguments, predict_with_generate=True)
-    with pytest.raises(NotYetError, match=r"predict_with_generate=True .*model\.generate"):
-        Seq2SeqTrainer(model=seeded(Toy), args=args, train_dataset=samples())
-
-
-def _needs_generation(bench: Bench, **settings: Any) -> None:
-    ((name, value),) = settings.items()
-    args = bench.args(Seq2SeqTrainingArguments, **settings)
-    assert args.to_dict()[name] == value
-    assert rules.idle(args) == [f"{name} has no effect without predict_with_generate."]
-
-
-@companion("generation_max_length", "it is about generation, and predict_with_generate is not there yet")
-def nothing_of_this_length_is_generated(bench: Bench) -> None:
-    _needs_generation(bench, generation_max_length=5)
-
-
-@companion("generation_num_beams", "it is about generation, and predict_with_generate is not there yet")
-def nothing_is_searched_with_beams(bench: Bench) -> None:
-    _needs_generation(bench, generation_num_beams=2)
-
-
-@companion("generation_config", "it is about generation, and predict_with_generate is not there yet")
-def nothing_is_generated_by_a_configuration(bench: Bench) -> None:
-    _needs_generation(bench, generation_config="some/model")
-
-
-@companion("sortish_sampler", "transformers accepts it and sorts nothing; train_sampling_strategy sorts")
-def sorting_is_asked_for_under_another_name(bench: Bench) -> None:
-    args = bench.args(Seq2SeqTrainingArguments, sortish_sampler=True)
-    (message,) = rules.idle(args)
-    assert message.startswith("sortish_sampler has no effect")
-    assert "train_sampling_strategy='group_by_length'" in message

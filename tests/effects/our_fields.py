@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from tokenizers.models import WordLevel
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
+from trainwright import TrainerCallback
+from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import DataError
 
 from .bench import Bench, llama, samples
@@ -126,3 +129,42 @@ def batches_are_padded_to_fewer_lengths(bench: Bench) -> None:
 
     assert lengths(pad_to_multiple_of=8) <= {8, 16}
     assert lengths() <= {5, 9, 11}
+
+
+@shows("save_async")
+def a_save_is_behind_training_s_back_or_not(bench: Bench) -> None:
+    def committed_by(**settings: Any) -> set[str]:
+        names: set[str] = set()
+        commit = CheckpointStore.commit
+
+        def observed(*args: Any) -> Any:
+            names.add(threading.current_thread().name)
+            return commit(*args)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CheckpointStore, "commit", observed)
+            bench.train(save_strategy="steps", save_steps=3, **settings)
+        return names
+
+    class Watches(TrainerCallback):
+        def on_save(self, *args: Any, **kwargs: Any) -> None: ...
+
+    assert committed_by() == {"checkpoint-writer"}
+    assert committed_by(save_async=False) == {"MainThread"}
+    assert committed_by(callbacks=[Watches()]) == {"MainThread"}
+    assert committed_by(callbacks=[Watches()], save_async=True) == {"checkpoint-writer"}
+
+
+@shows("save_failure")
+def a_checkpoint_that_cannot_be_written_ends_the_run_or_not(bench: Bench) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointStore, "commit", full)
+        with pytest.raises(OSError, match="No space left"):
+            bench.train(save_strategy="steps", save_steps=3)
+        trainer = bench.train(save_strategy="steps", save_steps=3, save_failure="continue")
+    assert trainer.state.global_step == 6
+    with pytest.raises(ValueError, match=r"save_failure='ignore'.*'stop', 'continue'"):
+        bench.args(save_failure="ignore")

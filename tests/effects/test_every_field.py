@@ -14,6 +14,7 @@ from . import (  # noqa: F401 -- they fill the table
     data_fields,
     distributed_fields,
     evaluation_fields,
+    generation_fields,
     length_fields,
     logging_fields,
     missing_fields,

@@ -84,6 +84,10 @@ class CallbackHandler(TrainerCallback):
         """Makes the table again; needed after `callbacks` was changed other than through the methods."""
         self._table = {event: [getattr(c, event) for c in self.callbacks if overrides(c, event)] for event in EVENTS}
 
+    def has_listener(self, event: str) -> bool:
+        """Whether a callback does something at an event."""
+        return bool(self._table[event])
+
     def fire(self, event: str, run: Any, **kwargs: Any) -> None:
         """Tells the listeners; a control object that one of them returns becomes the run's."""
         for flag in _CLEARS.get(event, ()):

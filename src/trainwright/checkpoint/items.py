@@ -8,13 +8,24 @@ from typing import Any
 
 import torch
 
+from trainwright.checkpoint.sink import AT_ONCE, Sink
 from trainwright.errors import CheckpointError
 from trainwright.types import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINING_ARGS_JSON_NAME, TRAINING_ARGS_NAME
 
 
-def save_optimizer(optimizer: Any, scheduler: Any, folder: Path) -> None:
-    torch.save(optimizer.state_dict(), folder / OPTIMIZER_NAME)
+def save_optimizer(optimizer: Any, scheduler: Any, folder: Path, *, sink: Sink = AT_ONCE) -> None:
+    sink.put(optimizer.state_dict(), lambda copied: _save_large(copied, folder / OPTIMIZER_NAME))
     torch.save(scheduler.state_dict(), folder / SCHEDULER_NAME)
+
+
+def _save_large(state: Any, path: Path) -> None:
+    """Without the checksums inside of the file: they take longer than writing it, and the manifest has a better one."""
+    were_on = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(state, path)
+    finally:
+        torch.serialization.set_crc32_options(were_on)
 
 
 def load_optimizer(optimizer: Any, scheduler: Any, folder: Path) -> None:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import mmap
 import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from trainwright.types import MANIFEST_NAME
+import xxhash
+
+from trainwright.types import MANIFEST_NAME, read_json
 
 FORMAT_VERSION = 1
 BLOCK_BYTES = 1 << 20
+MAX_BYTES = 64 << 20  # of a manifest
+DIGEST = "xxh3"
+OLDER_DIGEST = "crc32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +32,7 @@ class Manifest:
         world_size: processes that trained.
         written_at: seconds since 1970; tells the newest where several runs wrote into one directory.
         cursor: position in the data, as `data.cursor.Cursor` stores it.
-        files: path below the checkpoint -> {"size": bytes, "crc32": 8 hex digits}.
+        files: path below the checkpoint -> {"size": bytes, "xxh3": 16 hex digits}.
     """
 
     step: int
@@ -51,12 +57,20 @@ class Manifest:
     def read(cls, folder: Path) -> Manifest | None:
         """The manifest of a checkpoint; None if it has none (another trainer wrote it) or it is damaged."""
         try:
-            values = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+            values = read_json(folder / MANIFEST_NAME, max_bytes=MAX_BYTES)
             if values.pop("crc32") != _checksum_of(values):
                 return None
-            return cls(**values)
+            manifest = cls(**values)
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
             return None
+        return manifest if manifest._is_sound() else None
+
+    def _is_sound(self) -> bool:
+        kinds = (self.step, int), (self.run_id, str), (self.written_at, (int, float)), (self.files, dict)
+        entries = self.files.values() if isinstance(self.files, dict) else ()
+        return all(isinstance(value, kind) for value, kind in kinds) and all(
+            isinstance(entry, dict) and isinstance(entry.get("size"), int) for entry in entries
+        )
 
 
 def _checksum_of(values: dict[str, Any]) -> str:
@@ -71,18 +85,38 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and digest of each file that was just written."""
     return {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "crc32": checksum(path)}
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, DIGEST: _digest_of_written(path)}
         for path in files_below(folder)
     }
 
 
-def checksum(path: Path) -> str:
-    value = 0
+def _digest_of_written(path: Path) -> str:
+    """As `digest`, without a copy of the file: what was just written is in memory, and nobody else shortens it."""
+    value = xxhash.xxh3_64()
+    if path.stat().st_size > 0:  # nothing cannot be mapped
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            memoryview(content) as view,
+        ):
+            for start in range(0, len(view), BLOCK_BYTES):  # in blocks: a signal is heard between two of them
+                with view[start : start + BLOCK_BYTES] as block:
+                    value.update(block)
+    return value.hexdigest()
+
+
+def digest(path: Path, kind: str = DIGEST) -> str:
+    """A checksum of a file; the older kind is only read."""
+    value, crc = xxhash.xxh3_64(), 0
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
-            value = zlib.crc32(block, value)
-    return f"{value:08x}"
+            if kind == DIGEST:
+                value.update(block)
+            else:
+                crc = zlib.crc32(block, crc)
+    return value.hexdigest() if kind == DIGEST else f"{crc:08x}"
 
 
 def find_problem(folder: Path) -> str | None:
@@ -90,17 +124,53 @@ def find_problem(folder: Path) -> str | None:
 
     A checkpoint without a manifest is accepted if it has a trainer state: transformers writes that file last.
     """
+    link = next(links_that_leave(folder), None)
+    if link is not None:
+        return f"{link} is a link that leaves the directory. If it is to be trusted, copy the checkpoint with cp -rL"
     manifest = Manifest.read(folder)
     if manifest is None:
         if (folder / MANIFEST_NAME).exists():
             return f"{MANIFEST_NAME} is damaged"
         return None if (folder / "trainer_state.json").is_file() else "trainer_state.json is missing"
     for name, expected in manifest.files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != expected["size"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {expected['size']}"
-        if checksum(path) != expected["crc32"]:
-            return f"{name} was altered: its checksum does not match"
+        problem = _problem_of_file(folder, name, expected)
+        if problem is not None:
+            return problem
     return None
+
+
+def _problem_of_file(folder: Path, name: str, expected: dict[str, Any]) -> str | None:
+    if is_outside(name):
+        return f"{MANIFEST_NAME} names {name!r}, which lies outside of the directory"
+    path, kind = folder / name, next((kind for kind in (DIGEST, OLDER_DIGEST) if kind in expected), None)
+    if not path.is_file():
+        return f"{name} is missing"
+    if path.stat().st_size != expected["size"]:
+        return f"{name} has {path.stat().st_size} bytes instead of {expected['size']}"
+    if kind is None:
+        return f"{name} has no checksum that this version can compute"
+    if digest(path, kind) != expected[kind]:
+        return f"{name} was altered: its checksum does not match"
+    return None
+
+
+def is_outside(name: str) -> bool:
+    """Whether a path that a file of a checkpoint names leads out of its directory, on any system."""
+    return any(path.is_absolute() or path.drive or ".." in path.parts for path in _as_paths(name))
+
+
+def _as_paths(name: str) -> tuple[PurePosixPath | PureWindowsPath, ...]:
+    return PurePosixPath(name), PureWindowsPath(name)
+
+
+def links_that_leave(folder: Path) -> Iterator[str]:
+    """Links in a checkpoint that point to something outside of it, or nowhere."""
+    inside = folder.resolve()
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            try:
+                is_inside = path.resolve(strict=True).is_relative_to(inside)
+            except (OSError, RuntimeError):  # it points nowhere, or at itself
+                is_inside = False
+            if not is_inside:
+                yield path.relative_to(folder).as_posix()

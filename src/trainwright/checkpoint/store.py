@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from trainwright.checkpoint.links import link_unchanged
 from trainwright.checkpoint.manifest import Manifest, describe_files, files_below, find_problem
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
 from trainwright.types import PREFIX_CHECKPOINT_DIR
@@ -57,12 +58,17 @@ class CheckpointStore:
     def commit(self, staging: Path, manifest: Manifest) -> Path:
         """Flushes, lists and renames a staged checkpoint; returns its final path.
 
-        Files that somebody wrote under the final name meanwhile are kept, unless the checkpoint has them too.
+        Files that somebody wrote under the final name meanwhile are kept, unless the checkpoint has them too. Large
+        files that are as they were in this run's checkpoint before it share its place on the disk.
         """
         final = self.path(manifest.step)
         if final.exists() and Manifest.read(final) is None:
             _merge(final, staging)
-        replace(manifest, files=describe_files(staging)).write(staging)
+        files = describe_files(staging)
+        before = max(self.owned_by(manifest.run_id), default=None)
+        if before is not None:
+            link_unchanged(staging, files, self.path(before))
+        replace(manifest, files=files).write(staging)
         _flush(staging)
         replaced = self._beside(manifest.step, "replaced")
         if final.exists():

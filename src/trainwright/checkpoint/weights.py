@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,30 +13,65 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from trainwright.checkpoint.sink import AT_ONCE, Sink
 from trainwright.errors import CheckpointError
-from trainwright.types import is_instance_of
+from trainwright.types import is_instance_of, optional_class, read_json
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
 WEIGHTS_NAME = "pytorch_model.bin"
 ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
+MAX_INDEX_BYTES = 256 << 20
 
 
-def save_weights(model: nn.Module, folder: Path, *, state_dict: dict[str, Any] | None = None) -> None:
+def save_weights(
+    model: nn.Module, folder: Path, *, state_dict: dict[str, Any] | None = None, sink: Sink = AT_ONCE
+) -> None:
     """Writes a model so that `from_pretrained` (or `load_weights`) reads it.
 
-    Tied and shared weights of a plain module are written once, non-contiguous ones as contiguous.
+    Tied and shared weights of a plain module are written once, non-contiguous ones as contiguous. A `sink` that puts
+    writing off gets the weights alone; a model whose `save_pretrained` is not known to take them so is written at once.
     """
     folder.mkdir(parents=True, exist_ok=True)
     saver: Any = getattr(model, "save_pretrained", None)
-    if saver is not None:
-        with _without_progress_bars():
-            saver(folder, state_dict=state_dict)
-    elif state_dict is not None:
-        contiguous = {name: tensor.contiguous() for name, tensor in state_dict.items()}
-        safetensors.torch.save_file(contiguous, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+    if saver is None:
+        state = _each_once(model) if state_dict is None else {n: t.contiguous() for n, t in state_dict.items()}
+        path = folder / SAFE_WEIGHTS_NAME
+        sink.put(state, lambda copied: safetensors.torch.save_file(copied, path, metadata={"format": "pt"}))
+    elif _takes_its_weights(model):
+        twin: Any = _as_it_is_now(model)
+        sink.put(
+            model.state_dict() if state_dict is None else state_dict,
+            lambda copied: _save_pretrained(twin.save_pretrained, folder, copied),
+        )
     else:
-        safetensors.torch.save_file(_each_once(model), folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+        _save_pretrained(saver, folder, state_dict)
+
+
+def _save_pretrained(saver: Any, folder: Path, state_dict: dict[str, Any] | None) -> None:
+    with _without_progress_bars():
+        saver(folder, state_dict=state_dict)
+
+
+def _takes_its_weights(model: Any) -> bool:
+    """Whether its `save_pretrained` is transformers' own, and writes what it is given and not what the model has."""
+    cls = optional_class("transformers", "PreTrainedModel")
+    own = getattr(cls, "save_pretrained", None)
+    reads_the_model = ("hf_quantizer", "_hf_peft_config_loaded", "hf_device_map")
+    return (
+        getattr(type(model), "save_pretrained", model) is own
+        and "save_pretrained" not in vars(model)
+        and not any(getattr(model, name, None) for name in reads_the_model)
+    )
+
+
+def _as_it_is_now(model: Any) -> Any:
+    """The model with its settings copied: what is written later must not show what changed meanwhile."""
+    twin = copy.copy(model)
+    for name in ("config", "generation_config"):
+        if name in vars(model):
+            vars(twin)[name] = copy.deepcopy(vars(model)[name])
+    return twin
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +147,10 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         return []
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(read_json(index, max_bytes=MAX_INDEX_BYTES)["weight_map"].values()))
+        outside = [name for name in names if Path(name).name != name]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{index} cannot be read as an index of weights: {error!r}.") from error
-    outside = [name for name in names if Path(name).name != name]
     if outside:
         raise CheckpointError(f"{index} names files outside of its directory: {', '.join(outside)}. It is not used.")
     return [folder / name for name in names]

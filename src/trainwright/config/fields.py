@@ -307,6 +307,16 @@ class OurFields:
     packing_overflow: str = option(
         "error", "A sample longer than packing_length: error, or split over rows.", choices=["error", "split"]
     )
+    save_async: bool | None = option(
+        None,
+        "Write checkpoints behind training's back (None: unless your code looks at their files; True: even then).",
+        optional_value=True,
+    )
+    save_failure: str = option(
+        "stop",
+        "When a checkpoint cannot be written, as on a full disk: stop training, or continue without it.",
+        choices=["stop", "continue"],
+    )
     pad_to_multiple_of: int | None = option(
         None,
         "The default collator pads to a multiple of so many tokens, so there are fewer shapes to compile.",

@@ -163,6 +163,13 @@ def _best(args: Any) -> Problems:
     return []
 
 
+def _sorting(args: Any) -> Problems:
+    """The older wish for batches of similar length is the strategy that makes them."""
+    if getattr(args, "sortish_sampler", False) and args.train_sampling_strategy == "random":
+        args.train_sampling_strategy = "group_by_length"
+    return []
+
+
 def _trackers(args: Any) -> Problems:
     names = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
     args.report_to = [] if names == ["none"] else names
@@ -195,6 +202,7 @@ SETTLERS: tuple[Callable[[Any], Problems], ...] = (
     _enums,
     _intervals,
     _best,
+    _sorting,
     _trackers,
     _hardware,
     _backends,

@@ -223,6 +223,32 @@ class CheckpointPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationPlan:
+    """How an evaluation generates.
+
+    Attributes:
+        predicts: predictions are generated tokens, not logits.
+        config: a GenerationConfig, or where to find one; None: the model's own.
+        max_length: length of what is generated, where a call does not say it.
+        num_beams: beams, where a call does not say it.
+    """
+
+    predicts: bool = False
+    config: Any = None
+    max_length: int | None = None
+    num_beams: int | None = None
+
+    def settings(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Keywords of `generate` for a call that asked for these."""
+        settings = {name: value for name, value in asked.items() if value is not None}
+        if self.max_length is not None and "max_new_tokens" not in settings:
+            settings.setdefault("max_length", self.max_length)
+        if self.num_beams is not None:
+            settings.setdefault("num_beams", self.num_beams)
+        return settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalPlan:
     """What an evaluation keeps and how.
 
@@ -232,6 +258,9 @@ class EvalPlan:
         concat_batches: False hands metrics a list of batches instead of one array.
         include: extras for metrics, "inputs" and "loss".
         streams_metrics: metrics take one batch at a time (`batch_eval_metrics`).
+        skip_non_finite: batches whose loss is not finite are left out of its mean.
+        memory_share: of the free memory; results beyond it lie in a file.
+        spill_folder: where that file is; None: the system's folder for temporary files.
     """
 
     batch_size: int
@@ -240,3 +269,5 @@ class EvalPlan:
     include: tuple[str, ...] = ()
     streams_metrics: bool = False
     skip_non_finite: bool = True
+    memory_share: float = 0.6
+    spill_folder: str | None = None

@@ -92,6 +92,7 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "packing": (None, *PACKING),
     "packing_overflow": ("error", "split"),
     "loss_weighting": ("batches", "items"),
+    "save_failure": ("stop", "continue"),
 }
 
 

@@ -13,6 +13,7 @@ from trainwright.config.plans import (
     DDPPlan,
     EnginePlan,
     EvalPlan,
+    GenerationPlan,
     Lengths,
     LoaderPlan,
     PrecisionPlan,
@@ -124,6 +125,18 @@ def evaluation(args: Any) -> EvalPlan:
         include=tuple(args.include_for_metrics),
         streams_metrics=args.batch_eval_metrics,
         skip_non_finite=args.logging_nan_inf_filter,
+        memory_share=0.6 / max(1, args.world_size),  # the rest is for metrics, which often copy what they are given
+        spill_folder=args.output_dir,
+    )
+
+
+def generation(args: Any) -> GenerationPlan:
+    """What the five fields of Seq2SeqTrainingArguments come to; other arguments ask for no generation."""
+    return GenerationPlan(
+        predicts=getattr(args, "predict_with_generate", False),
+        config=getattr(args, "generation_config", None),
+        max_length=getattr(args, "generation_max_length", None),
+        num_beams=getattr(args, "generation_num_beams", None),
     )
 
 

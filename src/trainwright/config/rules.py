@@ -15,10 +15,22 @@ from trainwright.config.construct import refuse
 from trainwright.config.ranges import out_of_range
 from trainwright.config.rules_alone import RULES
 from trainwright.config.rules_idle import RULES as IDLE_RULES
+from trainwright.config.rules_run import COMPUTED_BY_EVALUATION, Facts, Wanted, metric_to_find
 from trainwright.config.rules_run import RULES as RUN_RULES
-from trainwright.config.rules_run import Facts
 
-__all__ = ["IDLE_RULES", "RULES", "RUN_RULES", "Facts", "check", "check_run", "idle", "violations"]
+__all__ = [
+    "COMPUTED_BY_EVALUATION",
+    "IDLE_RULES",
+    "RULES",
+    "RUN_RULES",
+    "Facts",
+    "Wanted",
+    "check",
+    "check_run",
+    "idle",
+    "metric_to_find",
+    "violations",
+]
 
 NOTHING_KNOWN = Facts()
 

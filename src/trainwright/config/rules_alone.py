@@ -293,7 +293,7 @@ def a_budget_or_a_batch_size(args: Any) -> str | None:
 
 
 @rule
-def one_order_of_samples(args: Any) -> str | None:
+def formed_batches_have_their_order(args: Any) -> str | None:
     asked = [name for name in ("max_tokens_per_batch", "packing") if getattr(args, name, None) is not None]
     if not asked or args.train_sampling_strategy == "random":
         return None
@@ -332,6 +332,16 @@ def generated_predictions_are_kept(args: Any) -> str | None:
         return (
             "predict_with_generate=True makes predictions, and prediction_loss_only=True throws them away. "
             "Set one of them to False."
+        )
+    return None
+
+
+@rule
+def one_order_of_samples(args: Any) -> str | None:
+    if getattr(args, "sortish_sampler", False) and args.train_sampling_strategy == "sequential":
+        return (
+            "sortish_sampler=True puts samples of similar length together, and train_sampling_strategy='sequential' "
+            "keeps the order of the data. Drop one of them."
         )
     return None
 

@@ -111,13 +111,6 @@ def generation_configuration(args: Any) -> str | None:
 
 
 @rule
-def sortish_sampler(args: Any) -> str | None:
-    if not getattr(args, "sortish_sampler", False):
-        return None
-    return "sortish_sampler has no effect. Use train_sampling_strategy='group_by_length' to sort samples by length."
-
-
-@rule
 def tpu_cores(args: Any) -> str | None:
     return _family(args, {"tpu_num_cores": None}, "without a TPU")
 

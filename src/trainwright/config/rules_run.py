@@ -25,6 +25,28 @@ class Facts:
     supports_tf32: bool | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A metric that only an evaluation can tell whether it exists."""
+
+    name: str  # in full
+    prefix: str
+    eval_set: str | None = None  # of several
+
+
+def metric_to_find(args: Any, eval_names: tuple[str, ...] = ()) -> Wanted | None:
+    """The metric that `metric_for_best_model` names, unless every evaluation has it or nobody is judged by one."""
+    if args.metric_for_best_model is None:
+        return None
+    metric = str(args.metric_for_best_model).removeprefix("eval_")
+    fitting = [name for name in eval_names if metric.startswith(f"{name}_")]
+    chosen = max(fitting, key=len, default=None)
+    prefix = "eval" if chosen is None else f"eval_{chosen}"
+    if f"eval_{metric}".removeprefix(f"{prefix}_") in COMPUTED_BY_EVALUATION:
+        return None
+    return Wanted(name=f"eval_{metric}", prefix=prefix, eval_set=chosen if chosen or not eval_names else eval_names[0])
+
+
 Rule = Callable[[Any, Facts], "str | None"]
 RULES: list[Rule] = []
 

@@ -17,10 +17,14 @@ class Seq2SeqTrainingArguments(TrainingArguments):
 
     group: ClassVar[str] = "Generation"
 
-    sortish_sampler: bool = option(False, "Sort samples roughly by length, with some noise.")
+    sortish_sampler: bool = option(
+        False, "Train on batches of samples of similar length, the longest first (group_by_length)."
+    )
     predict_with_generate: bool = option(False, "Generate in evaluation and prediction, for metrics such as ROUGE.")
-    generation_max_length: int | None = option(None, "Tokens generated at most (None: the model's own setting).")
+    generation_max_length: int | None = option(
+        None, "Tokens at most, a decoder-only model's prompt included (None: the model's own setting)."
+    )
     generation_num_beams: int | None = option(None, "Beams of the search (None: the model's own setting).")
     generation_config: str | Path | Any | None = option(  # Any: a GenerationConfig, which is not imported here
-        None, "GenerationConfig to use: an instance, a model id, or a path."
+        None, "GenerationConfig to use: an instance, the name of a model, a directory or a file."
     )

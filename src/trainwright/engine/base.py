@@ -80,6 +80,10 @@ class Engine(ABC):
         """Around a micro-batch; `sync` is True for the last of a window."""
         return NO_CONTEXT
 
+    def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
+        """Around `model.generate`; gives the keywords that it needs where processes hold parts of the model."""
+        return nullcontext({})
+
     def gather(self, value: Any) -> Any:
         """A nested value of tensors from all processes, concatenated along the first dimension in order of rank.
 

@@ -15,6 +15,12 @@ from trainwright.facade.report import ReportHooks
 
 logger = logging.getLogger(__name__)
 
+# Methods in which a user's code may look at the files of a save, or count on them when it returns.
+_SAVING_HOOKS = (
+    "_maybe_log_save_evaluate", "_save_checkpoint", "save_model", "_save", "_save_optimizer_and_scheduler",
+    "_save_scaler", "_save_rng_state", "_push_from_checkpoint",
+)  # fmt: skip
+
 
 class CheckpointHooks(ReportHooks):
     """Writes and reads checkpoints; the store decides where, the engine how."""
@@ -33,22 +39,44 @@ class CheckpointHooks(ReportHooks):
         step = self.state.global_step
         store = CheckpointStore(self._get_output_dir(trial))
         manifest = Manifest(step=step, run_id=self._run_id, world_size=self.args.world_size, cursor=self._cursor())
-        writes = self.args.should_save
-        with assemble.staged_checkpoint(store, manifest, self._engine, writes=writes) as staging:
-            folder = str(staging)
-            self.save_model(folder, _internal_call=True)
-            if not self.args.save_only_model:
-                self._save_optimizer_and_scheduler(folder)
-                self._save_scaler(folder)
-                self._save_rng_state(folder)
-            best = self.state.best_global_step
-            if best is not None and self._engine.agree(lambda: best == step or best in store.owned_by(self._run_id)):
-                self.state.best_model_checkpoint = str(store.path(best))
-            if writes:
-                assemble.write_state(self.state, self._stateful(), Path(folder))
-        self._run.saved_step = step
-        if writes:
-            assemble.rotate(store, self.args, run_id=self._run_id, best=self.state.best_global_step)
+        best = self.state.best_global_step
+        self._writer.save(
+            store,
+            manifest,
+            company=self._engine,
+            writes=self.args.should_save,
+            in_background=self._saves_in_background(),
+            check=lambda: assemble.check_next_checkpoint(self.args, store.root, self.model, self.optimizer),
+            write=lambda staging: self._fill_checkpoint(staging, store),
+            after=lambda: assemble.rotate(store, self.args, run_id=manifest.run_id, best=best),
+        )
+        self._run.saved_step = self._writer.newest
+
+    def _fill_checkpoint(self, staging: Path, store: CheckpointStore) -> None:
+        folder, step, best = str(staging), self.state.global_step, self.state.best_global_step
+        self.save_model(folder, _internal_call=True)
+        if not self.args.save_only_model:
+            self._save_optimizer_and_scheduler(folder)
+            self._save_scaler(folder)
+            self._save_rng_state(folder)
+        if best is not None and self._engine.agree(lambda: best == step or best in store.owned_by(self._run_id)):
+            self.state.best_model_checkpoint = str(store.path(best))
+        if self.args.should_save:
+            assemble.write_state(self.state, self._stateful(), staging)
+
+    def _saves_in_background(self) -> bool:
+        hooks = any(self._is_overridden(name) for name in _SAVING_HOOKS)
+        return self.is_in_train and assemble.saves_in_background(
+            self.args,
+            self._run,
+            is_alone=self._engine.num_processes == 1,
+            is_watched=hooks or self.callback_handler.has_listener("on_save"),
+        )
+
+    def _is_overridden(self, name: str) -> bool:
+        """Whether a published method is another one than the package's."""
+        module = getattr(getattr(type(self), name), "__module__", "")
+        return name in vars(self) or not module.startswith(f"{__package__}".partition(".")[0] + ".")
 
     def _cursor(self) -> dict[str, Any] | None:
         if self._loader is None or self._plan is None:
@@ -66,7 +94,8 @@ class CheckpointHooks(ReportHooks):
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         if not self.args.should_save:
             return
-        weights.save_weights(self._engine.unwrap(self.model), folder, state_dict=state_dict)
+        model = self._engine.unwrap(self.model)
+        weights.save_weights(model, folder, state_dict=state_dict, sink=self._writer.sink)
         processing_class: Any = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         if hasattr(processing_class, "save_pretrained"):
             processing_class.save_pretrained(folder)
@@ -74,7 +103,7 @@ class CheckpointHooks(ReportHooks):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.args.should_save:
-            items.save_optimizer(self.optimizer, self.lr_scheduler, Path(output_dir))
+            items.save_optimizer(self.optimizer, self.lr_scheduler, Path(output_dir), sink=self._writer.sink)
 
     def _save_scaler(self, output_dir: str) -> None:
         if self.args.should_save:

@@ -19,10 +19,15 @@ from trainwright.facade.report import ReportHooks
 from trainwright.facade.step import StepHooks
 from trainwright.loop import evaluate as eval_loop
 from trainwright.loop import predict as eval_step
+from trainwright.loop.eval_session import EvalSession
+from trainwright.loop.rehearsal import Quiet
 from trainwright.metrics.speed import speed_metrics
+from trainwright.metrics.streaming import is_streaming
 from trainwright.metrics.types import EvalLoopOutput, PredictionOutput
 from trainwright.optim import modes, schedules
 from trainwright.types import Batch
+
+QUIET = Quiet()
 
 
 class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
@@ -108,34 +113,52 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
     ) -> EvalLoopOutput:
         """Runs the model over a dataloader; serves both `evaluate` and `predict`."""
         model = self._wrap_model(self.model, training=False)
-        modes.eval_mode(model, self.optimizer)
-        self.callback_handler.eval_dataloader = dataloader
-        past, self._past = self._past, None
-        of_run, self._rule = self._rule, (self._rule or self._loss_rule()).of_one_process()
+        self._rest(model, dataloader)
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        is_prediction = description == "Prediction"
-        session = eval_loop.EvalSession(
+        past, rule = self._past, self._rule
+        self._past, self._rule = None, (rule or self._loss_rule()).of_one_process()
+        session = self._eval_session(model, loss_only, ignore_keys, is_prediction=description == "Prediction")
+        mixed = contextlib.nullcontext() if self.is_in_train else self._engine.mixed_precision(self.model)
+        try:
+            with mixed:
+                run: Any = QUIET if self._is_rehearsing else self._run
+                return eval_loop.evaluation_loop(session, run, self, dataloader, prefix=metric_key_prefix)
+        finally:
+            self._past, self._rule = past, rule
+
+    def _rest(self, model: Any, dataloader: Any) -> None:
+        """Evaluation mode, of which training will find no trace when it goes on."""
+        if self._is_rehearsing:
+            modes.eval_mode(model, None)
+            return
+        self.callback_handler.eval_dataloader = dataloader
+        if not self.is_in_train:
+            modes.eval_mode(model, self.optimizer)
+        elif self._pause is None:
+            self._pause = modes.Pause(model, self.optimizer)
+
+    def _eval_session(
+        self, model: Any, loss_only: bool, ignore_keys: list[str] | None, *, is_prediction: bool
+    ) -> EvalSession:
+        assert self._rule is not None
+        streams = self.args.batch_eval_metrics or is_streaming(self.compute_metrics)
+        return EvalSession(
             plan=resolve.evaluation(self.args),
             model=model,
             rule=self._rule,
-            events=self.callback_handler,
+            events=QUIET if self._is_rehearsing else self.callback_handler,
             gather=self.gather_function,
-            collect=self._engine.stacked,
+            total=self._engine.sum,
             label_names=self.label_names,
+            device=self._engine.device,
             main_input=model_facts.main_input_name(self.model),
             compute_metrics=self.compute_metrics,
             preprocess_logits=self.preprocess_logits_for_metrics,
             loss_only=loss_only,
             needs_labels=not is_prediction,
-            keeps_results=is_prediction or not self.args.batch_eval_metrics,
+            keeps_results=is_prediction or not streams,
             ignore_keys=ignore_keys,
         )
-        mixed = contextlib.nullcontext() if self.is_in_train else self._engine.mixed_precision(self.model)
-        try:
-            with mixed:
-                return eval_loop.evaluation_loop(session, self._run, self, dataloader, prefix=metric_key_prefix)
-        finally:
-            self._past, self._rule = past, of_run
 
     def prediction_loop(
         self,

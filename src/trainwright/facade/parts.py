@@ -10,12 +10,14 @@ from torch import nn
 
 from trainwright import assemble
 from trainwright.callbacks.dispatch import CallbackHandler
+from trainwright.checkpoint.writer import Writer
 from trainwright.config.plans import StepPlan
 from trainwright.engine.base import Engine
 from trainwright.engine.precision import DTYPES
 from trainwright.loop.loss_scale import LossRule
 from trainwright.loop.session import Session
 from trainwright.metrics.memory import TrainerMemoryTracker
+from trainwright.optim.modes import Pause
 from trainwright.state.control import TrainerControl
 from trainwright.state.run import RunState
 from trainwright.state.trainer_state import TrainerState
@@ -64,9 +66,12 @@ class Parts:
     _run: RunState
     _run_id: str
     _session: Session
+    _writer: Writer
     _plan: StepPlan | None
     _loader: Any
     _rule: LossRule | None
+    _pause: Pause | None
+    _is_rehearsing: bool
     _signature_columns: list[str] | None
     _train_batch_size: int
     _eval_dataloaders: dict[str, Any]

@@ -10,8 +10,8 @@ from trainwright import assemble, checks
 from trainwright.config import resolve, rules
 from trainwright.config.plans import StepPlan
 from trainwright.facade.checkpoint import CheckpointHooks
-from trainwright.facade.evaluation import EvaluationHooks
 from trainwright.facade.optimizer import OptimizerHooks
+from trainwright.facade.rehearsal import RehearsalHooks
 from trainwright.loop.fit import fit, run_epoch
 from trainwright.loop.session import Session, Start
 from trainwright.metrics.speed import speed_metrics, step_logs, utilisation
@@ -20,7 +20,7 @@ from trainwright.optim import modes, schedules
 from trainwright.types import has_length
 
 
-class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
+class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
     """Puts a run together from the other parts and takes it from the first step to the last metric."""
 
     def set_initial_training_values(
@@ -109,7 +109,9 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             trial=trial,
             ignore_keys_for_eval=ignore_keys_for_eval,
         )
+        self._engine.agree(lambda: assemble.check_first_checkpoint(args, self._get_output_dir(trial), self.model))
         assemble.announce(plan, args, self.state, device=self._engine.device, start=self._session.start, note=note)
+        self._rehearse_evaluation(ignore_keys_for_eval)
         fit(self._session, self._run, self, eval_on_start=args.eval_on_start)
         return self._finalize_training(trial, plan.num_train_samples, self._run.start_time)
 
@@ -210,6 +212,8 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:
+            if self._pause is not None:
+                self._pause.forget_weights()
             self._save_checkpoint(model, trial)
             self.callback_handler.fire("on_save", self._run)
 
@@ -234,6 +238,7 @@ class RunHooks(EvaluationHooks, CheckpointHooks, OptimizerHooks):
         metrics |= utilisation(run.state.total_flos - run.first_flos, start_time, peak=self._engine.peak_flops())
         self._memory_tracker.stop_and_update_metrics(metrics, stage="train")
         self.log(metrics)
+        self._writer.wait()
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
         self.callback_handler.fire("on_train_end", run)

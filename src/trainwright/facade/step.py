@@ -23,7 +23,10 @@ class StepHooks(DataHooks):
 
     def training_step(self, model: Any, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
         """Forward and backward for one micro-batch; returns its loss as it enters the window's sum, detached."""
-        if not model.training:
+        if self._pause is not None:
+            self._pause.end(model, self.optimizer)
+            self._pause = None
+        elif not (model.training and self.model.training):  # somebody else left it in evaluation mode
             modes.train_mode(model, self.optimizer)
         batch, inputs = inputs, self._prepare_inputs(inputs)
         with self.compute_loss_context_manager():

@@ -80,8 +80,8 @@ def _add_nested(store: Any, arrays: Any) -> None:
 def _check_same_parts(before: list[str], now: list[str]) -> None:
     if before != now:
         raise DataError(
-            f"A batch of results has the parts {', '.join(now)} where earlier ones had {', '.join(before)}; they cannot "
-            "be joined. Leave one out with ignore_keys, or set eval_do_concat_batches=False to get a list of batches."
+            f"A batch of results has the parts {', '.join(now)} where earlier ones had {', '.join(before)}; they "
+            "cannot be joined. Leave one out with ignore_keys, or set eval_do_concat_batches=False to get a list."
         )
 
 

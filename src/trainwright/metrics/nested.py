@@ -75,7 +75,7 @@ def torch_pad_and_concatenate(
     tensor1: torch.Tensor, tensor2: torch.Tensor, padding_index: int = IGNORE_INDEX
 ) -> torch.Tensor:
     """Joined along the first dimension; the shorter second dimension is filled with `padding_index`."""
-    first, second = torch.atleast_1d(tensor1), torch.atleast_1d(tensor2)
+    first, second = (tensor.reshape(-1) if tensor.ndim == 0 else tensor for tensor in (tensor1, tensor2))
     if first.ndim == 1 or first.shape[1] == second.shape[1]:
         return torch.cat((first, second))
     joined = first.new_full(_joined_shape(first, second), padding_index)

@@ -55,8 +55,8 @@ class Rows:
         self._make_room(last, widths, rows.dtype)
         self._widen(widths)
         if rows.shape[1:] != widths:
-            self._array[(slice(self._num, last), *map(slice, widths))] = IGNORE_INDEX
-        self._array[(slice(self._num, last), *map(slice, rows.shape[1:]))] = rows
+            self._array[_region(self._num, last, widths)] = IGNORE_INDEX
+        self._array[_region(self._num, last, rows.shape[1:])] = rows
         self._num = last
 
     def result(self) -> Any:
@@ -68,7 +68,7 @@ class Rows:
         if array.shape[1:] != self._widths:  # rows move forward, so none is overwritten before it has moved
             row_size = int(np.prod(self._widths))
             for first, last in _blocks(array, self._num):
-                block = array[(slice(first, last), *map(slice, self._widths))].copy()
+                block = array[_region(first, last, self._widths)].copy()
                 flat[first * row_size : last * row_size] = block.reshape(-1)
         if isinstance(array, np.memmap):
             return np.asarray(flat[:size]).reshape(shape)
@@ -85,10 +85,11 @@ class Rows:
         if dtype == self._array.dtype and all(n <= size for n, size in zip(need, have, strict=True)):
             return
         shape = tuple(size if n <= size else max(n, size * 3 // 2) for n, size in zip(need, have, strict=True))
-        larger, old, used = self._storage.empty(shape, dtype), self._array, tuple(map(slice, self._widths))
+        larger, old = self._storage.empty(shape, dtype), self._array
         self._storage.give_back(old)
         for first, last in reversed(_blocks(old, self._num)):
-            larger[(slice(first, last), *used)] = old[(slice(first, last), *used)]
+            moved = _region(first, last, self._widths)
+            larger[moved] = old[moved]
             if not isinstance(old, np.memmap):
                 old.resize((first, *old.shape[1:]), refcheck=False)
         self._array = larger
@@ -98,8 +99,14 @@ class Rows:
         for axis, (before, now) in enumerate(zip(self._widths, widths, strict=True)):
             if before < now:
                 inner, outer = map(slice, widths[:axis]), map(slice, self._widths[axis + 1 :])
-                self._array[(slice(self._num), *inner, slice(before, now), *outer)] = IGNORE_INDEX
+                region = (slice(self._num), *inner, slice(before, now), *outer)
+                self._array[region] = IGNORE_INDEX
         self._widths = widths
+
+
+def _region(first: int, last: int, widths: tuple[int, ...]) -> tuple[slice, ...]:
+    """Rows from `first` to before `last`, as far as `widths` in the other dimensions."""
+    return (slice(first, last), *map(slice, widths))
 
 
 def _blocks(array: Any, num: int) -> list[tuple[int, int]]:

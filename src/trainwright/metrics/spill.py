@@ -17,7 +17,6 @@ import psutil
 
 logger = logging.getLogger(__name__)
 
-SHARE_OF_FREE_MEMORY = 0.6  # the rest is for metrics, which often copy what they are given
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -38,12 +37,12 @@ class Storage:
 
     Args:
         share: of the memory that is free now; what goes beyond it lies in files.
-        folder: where these files are; None: the system's folder for temporary files.
+        folder: where these files are; where there is none, the system's folder for temporary files.
     """
 
-    def __init__(self, *, share: float = SHARE_OF_FREE_MEMORY, folder: str | None = None) -> None:
+    def __init__(self, *, share: float, folder: str | None = None) -> None:
         self._left_bytes = share * free_memory_bytes()
-        self._folder = folder
+        self._folder = folder if folder is not None and Path(folder).is_dir() else None
         self._has_told = False
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.state.exportable import collect_states
-from trainwright.types import write_text
+from trainwright.state.history import HistoryText
+from trainwright.types import read_json, write_text
+
+MAX_BYTES = 1 << 30
 
 
 @dataclass
@@ -61,10 +64,15 @@ class TrainerState:
                 if not callable(getattr(callback, "state", None)):
                     raise TypeError(f"A callback whose state is saved needs a state() method; {callback!r} has none.")
             self.stateful_callbacks = collect_states(list(self.stateful_callbacks))
+        self._history_text = HistoryText()
 
     def save_to_json(self, json_path: str | Path) -> None:
-        text = json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True)
-        write_text(json_path, text + "\n")
+        """Writes the record. What was in the history at the last save is not serialised again."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        text = json.dumps({**values, "log_history": []}, indent=2, sort_keys=True)
+        # Two spaces before it: only the record's own field, not one of a callback's state.
+        before, after = text.split('\n  "log_history": []', 1)
+        write_text(json_path, f'{before}\n  "log_history": {self._history_text.of(self.log_history)}{after}\n')
 
     @classmethod
     def load_from_json(cls, json_path: str | Path) -> TrainerState:
@@ -73,12 +81,14 @@ class TrainerState:
         Raises:
             ValueError: no JSON, or not that of a record.
         """
-        values = json.loads(Path(json_path).read_text(encoding="utf-8"))
+        values = read_json(json_path, max_bytes=MAX_BYTES)
         if not isinstance(values, dict):
             raise ValueError(f"a record is a JSON object, and this is a {type(values).__name__}")
         for name, kind in (("global_step", int), ("log_history", list), ("stateful_callbacks", dict)):
             if not isinstance(values.get(name, kind()), (kind, type(None))):
                 raise ValueError(f"{name} is {values[name]!r}, not of type {kind.__name__}")
+        if not all(isinstance(entry, dict) for entry in values.get("log_history") or ()):
+            raise ValueError("log_history has an entry that is no JSON object")
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
 
