@@ -20,8 +20,8 @@ def effective_plan(args: Any, plan: StepPlan, state: Any, *, device: Any) -> lis
     """One line each for batches, steps, optimizer and rhythm, and one for what else differs from the defaults."""
     warmup = args.get_warmup_steps(plan.max_steps)
     lines = [
-        f"batch     {_batch(args)} per device x {plan.micro_batches} accumulated x {args.world_size} processes "
-        f"{'about' if _varies(args) else '='} {plan.total_batch_size} samples a step",
+        f"batch     {_batch(args)} per device x {plan.micro_batches} accumulated x {args.world_size} processes"
+        f"{', about' if _varies(args) else ' ='} {plan.total_batch_size} samples a step",
         f"length    {plan.max_steps} steps, {_length(args, plan)}",
         f"optimizer {_text(args.optim)}, learning rate {args.learning_rate:g}, {_text(args.lr_scheduler_type)} after "
         f"{warmup} warm-up steps, on {device} in {_precision(args)}",
