@@ -386,7 +386,9 @@ def resume_loader(
     states = {} if path is None else rng.load(path)
     cursor = Cursor.from_dict(manifest.cursor)
     randomness = LoaderRandomness(
-        epoch_start=states.get("loader_epoch_start"), before_ahead=states.get("loader_before_ahead")
+        epoch_start=states.get("loader_epoch_start"),
+        before_ahead=states.get("loader_before_ahead"),
+        stream=states.get("loader_stream"),
     )
     return loader.resume(cursor if skips else replace(cursor, samples=0), randomness)
 
@@ -397,6 +399,7 @@ def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool
     if loader is not None:
         randomness = loader.randomness()
         states |= {"loader_epoch_start": randomness.epoch_start, "loader_before_ahead": randomness.before_ahead}
+        states["loader_stream"] = randomness.stream
     every = engine.gather_objects(states)
     for rank, one in enumerate(every if writes else ()):
         rng.save(Path(folder) / rng_name(rank, len(every)), one)

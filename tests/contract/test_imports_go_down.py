@@ -29,7 +29,7 @@ FLOOR = {part: floor for floor, parts in enumerate(PICTURE) for part in parts}
 ONLY_FOR_THE_COMMAND_LINE = PICTURE[1]
 
 TRANSFORMERS = ("checkpoint.weights", "data.collators", "optim.schedules", "seq2seq", "patches", "compat")
-ACCELERATE = ("engine",)
+ACCELERATE = ("engine", "config.accelerator")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
 BROUGHT_ALONG = {
     "tensorboard": "trackers.tensorboard",
@@ -77,6 +77,8 @@ def going_up(imports: Iterable[Import]) -> list[str]:
             continue
         here, there = part_of(one.importer), part_of(one.module)
         if one.module == f"{PACKAGE}.__version__" or here == there:
+            continue
+        if here == "compat" and there == "":  # it hands out the public names, so it asks for all of them
             continue
         crosses = here in WINGS and there in WINGS
         upwards = there not in FLOOR or FLOOR[there] < FLOOR.get(here, 0)

@@ -20,6 +20,7 @@ from . import (  # noqa: F401 -- they fill the table
     missing_fields,
     older_fields,
     optimizer_fields,
+    order_fields,
     our_fields,
     precision_fields,
     run_fields,

@@ -71,3 +71,10 @@ class AcceleratorConfig:
 def _public(instance: Any) -> dict[str, Any]:
     # vars(), not asdict(): the original's class removes attributes from its own instances
     return dict(vars(instance))
+
+
+def distributed_state(args: Any) -> Any:  # a PartialState of accelerate, which is loaded only if somebody asks
+    """accelerate's PartialState: libraries read `args.distributed_state`, so it is here and not only in an engine."""
+    from accelerate import PartialState
+
+    return PartialState(cpu=args.use_cpu)

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainwright.config import effective, help, rules
+from trainwright.config.accelerator import distributed_state
 from trainwright.config.construct import FieldSignature, accept_old_names, finish
 from trainwright.config.enums import ParallelMode
 from trainwright.config.environment import World, barrier, configured_precision, world_of
@@ -84,6 +85,16 @@ class TrainingArguments(
     def world(self) -> World:
         """This process among its peers."""
         return world_of(self)
+
+    @property
+    def distributed_state(self) -> Any:  # accelerate's PartialState: its type would load accelerate
+        """accelerate's record of this process among its peers, made when it is first asked for."""
+        return distributed_state(self)
+
+    @property
+    def deepspeed_plugin(self) -> Any:  # accelerate's DeepSpeedPlugin
+        """accelerate's settings of DeepSpeed; None without it."""
+        return None
 
     @property
     def device(self) -> torch.device:

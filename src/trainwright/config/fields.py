@@ -321,6 +321,15 @@ class OurFields:
         None,
         "The default collator pads to a multiple of so many tokens, so there are fewer shapes to compile.",
     )
+    seed_samples: bool = option(
+        False,
+        "Random draws in samples and the collator depend on seed, epoch and sample only, not on the number of workers.",
+    )
+    shuffle_method: str = option(
+        "auto",
+        "Shuffling: permutation (an array of indices), feistel (computed, no memory), auto (that above 2^24 rows).",
+        choices=["auto", "permutation", "feistel"],
+    )
 
 
 GROUPS: tuple[type, ...] = (

@@ -105,7 +105,8 @@ def _checkpointing(args: Any) -> Problems:
     for suffix in ("", "_kwargs"):
         old, new = f"gradient_checkpointing{suffix}", f"activation_checkpointing{suffix}"
         if getattr(args, new) is None and getattr(args, old) is not None:
-            warnings.warn(f"{old} is the older name of {new}: write {new}.", LegacyNameWarning, stacklevel=2)
+            if getattr(args, old) != getattr(type(args), old, None):  # a library's own default is not the user's doing
+                warnings.warn(f"{old} is the older name of {new}: write {new}.", LegacyNameWarning, stacklevel=2)
             setattr(args, new, getattr(args, old))
         setattr(args, old, getattr(args, new))
     if args.activation_checkpointing is None:

@@ -94,6 +94,8 @@ class LoaderPlan:
     Attributes:
         batch_size: samples per batch on this process.
         seed: base of the order of samples; epoch e is shuffled with `seed + e`.
+        shuffle_method: "permutation" draws an array of indices, "feistel" computes each, "auto" that for many samples.
+        seed_samples: what is random in a sample is a function of seed, epoch and sample.
         rank, num_processes: this process, and how many share the data.
         even_tail: a tail that does not fill a batch of all processes is split evenly among them.
         workers, prefetch_factor, ...: passed to torch's DataLoader.
@@ -109,6 +111,8 @@ class LoaderPlan:
     multiprocessing_context: str | None = None
     in_order: bool = True
     seeded: bool = True  # False: the order is drawn from torch's global generator
+    shuffle_method: str = "permutation"
+    seed_samples: bool = False
     rank: int = 0
     num_processes: int = 1
     even_tail: bool = True
@@ -199,6 +203,18 @@ class DDPPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadersOfOthers:
+    """What accelerate does to a loader that somebody else gives to `accelerator.prepare`."""
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = True
+    non_blocking: bool = False
+    data_seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
     """What selects and sets up a backend."""
 
@@ -209,6 +225,7 @@ class EnginePlan:
     compile: CompilePlan = CompilePlan()
     non_blocking: bool = False
     ddp: DDPPlan = DDPPlan()
+    loaders: LoadersOfOthers = LoadersOfOthers()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

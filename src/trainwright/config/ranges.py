@@ -93,6 +93,7 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "packing_overflow": ("error", "split"),
     "loss_weighting": ("batches", "items"),
     "save_failure": ("stop", "continue"),
+    "shuffle_method": ("auto", "permutation", "feistel"),
 }
 
 

@@ -5,6 +5,7 @@ Reads arguments by name only, so an instance of `transformers.TrainingArguments`
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from trainwright.config.plans import (
@@ -16,6 +17,7 @@ from trainwright.config.plans import (
     GenerationPlan,
     Lengths,
     LoaderPlan,
+    LoadersOfOthers,
     PrecisionPlan,
     SamplingPlan,
 )
@@ -45,7 +47,15 @@ def engine(args: Any) -> EnginePlan:
         else CompilePlan(),
         non_blocking=_of_accelerator(args, "non_blocking", False),
         ddp=ddp(args),
+        loaders=loaders_of_others(args),
     )
+
+
+def loaders_of_others(args: Any) -> LoadersOfOthers:
+    names = [field.name for field in fields(LoadersOfOthers) if field.name != "data_seed"]
+    chosen = {name: _of_accelerator(args, name, None) for name in names}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    return LoadersOfOthers(data_seed=args.data_seed, **chosen)
 
 
 def ddp(args: Any) -> DDPPlan:
@@ -74,6 +84,8 @@ def loader(args: Any, *, batch_size: int, seed: int, is_training: bool = False, 
         multiprocessing_context=args.dataloader_multiprocessing_context,
         in_order=args.dataloader_in_order,
         seeded=_of_accelerator(args, "use_seedable_sampler", True),
+        shuffle_method=getattr(args, "shuffle_method", "permutation"),
+        seed_samples=is_training and getattr(args, "seed_samples", False),
         rank=args.process_index,
         num_processes=num_processes,
         even_tail=_of_accelerator(args, "even_batches", True),

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-DEFAULT_STEPS = 500  # of logging_steps and save_steps: nobody chose it, so a short run need not reach it
+from trainwright.config.help import defaults_of
+
 BY_LENGTH = ("group_by_length", "batch_rebalance")
 COMPUTED_BY_EVALUATION = ("loss", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
@@ -101,7 +102,8 @@ def _never(args: Any, facts: Facts, what: str) -> str | None:
     steps = getattr(args, f"{what}_steps")
     if facts.max_steps is None or getattr(args, f"{what}_strategy") != "steps" or steps is None:
         return None
-    if steps == DEFAULT_STEPS or steps <= facts.max_steps:
+    is_default = steps == defaults_of(type(args)).get(f"{what}_steps")  # nobody chose it: a short run need not reach it
+    if is_default or steps <= facts.max_steps:
         return None
     return (
         f"{what}_steps={steps} is never reached in a run of {facts.max_steps} steps ({_length_field(args)}). "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainwright.errors import DataError
@@ -64,7 +64,16 @@ class RemoveColumnsCollator:
     def __call__(self, features: list[Any]) -> Any:
         if type(features[0]) is dict and all(map(self._kept.issuperset, features)):  # nothing to drop: the usual case
             return self.data_collator(features)
-        return self.data_collator([self._remove_columns(item) for item in features])
+        try:
+            return self.data_collator([self._remove_columns(item) for item in features])
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            if isinstance(features[0], Mapping):
+                raise
+            raise DataError(
+                f"A sample of the {(self.description or '').lower()} data is a {type(features[0]).__name__}, and the "
+                "collator cannot make a batch of it. Let the dataset return a dict from the model's inputs to values, "
+                "or bring a data_collator that makes one."
+            ) from error
 
     def _remove_columns(self, feature: Any) -> Any:
         if not isinstance(feature, dict):

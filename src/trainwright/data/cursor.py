@@ -48,7 +48,9 @@ class LoaderRandomness:
     Attributes:
         epoch_start: python's, numpy's and torch's states from before anything of this epoch was drawn, its order first.
         before_ahead: the same from before the batch that was fetched ahead.
+        stream: what of the epoch is trained of a stream, with its own state, as `streams.Progress` has it.
     """
 
     epoch_start: dict[str, Any] | None = None
     before_ahead: dict[str, Any] | None = None
+    stream: dict[str, Any] | None = None

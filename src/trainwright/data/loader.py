@@ -18,8 +18,11 @@ from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import Cursor, LoaderRandomness
 from trainwright.data.groups import GroupedDataset, GroupOrder
+from trainwright.data.permutation import FeistelOrder
 from trainwright.data.samplers import EpochBatches, ShuffledOrder
-from trainwright.types import Batch
+from trainwright.data.seeded import SeededItems
+from trainwright.data.streams import Progress, StreamDataLoader, StreamItems
+from trainwright.types import Batch, has_length
 
 _END: Any = object()
 
@@ -44,11 +47,13 @@ class Loader:
         self._random_state = random_state
         self._set_random_state = set_random_state
         self._keeps_states = may_draw_in_this_process(dataloader)
+        self._seeds_here = seeds_this_process(dataloader)
         self._resume = LoaderRandomness()
         self._moved = (-1, 0)  # an epoch, and by how many samples its batches are moved
         self._epoch_start: dict[str, Any] | None = None
         self._before_ahead: dict[str, Any] | None = None
         self._window_start: tuple[dict[str, Any], dict[str, Any] | None] | None = None
+        self._progress = self._progress_before = Progress()  # in a stream
 
     def __len__(self) -> int:
         return len(self.dataloader)
@@ -72,23 +77,37 @@ class Loader:
         """
         self._seek(epoch, skip_batches)
         batches = self._fetch_from(skip_batches, resumes=after_first is not None)
-        ahead = next(batches, _END)
+        ahead = self._fetch(batches)
         if after_first is not None:
             after_first()
         while ahead is not _END:
-            batch = ahead
+            batch, origin = ahead, self._stream.origin if self._stream is not None else None
             if self._keeps_states:
                 self._before_ahead = self._random_state()
-            ahead = next(batches, _END)
+            ahead = self._fetch(batches)
+            if origin is not None:
+                self._progress.add(origin)
             yield batch
 
+    def _fetch(self, batches: Iterator[Batch]) -> Any:
+        if not self._seeds_here:
+            return next(batches, _END)
+        states = self._random_state()
+        try:
+            return next(batches, _END)
+        finally:
+            self._set_random_state(states)
+
     def begin_window(self) -> None:
-        """Remembers where the last finished step left the random states, while the next one waits for its data."""
+        """Remembers where the last finished step left the data, while the next one waits for its own."""
         if self._keeps_states:
             self._window_start = (self._random_state(), self._before_ahead)
+        if self._stream is not None:
+            self._progress_before = self._progress.copy()
 
     def rewind(self) -> None:
         """Back to the beginning of the window, whose data will not be trained on any more."""
+        self._progress = self._progress_before
         if self._window_start is not None:
             states, self._before_ahead = self._window_start
             self._set_random_state(states)
@@ -102,12 +121,15 @@ class Loader:
 
     def batches_left(self, cursor: Cursor, batches_per_epoch: int) -> int:
         """Batches of the cursor's epoch that are still to be trained."""
+        if self._stream is not None:
+            return batches_per_epoch - self._batches_of_stream(cursor.samples)
         if self._batches is None:
             return batches_per_epoch - cursor.samples
         return self._batches.num_batches(cursor.samples)
 
     def randomness(self) -> LoaderRandomness:
-        return LoaderRandomness(epoch_start=self._epoch_start, before_ahead=self._before_ahead)
+        stream = self._progress.to_dict() if self._stream is not None else None
+        return LoaderRandomness(epoch_start=self._epoch_start, before_ahead=self._before_ahead, stream=stream)
 
     def resume(self, cursor: Cursor, randomness: LoaderRandomness) -> tuple[int, int]:
         """Prepares to go on from a checkpoint's position; the next `epoch()` uses it.
@@ -116,16 +138,31 @@ class Loader:
         """
         self._resume = randomness
         order = self._batches.order if self._batches is not None else None
-        if isinstance(order, (ShuffledOrder, GroupOrder)) and cursor.seed is not None:
+        if isinstance(order, (ShuffledOrder, FeistelOrder, GroupOrder)) and cursor.seed is not None:
             order.seed = cursor.seed
+        if self._stream is not None:
+            saved = randomness.stream
+            progress = Progress.from_dict(saved) if saved is not None else Progress.passed_over(cursor.samples)
+            if progress.samples != cursor.samples:  # begun again, or of another process's file
+                progress = Progress.passed_over(cursor.samples)
+            self._stream.items.start = (cursor.epoch, progress)
+            if cursor.seed is not None:
+                self._stream.items.seed = cursor.seed
+            return cursor.epoch, self._batches_of_stream(cursor.samples)
         if self._batches is None:
             return cursor.epoch, cursor.samples
         batches = len(self._batches) - self._batches.num_batches(cursor.samples)
         self._moved = (cursor.epoch, cursor.samples - batches * self._batches.share.chunk_size)
         return cursor.epoch, batches
 
+    def _batches_of_stream(self, samples: int) -> int:
+        assert self._stream is not None
+        return -(-samples // self._stream.items.share.chunk_size)
+
     def _samples_before(self, epoch: int, batches: int) -> int:
         """Samples of an epoch before a batch. Batches lie otherwise in an epoch that was begun with another size."""
+        if self._stream is not None:
+            return self._progress.samples
         if self._batches is None:
             return batches  # all that is known of another's dataloader
         return batches * self._batches.share.chunk_size + (self._moved[1] if epoch == self._moved[0] else 0)
@@ -133,6 +170,13 @@ class Loader:
     def _seek(self, epoch: int, skip_batches: int) -> None:
         if self._batches is not None:
             self._batches.seek(epoch, self._samples_before(epoch, skip_batches))
+            return
+        if self._stream is not None:
+            items = self._stream.items
+            if epoch != items.start[0]:  # another trainer's checkpoint knows the batches only
+                items.start = (epoch, Progress.passed_over(skip_batches * items.share.chunk_size))
+            self._progress = items.start[1].copy()
+            items.set_epoch(epoch)
             return
         parts = [self.dataloader, *(getattr(self.dataloader, name, None) for name in ("sampler", "dataset"))]
         for part in parts:
@@ -146,7 +190,9 @@ class Loader:
         batches: Iterator[Batch] = iter(self.dataloader)
         if resumes and self._batches is not None:
             self._batches.draw()
-        if self._batches is None:  # no position to seek to: what is trained already is read again and thrown away
+        if (
+            self._batches is None and self._stream is None
+        ):  # no position to seek to: what is trained already is read again and thrown away
             collections.deque(itertools.islice(batches, skip_batches), maxlen=0)
         if resumes and self._resume.before_ahead is not None:
             self._set_random_state(self._resume.before_ahead)
@@ -160,11 +206,15 @@ class Loader:
     @property
     def chunk(self) -> int | None:
         """Samples of a batch over all processes; None for a dataloader that is not of our making."""
+        if self._stream is not None:
+            return self._stream.items.share.chunk_size
         return self._batches.share.chunk_size if self._batches is not None else None
 
     @property
     def num_samples(self) -> int | None:
         """Samples in an epoch, over all processes, where that is known."""
+        if self._stream is not None:
+            return len(self._stream.items) if has_length(self._stream.items) else None
         return len(self._batches.order) if self._batches is not None else None
 
     @property
@@ -174,9 +224,15 @@ class Loader:
         return order.unit if isinstance(order, GroupOrder) else None
 
     @property
+    def _stream(self) -> StreamDataLoader | None:
+        return self.dataloader if isinstance(self.dataloader, StreamDataLoader) else None
+
+    @property
     def _seed(self) -> int | None:
+        if self._stream is not None:
+            return self._stream.items.seed
         order = self._batches.order if self._batches is not None else None
-        return order.seed if isinstance(order, (ShuffledOrder, GroupOrder)) else None
+        return order.seed if isinstance(order, (ShuffledOrder, FeistelOrder, GroupOrder)) else None
 
 
 def may_draw_in_this_process(dataloader: Any) -> bool:
@@ -186,6 +242,13 @@ def may_draw_in_this_process(dataloader: Any) -> bool:
     if dataloader.num_workers > 0:
         return False
     return draws_random_numbers(dataloader.collate_fn) or not _is_plain(dataloader.dataset)
+
+
+def seeds_this_process(dataloader: Any) -> bool:
+    """Whether fetching seeds the generators of this process for each sample, so that they must be put back."""
+    dataset = getattr(dataloader, "dataset", None)
+    seeds = isinstance(dataset, SeededItems) or (isinstance(dataset, StreamItems) and dataset.seeds_always)
+    return seeds and bool(dataloader.num_workers == 0)
 
 
 def _is_plain(dataset: Any) -> bool:

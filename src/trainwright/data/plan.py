@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from trainwright.config.plans import LoaderPlan
 from trainwright.data.groups import GroupOrder, OfOneGroup
+from trainwright.data.permutation import LARGE, FeistelOrder
 from trainwright.data.samplers import EpochBatches, Order, SamplerOrder, ShuffledOrder
+from trainwright.data.seeded import SeededCollator, SeededItems
 from trainwright.data.share import Share
 from trainwright.data.shared import SharedDataLoader
+from trainwright.data.streams import StreamDataLoader, StreamItems
 from trainwright.data.workers import end_workers_at_exit, start_worker
+from trainwright.errors import DataError
 
 
 def build_dataloader(
@@ -33,26 +38,38 @@ def build_dataloader(
     if plan.workers > 0:
         end_workers_at_exit()
     options["worker_init_fn"] = partial(start_worker, seeds=seeds)
+    share = Share(batch_size=plan.batch_size, rank=plan.rank, num_processes=plan.num_processes, even=plan.even_tail)
     if isinstance(dataset, IterableDataset):
-        return DataLoader(dataset, batch_size=plan.batch_size, drop_last=plan.drop_last, **options)
+        items = StreamItems(dataset, share, drop_last=plan.drop_last, seed=plan.seed, seeds_always=plan.seed_samples)
+        return StreamDataLoader(items, collate=options.pop("collate_fn"), **options)
     worker_seed = plan.seed if plan.is_training and plan.workers > 0 else None
-    batch_size, drop_last = plan.batch_size, plan.drop_last
+    drop_last = plan.drop_last
     if isinstance(sampler, GroupOrder):  # its unit is a batch already, and it drops what is to be dropped itself
         order: Order = sampler.of_all_processes()
-        batch_size, drop_last, dataset = 1, False, sampler.wrap(dataset)
+        drop_last, dataset, share = False, sampler.wrap(dataset), replace(share, batch_size=1)
         options["collate_fn"] = OfOneGroup(collate)
     else:
         order = _order(dataset, sampler, plan)
-    share = Share(batch_size=batch_size, rank=plan.rank, num_processes=plan.num_processes, even=plan.even_tail)
-    batches = EpochBatches(order, batch_size, drop_last=drop_last, worker_seed=worker_seed, share=share)
+    batches = EpochBatches(order, share.batch_size, drop_last=drop_last, worker_seed=worker_seed, share=share)
+    if plan.seed_samples:
+        batches.tells_epoch, dataset = True, SeededItems(dataset, plan.seed)
+        options["collate_fn"] = SeededCollator(options["collate_fn"])
     kind = SharedDataLoader if plan.num_processes > 1 else DataLoader
     return kind(dataset, batch_sampler=batches, **options)
 
 
 def _order(dataset: Any, sampler: Any, plan: LoaderPlan) -> Order:
+    if isinstance(sampler, BatchSampler):
+        raise DataError(
+            f"The sampler is a batch sampler ({type(sampler).__name__}), which gives whole batches, and "
+            f"per_device_train_batch_size={plan.batch_size} says how large a batch is too. Return a sampler of single "
+            "indices, or override get_train_dataloader and return DataLoader(dataset, batch_sampler=...)."
+        )
     is_permutation = (
         isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset)
     )
     if is_permutation and plan.seeded:
-        return ShuffledOrder(len(dataset), plan.seed)
+        is_large = plan.shuffle_method == "auto" and len(dataset) > LARGE
+        computed = plan.shuffle_method == "feistel" or is_large
+        return FeistelOrder(len(dataset), plan.seed) if computed else ShuffledOrder(len(dataset), plan.seed)
     return SamplerOrder(sampler if sampler is not None else range(len(dataset)))

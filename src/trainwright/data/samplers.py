@@ -13,8 +13,11 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import Sampler
 
+from trainwright.data.permutation import FeistelOrder
+from trainwright.data.seeded import EpochIndices
 from trainwright.data.share import Part, Share
 from trainwright.data.workers import SeededIndices
+from trainwright.errors import DataError
 
 
 class Order(Protocol):
@@ -63,6 +66,7 @@ class EpochBatches(Sampler[list[int]]):
         drop_last: leave out a last batch that is smaller, or that not every process could fill.
         worker_seed: base of the seeds that workers get with each batch; None leaves them alone.
         share: which part of the order is this process's; default all of it.
+        tells_epoch: batches say of which epoch they are.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class EpochBatches(Sampler[list[int]]):
         drop_last: bool = False,
         worker_seed: int | None = None,
         share: Share | None = None,
+        tells_epoch: bool = False,
     ) -> None:
         self.order = order
         self.batch_size = batch_size
@@ -80,6 +85,7 @@ class EpochBatches(Sampler[list[int]]):
         self.worker_seed = worker_seed
         self.share = Share(batch_size=batch_size) if share is None else share
         assert self.share.batch_size == batch_size
+        self.tells_epoch = tells_epoch
         self.epoch = 0
         self.first_sample = 0
         self._drawn: Iterator[int] | None = None
@@ -114,21 +120,42 @@ class EpochBatches(Sampler[list[int]]):
 
     def draw(self) -> None:
         """Draws the order of the epoch now, not with the first batch: random states may be set in between."""
-        self._drawn = iter(list(self.order.indices(self.epoch)))
+        if not isinstance(self.order, FeistelOrder):
+            self._drawn = iter(list(self.order.indices(self.epoch)))
 
     def __iter__(self) -> Iterator[list[int]]:
-        order, self._drawn = self._drawn or iter(self.order.indices(self.epoch)), None
-        indices = itertools.islice(order, self.first_sample, None)
+        if isinstance(self.order, FeistelOrder):  # computes what it is asked for, so nothing has to be passed over
+            indices = self.order.indices(self.epoch, self.first_sample)
+        else:
+            order, self._drawn = self._drawn or iter(self.order.indices(self.epoch)), None
+            indices = itertools.islice(order, self.first_sample, None)
         share, chunk_size = self.share, self.share.chunk_size
-        epoch, number = self.epoch, self.first_sample // chunk_size
+        epoch, number, first = self.epoch, self.first_sample // chunk_size, self.first_sample
         self.epoch, self.first_sample = epoch + 1, 0  # a plain `for` loop over epochs gets a new order each time
+        position = first
         while batch := list(itertools.islice(indices, chunk_size)):
+            position += len(batch)
+            self._check_length(position)
             if len(batch) < chunk_size and self.drop_last:
                 return
             if share.num_processes > 1:
                 part = share.part(len(batch))
                 batch = batch[part.start : part.stop]
-            if self.worker_seed is not None:
+            if self.tells_epoch:
+                batch = EpochIndices(batch)
+                batch.epoch = epoch
+            elif self.worker_seed is not None:
                 batch = SeededIndices(batch, (self.worker_seed, epoch, number * share.num_processes + share.rank))
             yield batch
             number += 1
+        if first < len(self.order):
+            self._check_length(position, is_end=True)
+
+    def _check_length(self, position: int, *, is_end: bool = False) -> None:
+        """A sampler gives as many indices as it says; the orders of our own making do."""
+        num = len(self.order)
+        if isinstance(self.order, SamplerOrder) and (position > num or (is_end and position < num)):
+            raise DataError(
+                f"The sampler says by len() that it has {num} indices, and gave {'' if is_end else 'at least '}"
+                f"{position}. Let its __len__ return how many it gives: steps and epochs are counted by it."
+            )

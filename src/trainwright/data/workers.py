@@ -47,8 +47,13 @@ class SeededIndices(list[int]):
 
 def _seeded_here(indices: list[int], origin: tuple[int, int, int]) -> list[int]:
     """Runs where the indices are unpickled: in the worker."""
-    set_seed(int(np.random.SeedSequence([part % 2**64 for part in origin]).generate_state(1)[0]))
+    seed_from(origin)
     return indices
+
+
+def seed_from(origin: tuple[int, ...]) -> None:
+    """Seeds all generators of this process with a function of some numbers."""
+    set_seed(int(np.random.SeedSequence([part % 2**64 for part in origin]).generate_state(1)[0]))
 
 
 def start_worker(worker_id: int, seeds: dict[str, int]) -> None:

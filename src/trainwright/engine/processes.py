@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from trainwright.config.plans import EnginePlan
+from trainwright.engine.loaders import loader_configuration
 
 
 def accelerator_of_several(plan: EnginePlan) -> Any:
@@ -34,6 +35,7 @@ def accelerator_of_several(plan: EnginePlan) -> Any:
     accelerator = Accelerator(
         mixed_precision="no" if scales_on_cpu else mixed,
         cpu=on_cpu,
+        dataloader_config=loader_configuration(plan.loaders),
         kwargs_handlers=[
             InitProcessGroupKwargs(backend=ddp.backend, timeout=timedelta(seconds=ddp.timeout_s)),
             DistributedDataParallelKwargs(**options),

@@ -13,6 +13,7 @@ from trainwright.config.plans import EnginePlan
 from trainwright.engine.base import Engine
 from trainwright.engine.compile import compiled, uncompiled
 from trainwright.engine.fp8 import fp8_accelerator
+from trainwright.engine.loaders import loader_configuration
 from trainwright.engine.precision import apply_tf32, autocast_forward
 from trainwright.engine.updates import Updates, empty_cache, is_out_of_memory
 from trainwright.types import Prepared
@@ -33,7 +34,11 @@ class SingleEngine(Engine):
         if self._is_fp8:
             self.accelerator = fp8_accelerator(cpu=plan.use_cpu)
         else:
-            self.accelerator = Accelerator(mixed_precision="no" if scales_on_cpu else mixed, cpu=plan.use_cpu)
+            self.accelerator = Accelerator(
+                mixed_precision="no" if scales_on_cpu else mixed,
+                cpu=plan.use_cpu,
+                dataloader_config=loader_configuration(plan.loaders),
+            )
         if scales_on_cpu:
             self.accelerator.scaler = torch.amp.GradScaler("cpu")
         self.device = torch.device(plan.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -119,5 +120,6 @@ class StepHooks(DataHooks):
             self._flos_model = self.model
             self._flos_per_token = 6 * model_facts.num_parameters_without_embeddings(self.model)
             self._main_input = model_facts.main_input_name(self.model)
-        main_input = inputs.get(self._main_input)
+        # a library's own loader may hand over something else than a dict (GRPO's is a list of completions)
+        main_input = inputs.get(self._main_input) if isinstance(inputs, Mapping) else None
         return 0 if main_input is None else self._flos_per_token * main_input.numel()

@@ -24,13 +24,15 @@ def build_optimizer(
 ) -> Any:
     """An optimizer over the model's parameters, with the decay and the rates that `args` give each of them.
 
-    `kwargs` may hold "params" (groups), "optimizer_dict" (layer-wise) or "model" in place of groups made here. A
-    factory (a class that is no Optimizer) is made and called with the model.
+    `kwargs` may hold "params" (groups), "optimizer_dict" (layer-wise; or groups, as sentence-transformers gives them)
+    or "model" in place of groups made here. A factory (a class that is no Optimizer) is made and called with the model.
     """
     kwargs = dict(kwargs)
     if is_optimizer_factory(cls) or "model" in kwargs:
         return _over_the_model(cls, kwargs, model, args)
-    groups = _groups(kwargs.pop("params", None), model, args, decay_names)
+    holds_groups = isinstance(kwargs.get("optimizer_dict"), list)
+    given = kwargs.pop("optimizer_dict" if holds_groups else "params", None)
+    groups = _groups(given, model, args, decay_names)
     if "optimizer_dict" in kwargs:
         return _layerwise(cls, kwargs.pop("optimizer_dict"), kwargs, model, args, groups)
     optimizer = cls(groups, **kwargs)

@@ -1,0 +1,73 @@
+"""install() puts our names in transformers' place, all of them, and takes them away again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+import transformers.trainer
+import transformers.trainer_callback
+import transformers.training_args
+
+import trainwright
+import trainwright.compat
+from trainwright.errors import TrainwrightWarning
+
+
+@pytest.mark.filterwarnings("ignore:trainwright.compat.install. came too late")
+def test_names_are_ours_while_it_lasts_and_theirs_afterwards() -> None:
+    before = transformers.Trainer
+    with trainwright.compat.install() as installed:
+        assert transformers.Trainer is trainwright.Trainer
+        assert transformers.trainer.Trainer is trainwright.Trainer
+        assert transformers.trainer_callback.TrainerCallback is trainwright.TrainerCallback
+        assert transformers.training_args.TrainingArguments is trainwright.TrainingArguments
+        assert "transformers.trainer.Trainer" in installed.replaced
+        assert trainwright.compat.install() is installed
+    assert transformers.Trainer is before
+    assert transformers.trainer.Trainer is before
+    assert transformers.trainer_callback.TrainerCallback is not trainwright.TrainerCallback
+    trainwright.compat.uninstall()
+
+
+@pytest.mark.filterwarnings("ignore:trainwright.compat.install. came too late")
+def test_nothing_else_of_transformers_changes() -> None:
+    names = ("AutoModel", "PreTrainedModel", "AutoTokenizer", "DataCollatorWithPadding", "get_scheduler")
+    before = [getattr(transformers, name) for name in names]
+    with trainwright.compat.install():
+        assert [getattr(transformers, name) for name in names] == before
+
+
+def test_a_library_that_came_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = type(sys)("an_early_library")
+    early.Trainer = transformers.Trainer
+    monkeypatch.setitem(sys.modules, "an_early_library", early)
+    with pytest.warns(TrainwrightWarning, match="too late for .*an_early_library"):
+        trainwright.compat.install().undo()
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trainwright.compat", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_script_runs_with_it(tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("WORD = 'beside'")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, neighbour\nfrom transformers import Trainer\n"
+        "print(Trainer.__module__, sys.argv[1:], neighbour.WORD, __name__)"
+    )
+    done = run(str(script), "--steps", "3")
+    assert done.stdout.strip() == "trainwright.trainer ['--steps', '3'] beside __main__"
+    assert "names of transformers" in done.stderr
+
+
+def test_a_script_that_is_missing_is_named() -> None:
+    done = run("no_such_script.py")
+    assert done.returncode == 1
+    assert "no script 'no_such_script.py'" in done.stderr
+    assert run().returncode == 2
