@@ -405,8 +405,14 @@ def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool
         rng.save(Path(folder) / rng_name(rank, len(every)), one)
 
 
-def load_rng(folder: str, path: Path | None, *, rank: int, step: int) -> None:
+def load_rng(folder: str, path: Path | None, *, rank: int, num_processes: int, step: int) -> None:
     """Loads random states; a process that the checkpoint has none of derives its own from the step and its rank."""
+    last = num_processes - 1
+    if rank == 0 and last > 0 and not (Path(folder) / rng_name(last, num_processes)).is_file():
+        logger.warning(
+            "%s has no random states of process %d: fewer processes wrote it. Those without get states derived from "
+            "the step and their number, so their random draws are new ones.", folder, last,
+        )  # fmt: skip
     if path is not None:
         rng.restore(rng.load(path))
     elif rank > 0:
@@ -424,12 +430,6 @@ def rng_file(folder: str, *, rank: int, num_processes: int) -> Path | None:
     """Where the random states of a process are, also if another number of processes wrote them; None: nowhere."""
     names = [rng_name(rank, num_processes), *((rng_name(0, 1), rng_name(0, 2)) if rank == 0 else ())]
     paths = [Path(folder) / name for name in names]
-    last = num_processes - 1
-    if rank == 0 and last > 0 and not (Path(folder) / rng_name(last, num_processes)).is_file():
-        logger.warning(
-            "%s has no random states of process %d: fewer processes wrote it. Those without get states derived from "
-            "the step and their number, so their random draws are new ones.", folder, last,
-        )  # fmt: skip
     return next((path for path in paths if path.is_file()), None)
 
 

@@ -62,6 +62,10 @@ class MissingPackageError(TrainwrightError, ImportError):
     """An optional package is needed and not installed; the message says what to install."""
 
 
+class ProcessFailedError(TrainwrightError, RuntimeError):
+    """Another process of this run failed; the message has its traceback."""
+
+
 class TrainwrightWarning(UserWarning):
     """Something is probably not what the user meant; training goes on."""
 

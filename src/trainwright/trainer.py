@@ -197,6 +197,12 @@ class Trainer(RunHooks):
         Raises:
             CheckpointError: there is no such checkpoint, or it is damaged or of another run.
         """
+        with self._engine.together(self._run.interrupts):
+            return self._train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+
+    def _train(
+        self, resume_from_checkpoint: str | bool | None, trial: Any, ignore_keys_for_eval: list[str] | None
+    ) -> TrainOutput:
         self._memory_tracker.start("train")
         asked = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         checkpoint = self._engine.agree(lambda: assemble.find_checkpoint(asked, self.args.output_dir))

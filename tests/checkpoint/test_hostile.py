@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from trainwright.checkpoint.manifest import Manifest, describe_files
+from trainwright.checkpoint.manifest import Manifest, describe_files, digest
 from trainwright.errors import CheckpointError
 
 from .._support.small import StopAt, make_trainer
@@ -103,3 +104,100 @@ def test_no_token_is_written(tmp_path: Path) -> None:
     make_trainer(tmp_path / "run", callbacks=[StopAt(1)], hub_token="hf_" + "s" * 34).train()
     for path in (tmp_path / "run" / "checkpoint-1").iterdir():
         assert b"hf_sss" not in path.read_bytes(), path.name
+
+
+# -- names and links that lead out of the directory ------------------------------------------------------------------
+
+NAMES = ["../secret", "/etc/hostname", "sub/../../secret", "..", "C:\\secret", "..\\secret", "\\\\host\\secret"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_manifest_that_names_something_outside_is_refused(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    """Whether it is there, and what it holds, is told to nobody."""
+    (tmp_path / "run" / "secret").write_text("s")
+    manifest = Manifest.read(checkpoint)
+    assert manifest is not None
+    entry = {"size": 1, "xxh3": digest(tmp_path / "run" / "secret")}
+    replace(manifest, files=manifest.files | {name: entry}).write(checkpoint)
+    with pytest.raises(CheckpointError, match=r"manifest\.json names .* outside of the directory"):
+        make_trainer(tmp_path / "run").train(resume_from_checkpoint=str(checkpoint))
+
+
+def to_a_file(path: Path, outside: Path) -> None:
+    path.unlink()
+    path.symlink_to(outside)
+
+
+def to_a_directory(path: Path, outside: Path) -> None:
+    path.with_name("more").symlink_to(outside.parent, target_is_directory=True)
+
+
+def to_nothing(path: Path, outside: Path) -> None:
+    path.with_name("more").symlink_to("nothing-there")
+
+
+def to_itself(path: Path, outside: Path) -> None:
+    path.with_name("more").symlink_to("more")
+
+
+@pytest.mark.parametrize("has_manifest", [True, False])
+@pytest.mark.parametrize("link", [to_a_file, to_a_directory, to_nothing, to_itself])
+def test_a_link_that_leaves_the_directory_is_refused(
+    link: Any, has_manifest: bool, checkpoint: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "elsewhere" / "model.safetensors"
+    outside.parent.mkdir()
+    outside.write_bytes((checkpoint / "model.safetensors").read_bytes())  # the same, so no checksum tells
+    link(checkpoint / "model.safetensors", outside)
+    if not has_manifest:
+        (checkpoint / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"(model\.safetensors|more) is a link that leaves"):
+        make_trainer(tmp_path / "run").train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_a_link_within_the_directory_and_to_it_is_followed(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "optimizer.pt").rename(checkpoint / "kept.pt")
+    (checkpoint / "optimizer.pt").symlink_to("kept.pt")
+    sign_again(checkpoint)
+    (tmp_path / "by-another-name").symlink_to(checkpoint, target_is_directory=True)
+    trainer = make_trainer(tmp_path / "run")
+    trainer.train(resume_from_checkpoint=str(tmp_path / "by-another-name"))
+    assert trainer.state.global_step == 14
+
+
+# -- JSON that is there to fill the memory ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "trainer_state.json"])
+@pytest.mark.parametrize("kind", ["deep", "huge"])
+def test_json_that_is_too_deep_or_too_large_is_refused(name: str, kind: str, checkpoint: Path, tmp_path: Path) -> None:
+    with (checkpoint / name).open("w") as file:
+        if kind == "deep":
+            file.write("[" * 200_000)
+        else:
+            file.truncate(3 << 30)  # a hole: it takes no place on the disk, and would take gigabytes in memory
+    if name == "trainer_state.json":
+        (checkpoint / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        make_trainer(tmp_path / "run").train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_an_index_of_shards_that_is_too_deep_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "model.safetensors.index.json").write_text("[" * 200_000)
+    sign_again(checkpoint)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
+        make_trainer(tmp_path / "run").train(resume_from_checkpoint=str(checkpoint))
+
+
+@pytest.mark.parametrize(
+    "change", [{"files": []}, {"files": {"a": 1}}, {"files": {"a": {}}}, {"step": "3"}, {"run_id": 7},
+               {"written_at": None}],
+)  # fmt: skip
+def test_a_manifest_of_another_shape_is_refused(change: dict[str, Any], checkpoint: Path, tmp_path: Path) -> None:
+    """Its own checksum is right: whoever changed it knew how."""
+    manifest = Manifest.read(checkpoint)
+    assert manifest is not None
+    replace(manifest, **change).write(checkpoint)
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
+        make_trainer(tmp_path / "run").train(resume_from_checkpoint=str(checkpoint))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.checkpoint.manifest import Manifest, find_problem
+from trainwright.checkpoint.manifest import Manifest, digest, find_problem
 from trainwright.checkpoint.store import CheckpointStore, get_last_checkpoint, verified
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
 
@@ -261,3 +262,26 @@ def test_get_last_checkpoint(store: CheckpointStore) -> None:
     save(store, 2)
     path = save(store, 10)
     assert get_last_checkpoint(str(store.root)) == str(path)
+
+
+def test_a_checkpoint_with_the_older_checksums_verifies_and_damage_is_found(store: CheckpointStore) -> None:
+    final = save(store, 1)
+    manifest = Manifest.read(final)
+    assert manifest is not None
+    older = {name: {"size": entry["size"], "crc32": digest(final / name, "crc32")}
+             for name, entry in manifest.files.items()}  # fmt: skip
+    dataclasses.replace(manifest, files=older).write(final)
+    assert verified(final) == final
+    flip(final / "optimizer.pt")
+    with pytest.raises(CheckpointError, match=r"optimizer\.pt was altered"):
+        verified(final)
+
+
+def test_a_checksum_of_a_kind_that_is_not_known_is_no_proof(store: CheckpointStore) -> None:
+    final = save(store, 1)
+    manifest = Manifest.read(final)
+    assert manifest is not None
+    later = {name: {"size": entry["size"], "blake9": "0"} for name, entry in manifest.files.items()}
+    dataclasses.replace(manifest, files=later).write(final)
+    with pytest.raises(CheckpointError, match="no checksum that this version can compute"):
+        verified(final)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainwright import Trainer, TrainerCallback
-from trainwright.checkpoint import sink
+from trainwright.checkpoint import sink, store
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.errors import CheckpointError, CheckpointWriteError
@@ -106,6 +106,31 @@ def test_what_is_written_later_is_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp
     make_trainer(tmp_path / "b", **SAVING, save_async=False).train()
     one, other = (content(tmp_path / name / "checkpoint-4") for name in "ab")
     assert one == other
+
+
+def test_who_looks_meanwhile_finds_nothing_and_disturbs_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Looking for the newest checkpoint finishes what dead processes began, and this one is alive."""
+    flush, is_flushing, has_looked = store._flush, threading.Event(), threading.Event()
+
+    def waiting(folder: Path) -> None:
+        is_flushing.set()
+        assert has_looked.wait(60)
+        flush(folder)
+
+    class Looks(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 6:
+                assert is_flushing.wait(60)  # all is written and listed, and has not its final name yet
+                assert store.get_last_checkpoint(tmp_path) is None
+                CheckpointStore(tmp_path).clean()
+                has_looked.set()
+
+    monkeypatch.setattr(store, "_flush", waiting)
+    make_trainer(tmp_path, **SAVING, callbacks=[Looks()]).train()
+    assert CheckpointStore(tmp_path).steps() == [4, 7]
+    assert verified(tmp_path / "checkpoint-4")
 
 
 def test_a_save_waits_for_the_one_before_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -110,3 +110,14 @@ def _first_then_others(rank, path):
 def test_the_main_process_goes_first(tmp_path):
     torch.multiprocessing.spawn(_first_then_others, args=(str(tmp_path),), nprocs=2)
     assert (tmp_path / "order").read_text() == "01"
+
+
+def test_tasks_of_slurm_are_one_run_where_they_are_told_where_to_meet():
+    tasks = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2"}
+    meeting = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+    assert World.detect(use_cpu=True, environ=tasks).world_size == 1
+    world = World.detect(use_cpu=True, environ=tasks | meeting)
+    assert (world.process_index, world.world_size, world.local_process_index, world.local_world_size) == (5, 8, 1, 4)
+    assert world.variables() == {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    by_torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    assert World.detect(use_cpu=True, environ=tasks | meeting | by_torchrun).world_size == 2

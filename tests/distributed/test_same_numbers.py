@@ -12,6 +12,8 @@ ROWS = (
     "plain", "accumulated", "clipped", "every batch synchronised", "settings of ddp", "static graph", "half precision",
 )  # fmt: skip
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:

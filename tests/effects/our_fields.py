@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from trainwright import TrainerCallback
 from trainwright.checkpoint.store import CheckpointStore
+from trainwright.engine.watch import Watch
 from trainwright.errors import DataError
 
 from .bench import Bench, llama, samples
@@ -40,6 +42,23 @@ def parameters_learn_at_rates_of_their_own(bench: Bench) -> None:
     assert (found["head.weight"], found["body.0.bias"], found["body.1.weight"]) == pytest.approx((0.02, 0.05, 0.1))
     assert rates(bench, lr_groups='{"head": 0.02, "body.0": "0.5x"}') == found
     assert bench.changes_weights({"lr_groups": {"head": 0.02}})
+
+
+@shows("hang_timeout")
+def a_standstill_is_noticed(bench: Bench) -> None:
+    class Waits(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            time.sleep(1.0)
+            return super().__getitem__(index)
+
+    noticed: list[str] = []
+    bench.monkeypatch.setattr(Watch, "_give_up", lambda watch, message: noticed.append(message))
+    bench.train(train_dataset=Waits(samples(2)), max_steps=1, hang_timeout=0.3)
+    assert "has finished no step" in noticed[0]
+    assert "hang_timeout=0.3" in noticed[0]
+    noticed.clear()
+    bench.train(train_dataset=Waits(samples(2)), max_steps=1)
+    assert noticed == []
 
 
 class MeanOfLabels(nn.Module):

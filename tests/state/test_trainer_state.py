@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -101,3 +102,92 @@ def test_the_same_states_as_transformers_collects() -> None:
 def test_a_callback_without_a_state_is_refused() -> None:
     with pytest.raises(TypeError, match=r"state\(\)"):
         TrainerState(stateful_callbacks=[object()])
+
+
+# -- the history is serialised once ----------------------------------------------------------------------------------
+
+
+def as_saved(state: TrainerState, path: Path) -> list[dict[str, Any]]:
+    state.save_to_json(path)
+    return json.loads(path.read_text())["log_history"]
+
+
+def with_history(size: int) -> TrainerState:
+    return TrainerState(log_history=[{"loss": i / 7, "step": i} for i in range(size)])
+
+
+def appended(history: list[dict[str, Any]]) -> None:
+    history.append({"loss": 0.5, "step": -1})
+
+
+CHANGES: dict[str, Any] = {
+    "appended": appended,
+    "newest-changed": lambda history: history[-1].update(loss=9.0),
+    "newest-removed": lambda history: history.pop(),
+    "old-removed": lambda history: history.pop(3),
+    "old-replaced": lambda history: history.__setitem__(3, {"loss": 9.0, "step": 3}),
+    "old-given-more": lambda history: history[3].update(more=1),
+    "old-given-less": lambda history: history[3].pop("loss"),
+    "inserted": lambda history: history.insert(0, {"step": 0}),
+    "reversed": lambda history: history.reverse(),
+    "cut": lambda history: history.__delitem__(slice(5, None)),
+    "cleared": lambda history: history.clear(),
+    "nothing": lambda history: None,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize("size", [50, 350])
+def test_what_callbacks_do_to_the_history_is_saved(change: Any, size: int, tmp_path: Path) -> None:
+    state = with_history(size)
+    for _ in range(3):
+        assert as_saved(state, tmp_path / "s.json") == state.log_history
+        appended(state.log_history)
+    change(state.log_history)
+    assert as_saved(state, tmp_path / "s.json") == state.log_history
+
+
+def test_another_list_in_its_place_is_saved(tmp_path: Path) -> None:
+    state = with_history(300)
+    as_saved(state, tmp_path / "s.json")
+    state.log_history = [{"step": 1}]
+    assert as_saved(state, tmp_path / "s.json") == [{"step": 1}]
+
+
+def test_a_save_serialises_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same few entries at each save, however long the history is."""
+    state, counts, dumps = with_history(5000), [], json.dumps
+    for _ in range(3):
+        calls: list[Any] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(json, "dumps", lambda value, _calls=calls, **how: (_calls.append(1), dumps(value, **how))[1])
+            state.save_to_json(tmp_path / "s.json")
+        counts.append(len(calls))
+        appended(state.log_history)
+    assert counts[0] > 5000
+    assert counts[1] == counts[2] < 150
+
+
+def test_a_callback_with_a_history_of_its_own(tmp_path: Path) -> None:
+    """Its empty list must not be taken for the record's."""
+    state = with_history(2)
+    state.stateful_callbacks = {"A": {"attributes": {"log_history": []}}}
+    state.trial_params = {"log_history": []}
+    state.save_to_json(tmp_path / "s.json")
+    assert TrainerState.load_from_json(tmp_path / "s.json") == state
+
+
+def test_a_copy_of_a_record_is_saved_by_itself(tmp_path: Path) -> None:
+    state = with_history(300)
+    as_saved(state, tmp_path / "s.json")
+    twin = copy.deepcopy(state)
+    twin.log_history[2] = {"step": 77}
+    appended(twin.log_history)
+    assert as_saved(twin, tmp_path / "t.json") == twin.log_history
+    assert as_saved(state, tmp_path / "s.json") == state.log_history
+
+
+def test_an_entry_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text('{"log_history": [{"step": 1}, 5]}')
+    with pytest.raises(ValueError, match="log_history has an entry"):
+        TrainerState.load_from_json(tmp_path / "s.json")

@@ -30,6 +30,9 @@ _BESIDE = re.compile(
 )
 
 
+_IN_USE: set[Path] = set()  # staging directories that this process is writing, maybe behind training's back
+
+
 class CheckpointStore:
     """The checkpoints below one output directory."""
 
@@ -53,6 +56,7 @@ class CheckpointStore:
         staging = self._beside(step, "staging")
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
+        _IN_USE.add(staging.absolute())
         return staging
 
     def commit(self, staging: Path, manifest: Manifest) -> Path:
@@ -75,11 +79,13 @@ class CheckpointStore:
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         staging.rename(final)
+        _IN_USE.discard(staging.absolute())
         _flush_directory(self.root)
         shutil.rmtree(replaced, ignore_errors=True)
         return final
 
     def discard(self, staging: Path) -> None:
+        _IN_USE.discard(staging.absolute())
         shutil.rmtree(staging, ignore_errors=True)
 
     def _beside(self, step: int, purpose: str) -> Path:
@@ -110,8 +116,12 @@ class CheckpointStore:
     def _left_over(self) -> list[tuple[Path, re.Match[str]]]:
         """Directories that dead processes of this machine left beside the checkpoints."""
         names = [(path, _BESIDE.match(path.name)) for path in (self.root.iterdir() if self.root.is_dir() else ())]
-        here = socket.gethostname()
-        return [(p, m) for p, m in names if m and m["host"] == here and not _is_alive(int(m["pid"]))]
+        here, used = socket.gethostname(), _IN_USE
+        return [
+            (path, match)
+            for path, match in names
+            if match and match["host"] == here and not _is_alive(int(match["pid"])) and path.absolute() not in used
+        ]
 
     def latest(self) -> Path | None:
         """The newest checkpoint that verifies; says which newer ones it skipped, and why."""

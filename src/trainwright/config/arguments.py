@@ -37,6 +37,7 @@ from trainwright.config.fields import (
     SavingFields,
 )
 from trainwright.config.normalise import DICT_FIELDS, normalise, verbosity
+from trainwright.config.rendezvous import start_group
 from trainwright.config.setters import Setters
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class TrainingArguments(
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
         """Run the block in the main process (`local`: of each node) while the others wait; then in the others."""
         world = self.world
+        start_group(world, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
         is_main = (world.local_process_index if local else world.process_index) == 0
         try:
             if not is_main:

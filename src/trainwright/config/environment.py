@@ -40,6 +40,7 @@ class World:
     @classmethod
     def detect(cls, *, use_cpu: bool = False, environ: Mapping[str, str] | None = None) -> World:
         env = os.environ if environ is None else environ
+        env = {**of_slurm(env), **env}
         rank, size = _process_group() or (_first(env, RANK, 0), _first(env, WORLD_SIZE, 1))
         local_rank = _first(env, LOCAL_RANK, -1)
         return cls(
@@ -51,6 +52,15 @@ class World:
             launched=size > 1 or local_rank >= 0,
             device_name=env.get("ACCELERATE_TORCH_DEVICE"),
         )
+
+    def variables(self) -> dict[str, str]:
+        """What torch reads, for launchers that say it under other names."""
+        return {
+            "RANK": str(self.process_index),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_process_index),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+        }
 
     @property
     def num_nodes(self) -> int:
@@ -99,6 +109,24 @@ def world_of(args: Any) -> World:
 def configured_precision() -> str:
     """The mixed precision that `accelerate launch` was configured with: "no", "fp16", "bf16" or "fp8"."""
     return os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+
+
+def of_slurm(env: Mapping[str, str]) -> dict[str, str]:
+    """A task of `srun` as torch would name it, where MASTER_ADDR and MASTER_PORT say that the tasks work together.
+
+    Without these two, tasks are taken as independent runs. A launcher's own variables, such as torchrun's, come first.
+    """
+    if not all(name in env for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")):
+        return {}
+    if any(name in env for name in RANK):
+        return {}
+    tasks, nodes = int(env["SLURM_STEP_NUM_TASKS"]), int(env.get("SLURM_STEP_NUM_NODES", "1"))
+    return {
+        "RANK": env["SLURM_PROCID"],
+        "WORLD_SIZE": str(tasks),
+        "LOCAL_RANK": env.get("SLURM_LOCALID", "0"),
+        "LOCAL_WORLD_SIZE": str(max(1, tasks // max(1, nodes))),
+    }
 
 
 def is_true(word: str | None) -> bool:

@@ -307,6 +307,9 @@ class OurFields:
     packing_overflow: str = option(
         "error", "A sample longer than packing_length: error, or split over rows.", choices=["error", "split"]
     )
+    hang_timeout: float = option(
+        0.0, "Seconds without a finished step after which all processes show their stacks and end (0: never)."
+    )
     save_async: bool | None = option(
         None,
         "Write checkpoints behind training's back (None: unless your code looks at their files; True: even then).",

@@ -225,6 +225,7 @@ class EnginePlan:
     compile: CompilePlan = CompilePlan()
     non_blocking: bool = False
     ddp: DDPPlan = DDPPlan()
+    hang_timeout_s: float = 0.0  # 0: a standstill is not looked for
     loaders: LoadersOfOthers = LoadersOfOthers()
 
 

@@ -73,6 +73,7 @@ RANGES: Mapping[str, Range] = {
     "dataloader_num_workers": NATURAL,
     "dataloader_prefetch_factor": MAYBE_COUNT,
     "ddp_timeout": Range(0, open_low=True),
+    "hang_timeout": Range(0),
     "ddp_bucket_cap_mb": Range(0, open_low=True, optional=True),
     "generation_max_length": MAYBE_COUNT,
     "generation_num_beams": MAYBE_COUNT,

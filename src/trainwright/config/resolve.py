@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from trainwright.config.environment import world_of
 from trainwright.config.plans import (
     CheckpointPlan,
     CompilePlan,
@@ -47,6 +48,7 @@ def engine(args: Any) -> EnginePlan:
         else CompilePlan(),
         non_blocking=_of_accelerator(args, "non_blocking", False),
         ddp=ddp(args),
+        hang_timeout_s=getattr(args, "hang_timeout", 0.0),
         loaders=loaders_of_others(args),
     )
 
@@ -68,6 +70,7 @@ def ddp(args: Any) -> DDPPlan:
         broadcast_buffers=args.ddp_broadcast_buffers,
         static_graph=args.ddp_static_graph,
         recomputes_activations=getattr(args, "activation_checkpointing", False),
+        environment=world_of(args).variables(),
         sync_each_batch=bool(accumulation.get("sync_each_batch", False)),
     )
 

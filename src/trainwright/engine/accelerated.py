@@ -5,8 +5,9 @@ Accelerate starts the process group and says where this process computes; the wr
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -15,15 +16,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainwright.config.plans import DDPPlan, EnginePlan
+from trainwright.config.rendezvous import leave_at_exit
 from trainwright.engine import collectives
 from trainwright.engine.base import NO_CONTEXT, Engine
 from trainwright.engine.compile import compiled, uncompiled
 from trainwright.engine.precision import apply_tf32, autocast_forward
-from trainwright.engine.processes import accelerator_of_several, leave_at_exit
+from trainwright.engine.processes import accelerator_of_several
 from trainwright.engine.updates import Updates, empty_cache, is_out_of_memory
+from trainwright.engine.watch import Watch, standing_watch, start_watch
+from trainwright.state.interrupts import Interrupts
 from trainwright.types import Prepared
 
 T = TypeVar("T")
+_runs = itertools.count()  # the same number for the same run in all processes: all take part in each
 
 
 class AcceleratedEngine(Engine):
@@ -36,6 +41,7 @@ class AcceleratedEngine(Engine):
         self.non_blocking = plan.non_blocking
         self._plan = plan
         self._world_size = dist.get_world_size()
+        self._watch: Watch | None = None
         self._wrapped: DistributedDataParallel | None = None
         self._updates = Updates(getattr(self.accelerator, "scaler", None))
         apply_tf32(plan.precision)
@@ -119,6 +125,23 @@ class AcceleratedEngine(Engine):
 
     def agree(self, decide: Callable[[], T]) -> T:
         return collectives.decided_by_main(decide)
+
+    @contextmanager
+    def together(self, interrupts: Interrupts) -> Iterator[None]:
+        if self._watch is not None:
+            yield
+            return
+        self._watch = start_watch(
+            rank=dist.get_rank(),
+            num_processes=self._world_size,
+            hang_timeout_s=self._plan.hang_timeout_s,
+            run=next(_runs),
+        )
+        try:
+            with standing_watch(self._watch, interrupts):
+                yield
+        finally:
+            self._watch = None
 
     def barrier(self) -> None:
         self.accelerator.wait_for_everyone()

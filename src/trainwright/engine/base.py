@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trainwright.engine.peak import peak_flops
+from trainwright.state.interrupts import Interrupts
 from trainwright.types import Prepared
 
 T = TypeVar("T")
@@ -109,6 +110,13 @@ class Engine(ABC):
         For whatever depends on files, time or chance: processes that decide for themselves may part.
         """
         return decide()
+
+    def together(self, interrupts: Interrupts) -> AbstractContextManager[None]:
+        """Around work that all processes do: an error in one ends all, and so does a signal, at the same place.
+
+        May be entered again inside; the outermost one counts.
+        """
+        return NO_CONTEXT
 
     def peak_flops(self) -> float | None:
         """Operations per second that the devices of this run can do together; None where it is not known."""

@@ -33,7 +33,8 @@ def gather(value: Any, device: torch.device) -> Any:
         return value
     layouts = gather_objects([(tuple(tensor.shape), tensor.dtype) for tensor in mine])
     _check_alike(layouts)
-    joined = iter([_gather_one(tensor, [tuple(one[i][0]) for one in layouts], device) for i, tensor in enumerate(mine)])
+    shapes = [[one[i][0] for one in layouts] for i in range(len(mine))]
+    joined = iter([_gather_one(tensor, its, device) for tensor, its in zip(mine, shapes, strict=True)])
     return map_nested(lambda leaf: next(joined) if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
@@ -68,29 +69,28 @@ def decided_by_main(decide: Callable[[], T]) -> T:
             box[1] = error
     dist.broadcast_object_list(box, src=0)
     if box[1] is not None:
+        box[1].is_everybodys = True  # no process failed before the others
         raise box[1]
     return box[0]  # type: ignore[no-any-return]
 
 
 def _gather_one(tensor: torch.Tensor, shapes: list[tuple[int, ...]], device: torch.device) -> torch.Tensor:
-    was_on, was_bool = tensor.device, tensor.dtype == torch.bool
-    sent = tensor.detach().to(device)
-    sent = sent.reshape(1) if sent.ndim == 0 else sent
     shapes = [shape or (1,) for shape in shapes]
     largest = tuple(map(max, zip(*shapes, strict=True)))
     is_ragged = any(shape[1:] != largest[1:] for shape in shapes)
-    if sent.dtype in (torch.bool, torch.uint8) and is_ragged:  # these have no -100
+    sent = tensor.detach().to(device)
+    sent = sent.reshape(1) if sent.ndim == 0 else sent
+    if is_ragged and sent.dtype in (torch.bool, torch.uint8):  # these have no -100
         sent = sent.to(torch.int16)
     if tuple(sent.shape) != largest:
         padded = sent.new_full(largest, IGNORE_INDEX if is_ragged else 0)
         padded[tuple(map(slice, sent.shape))] = sent
         sent = padded
-    if sent.dtype == torch.bool:
-        sent = sent.to(torch.uint8)
-    rows = [torch.empty_like(sent, memory_format=torch.contiguous_format) for _ in shapes]
-    dist.all_gather(rows, sent.contiguous())
-    result = torch.cat([part[: shape[0]] for part, shape in zip(rows, shapes, strict=True)])
-    return (result.bool() if was_bool and not is_ragged else result).to(was_on)
+    as_bytes = sent.contiguous().view(torch.uint8)  # backends know few types, and all of them know this one
+    rows = [torch.empty_like(as_bytes) for _ in shapes]
+    dist.all_gather(rows, as_bytes)
+    parts = [row.view(sent.dtype)[: shape[0]] for row, shape in zip(rows, shapes, strict=True)]
+    return torch.cat(parts).to(tensor.device)
 
 
 def _check_alike(layouts: list[list[tuple[tuple[int, ...], torch.dtype]]]) -> None:

@@ -1,15 +1,12 @@
-"""The process group: how it is started, and how it ends without leaving anything behind."""
+"""The Accelerator of one process among several. The group itself is started and left in `config/rendezvous.py`."""
 
 from __future__ import annotations
 
-import atexit
-import functools
 import os
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.loaders import loader_configuration
@@ -23,7 +20,7 @@ def accelerator_of_several(plan: EnginePlan) -> Any:
 
     # Accelerate keeps one state per process; a second trainer may have another precision. The group itself stays.
     AcceleratorState._reset_state(reset_partial_state=True)
-    os.environ.update(plan.ddp.environment)
+    os.environ.update({name: value for name, value in plan.ddp.environment.items() if name not in os.environ})
     ddp = plan.ddp
     options: dict[str, Any] = {}
     for name in ("bucket_cap_mb", "broadcast_buffers", "static_graph"):
@@ -44,14 +41,3 @@ def accelerator_of_several(plan: EnginePlan) -> Any:
     if scales_on_cpu:
         accelerator.scaler = torch.amp.GradScaler("cpu")
     return accelerator
-
-
-@functools.cache
-def leave_at_exit() -> None:
-    """A script that ends in order leaves the group; a process that dies must not wait for the others there."""
-    atexit.register(_leave)
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from trainwright.engine.fp8 import fp8_accelerator
 from trainwright.engine.loaders import loader_configuration
 from trainwright.engine.precision import apply_tf32, autocast_forward
 from trainwright.engine.updates import Updates, empty_cache, is_out_of_memory
+from trainwright.engine.watch import Watch, standing_watch
+from trainwright.state.interrupts import Interrupts
 from trainwright.types import Prepared
 
 
@@ -44,6 +46,7 @@ class SingleEngine(Engine):
         self.device = torch.device(plan.device)
         self.non_blocking = plan.non_blocking
         self._compile = plan.compile
+        self._hang_timeout_s = plan.hang_timeout_s
         self._precision = plan.precision
         self._updates = Updates(getattr(self.accelerator, "scaler", None))
         apply_tf32(plan.precision)
@@ -88,6 +91,15 @@ class SingleEngine(Engine):
 
     def empty_cache(self) -> None:
         empty_cache(self.device)
+
+    @contextmanager
+    def together(self, interrupts: Interrupts) -> Iterator[None]:
+        if not self._hang_timeout_s or interrupts.meeting is not None:
+            yield
+            return
+        watch = Watch(None, rank=0, num_processes=1, hang_timeout_s=self._hang_timeout_s)
+        with standing_watch(watch, interrupts):
+            yield
 
     def refresh(self, model: nn.Module) -> None:
         self._updates.refresh(model)

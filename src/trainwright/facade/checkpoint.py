@@ -136,7 +136,13 @@ class CheckpointHooks(ReportHooks):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             path = self._rng_file(checkpoint)
-            assemble.load_rng(checkpoint, path, rank=self.args.process_index, step=self.state.global_step)
+            assemble.load_rng(
+                checkpoint,
+                path,
+                rank=self.args.process_index,
+                num_processes=self._engine.num_processes,
+                step=self.state.global_step,
+            )
 
     def _rng_file(self, checkpoint: str) -> Path | None:
         return assemble.rng_file(checkpoint, rank=self.args.process_index, num_processes=self._engine.num_processes)

@@ -88,6 +88,7 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
     ) -> EvalLoopOutput:
         start_time = time.time()
         with (
+            self._engine.together(self._run.interrupts),
             assemble.untouched_randomness(),
             eval_precision(self.model, None if self.is_in_train else self._full_eval_type()),
         ):

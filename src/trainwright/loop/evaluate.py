@@ -58,6 +58,7 @@ def _collect(
             raise_no_labels(session.label_names, inputs)
         results.add(inputs, step, shown=_shown(session, hooks, inputs), counts=counts, is_last=is_last)
         session.events.fire("on_prediction_step", run)
+        run.interrupts.passes()
     return num_seen, found_labels
 
 

@@ -65,8 +65,7 @@ def run_epoch(session: Session, run: RunState, hooks: TrainHooks, epoch: int) ->
             break
         update = done
         after_step(session, run, hooks, update, epoch=epoch)
-        if run.is_interrupted:
-            raise Interrupted
+        run.interrupts.passes()
         if run.should_stop:
             break
     if run.batches_in_epoch == 0 and not run.should_stop:

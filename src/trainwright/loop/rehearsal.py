@@ -29,6 +29,8 @@ class Quiet:
 
     def close(self) -> None: ...
 
+    def passes(self) -> None: ...
+
 
 class FirstBatch:
     """The first batch of a dataloader, read in this process: workers would read on behind it."""

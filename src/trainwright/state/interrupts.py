@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Protocol
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 
@@ -20,21 +21,35 @@ class Interrupted(BaseException):
     """A signal arrived at a place where the run may be left at once. No `except Exception` stops it."""
 
 
+class Meeting(Protocol):
+    """How processes that train together agree on the place where they leave; alone, it only counts places."""
+
+    @property
+    def is_shared(self) -> bool: ...
+    def ask(self, number: int) -> None: ...
+    def passes(self) -> int | None: ...
+
+
 class Interrupts:
     """Listens for signals while a run lasts.
 
     Attributes:
         received: the signal that asked the run to end; None while there is none.
+
+    Where several processes train together, none of them may leave by itself: a signal is handed to `meeting`, and all
+    leave at the same place, where `passes` says so.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.meeting: Meeting | None = None
         self._is_open = False
+        self._is_handed_on = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Installs the handlers, and puts the previous ones back. Only the main thread can do so."""
-        self.received, self._is_open = None, False
+        self.received, self._is_open, self._is_handed_on = None, False, False
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -53,14 +68,27 @@ class Interrupts:
             self.close()
             raise Interrupted
 
+    def passes(self) -> None:
+        """Called where a step or a batch of an evaluation is done: a signal that all processes know of raises here."""
+        if self.meeting is not None:
+            number = self.meeting.passes()
+            if number is not None:
+                self.received = number
+        if self.received is not None:
+            raise Interrupted
+
     def close(self) -> None:
         """From here on a signal is only remembered."""
         self._is_open = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is not None or self._is_handed_on:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+            return
+        if self.meeting is not None and self.meeting.is_shared:
+            self._is_handed_on = True
+            self.meeting.ask(number)
             return
         self.received = number
         if self._is_open:

@@ -1,0 +1,93 @@
+"""What one process and two processes do alike: settings and a run, used by a script and by the tests that judge it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.parity import data, models
+from tests.parity.sides import OURS, without_clock
+from torch import nn
+
+from trainwright import EvalPrediction
+
+TOTAL = 8  # samples in a micro-batch of all processes
+ALWAYS: dict[str, Any] = {
+    "learning_rate": 1e-2,
+    "logging_steps": 1,
+    "num_train_epochs": 2,
+    "seed": 5,
+    "max_grad_norm": 1.0,
+}
+
+
+class CountsItems(nn.Module):
+    """Rows with unequal numbers of labels; the loss is their sum over the number of items of the whole window."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(
+        self, x: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Any = None, **kwargs: Any
+    ) -> dict[str, torch.Tensor]:
+        logits = self.layer(x)
+        how = "mean" if num_items_in_batch is None else "sum"
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction=how)
+        return {"loss": loss if num_items_in_batch is None else loss / num_items_in_batch, "logits": logits}
+
+
+def rows(size: int) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(9)
+    items = []
+    for i in range(size):
+        labels = torch.randint(0, 4, (5,), generator=generator)
+        labels[1 + i % 5 :] = -100
+        items.append({"x": torch.randn(5, 3, generator=generator), "labels": labels})
+    return items
+
+
+# name -> (model, samples, settings). 22 and 17 leave tails: of 6 samples, and of one that only one process gets.
+WINDOWS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "means": (lambda: models.ReturnsDict(0.0), data.vectors(22), {}),
+    "means, accumulated": (lambda: models.ReturnsDict(0.0), data.vectors(17), {"gradient_accumulation_steps": 2}),
+    "counted": (CountsItems, rows(22), {}),
+    "counted, accumulated": (CountsItems, rows(17), {"gradient_accumulation_steps": 2}),
+    "weighted": (CountsItems, rows(17), {"loss_weighting": "items"}),
+}
+
+
+def trainer_of(name: str, folder: Path, num_processes: int, **more: Any) -> Any:
+    build, items, settings = WINDOWS[name]
+    size = {"per_device_train_batch_size": TOTAL // num_processes, "per_device_eval_batch_size": 4}
+    parts = {"train_dataset": items, "eval_dataset": items[:9], "compute_metrics": accuracy}
+    return OURS.make(models.seeded(build), folder, ALWAYS | settings | size | more, **parts)
+
+
+def accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    labels = prediction.label_ids
+    hits = (prediction.predictions.argmax(-1) == labels)[labels != -100]
+    return {"accuracy": float(hits.mean()), "rows": len(labels)}
+
+
+def outcome(trainer: Any, **how: Any) -> dict[str, Any]:
+    """Trains, and says in plain numbers what came of it."""
+    out = trainer.train(**how)
+    return {
+        "weights": {name: value.double().flatten().tolist() for name, value in trainer.model.state_dict().items()},
+        "log": without_clock(trainer.state.log_history),
+        "loss": out.training_loss,
+        "step": out.global_step,
+    }
+
+
+def judged(trainer: Any) -> dict[str, Any]:
+    """An evaluation and a prediction."""
+    metrics = trainer.evaluate()
+    predicted = trainer.predict(trainer.eval_dataset)
+    return {
+        "metrics": without_clock([metrics])[0],
+        "predictions": predicted.predictions.tolist(),
+        "labels": predicted.label_ids.tolist(),
+    }

@@ -1,0 +1,64 @@
+"""Launchers: accelerate's with a file and with flags. torchrun is what all the other tests here use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .._support.two_processes import free_port, run
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPT = """
+import sys
+from tests._support.two_processes import tell
+from tests.distributed.cases import outcome, trainer_of
+
+trainer = trainer_of("means", sys.argv[1], 2, max_steps=2, num_train_epochs=3, logging_steps=2)
+tell(
+    **outcome(trainer),
+    mixed=trainer.args.mixed_precision,
+    world=[trainer.args.world_size, trainer.accelerator.num_processes, str(trainer.accelerator.distributed_type)],
+    wrapped=type(trainer.model_wrapped).__name__,
+)
+"""
+
+CONFIG = """
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+mixed_precision: bf16
+num_machines: 1
+num_processes: 2
+machine_rank: 0
+gpu_ids: all
+main_process_ip: localhost
+main_process_port: {port}
+rdzv_backend: static
+same_network: true
+use_cpu: false
+"""
+
+
+def by_file(folder: Path) -> list[str]:
+    path = folder / "accelerate.yaml"
+    path.write_text(CONFIG.format(port=free_port()))
+    return ["--config_file", str(path)]
+
+
+def by_flags(folder: Path) -> list[str]:
+    return ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "bf16",
+            "--dynamo_backend", "no", "--main_process_port", str(free_port())]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [by_file, pytest.param(by_flags, marks=pytest.mark.slow)], ids=lambda how: how.__name__)
+def test_accelerate_launch_sets_the_world_and_the_precision(how: Callable[[Path], list[str]], tmp_path: Path) -> None:
+    launcher = ("accelerate.commands.launch", *how(tmp_path))
+    done = run(SCRIPT, str(tmp_path), folder=tmp_path, launcher=launcher, timeout_s=140)
+    for told in done.told:
+        assert told["mixed"] == "bf16"
+        assert told["world"][:2] == [2, 2]
+        assert told["wrapped"] == "DistributedDataParallel"
+        assert told["step"] == 2
+    assert done.told[0]["weights"] == done.told[1]["weights"]

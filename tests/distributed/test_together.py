@@ -1,0 +1,135 @@
+"""Two processes against one: the same windows, logs, evaluations and checkpoints, and nothing sent between steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .._support.small import StopAt
+from .._support.two_processes import Done, run
+from .cases import WINDOWS, judged, outcome, trainer_of
+
+SAVED = "means, accumulated"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("together")
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path) -> Done:
+    one = trainer_of(SAVED, folder / "by_one", 1, save_strategy="steps", save_steps=2)
+    one.add_callback(StopAt(2))
+    one.train()
+    return run(Path(__file__).with_name("together.py"), str(folder), folder=folder, timeout_s=110)
+
+
+def flat(weights: dict[str, list[float]]) -> list[float]:
+    return [value for values in weights.values() for value in values]
+
+
+def assert_close(mine: dict[str, Any], other: dict[str, Any]) -> None:
+    assert mine["step"] == other["step"]
+    assert flat(mine["weights"]) == pytest.approx(flat(other["weights"]), rel=1e-5, abs=2e-7)
+
+
+# -- windows ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_two_processes_are_one_with_the_same_effective_batch(done: Done, name: str, tmp_path: Path) -> None:
+    """Also in the last window of an epoch, with a tail that the two share unevenly or only one of them has."""
+    trainer = trainer_of(name, tmp_path, 1, eval_strategy="epoch")
+    alone = outcome(trainer)
+    for told in done.told:
+        assert_close(told[name], alone)
+        assert told[name]["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+        for mine, other in zip(told[name]["log"], alone["log"], strict=True):
+            assert mine == pytest.approx(other, rel=1e-4, abs=1e-6)
+    alone_judged = judged(trainer)
+    for told in done.told:
+        together = told[f"{name}: judged"]
+        assert together["metrics"] == pytest.approx(alone_judged["metrics"], rel=1e-5)
+        assert together["labels"] == alone_judged["labels"]
+        np.testing.assert_allclose(together["predictions"], alone_judged["predictions"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_both_processes_tell_the_same(done: Done, name: str) -> None:
+    for what in (name, f"{name}: judged"):
+        first, second = ({**told[what]} for told in done.told)
+        assert first == second
+
+
+@pytest.mark.parametrize(("name", "each_step"), [("means", []), ("counted", ["all_reduce"])])
+def test_nothing_is_sent_between_steps(done: Done, name: str, each_step: list[str]) -> None:
+    """Beside DDP's own: nothing where losses are means, the number of items where they are counted; more at a log."""
+    steps = done.told[0][f"{name}: collectives"]
+    assert len(steps) == 6
+    for number, calls in enumerate(steps):
+        after_a_log = number == 4
+        assert [call for call in calls if call != "all_gather"] == each_step
+        assert ("all_gather" in calls) == after_a_log
+
+
+# -- what processes exchange -----------------------------------------------------------------------------------------
+
+
+def test_ragged_results_are_joined_in_order_of_rank(done: Done) -> None:
+    for told in done.told:
+        a, scalar, is_one = told["gathered"]
+        assert a == [[0, -100], [0, -100], [1, 1], [1, 1], [1, 1]]
+        assert scalar == [0.0, 1.0]
+        assert len(is_one) == 5
+        assert told["summed"] == 3
+        assert told["agreed"] == "decided by 0"
+        assert told["objects"] == [{"rank": 0}, {"rank": 1}]
+
+
+def test_an_error_of_the_one_that_decides_is_everybodys(done: Done) -> None:
+    for told in done.told:
+        assert told["agreed_error"] == "LookupError: no checkpoint there"
+        assert told["nothing"].startswith("CheckpointNotFoundError: resume_from_checkpoint=True")
+        assert told["different"].startswith("DataError: Processes bring different results")
+
+
+def test_the_main_process_goes_first_and_the_others_say_less(done: Done) -> None:
+    main, other = done.told
+    assert (main["found"], other["found"]) == (False, True)
+    assert (main["levels"], other["levels"]) == (20, 40)
+    assert (main["should"], other["should"]) == ([True, True], [False, False])
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_has_the_random_states_of_every_process(done: Done, folder: Path) -> None:
+    for told in done.told:
+        assert {"rng_state_0.pth", "rng_state_1.pth", "manifest.json", "optimizer.pt"} <= set(told["saved"])
+        assert "rng_state.pth" not in told["saved"]
+    manifest = json.loads((folder / "by_two/checkpoint-2/manifest.json").read_text())
+    assert manifest["world_size"] == 2
+    assert {"rng_state_0.pth", "rng_state_1.pth"} <= set(manifest["files"])
+
+
+def test_a_resume_goes_on_with_the_same_and_another_number_of_processes(
+    done: Done, folder: Path, tmp_path: Path
+) -> None:
+    whole = outcome(trainer_of(SAVED, tmp_path / "whole", 1))
+    for told in done.told:
+        assert_close(told["resumed"], whole)
+        assert_close(told["resumed_of_one"], whole)
+    two_to_one = trainer_of(SAVED, tmp_path / "one", 1)
+    assert_close(outcome(two_to_one, resume_from_checkpoint=str(folder / "by_two/checkpoint-2")), whole)
+    assert done.out.count("has no random states of process 1") == 1
+
+
+def test_the_plan_is_shown_once(done: Done) -> None:
+    assert "Traceback" not in done.out

@@ -1,0 +1,119 @@
+"""Several processes in one launch: `together.py FOLDER`. It tells what the tests beside it compare with one process."""
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests._support.small import StopAt
+from tests._support.two_processes import tell
+from tests.distributed.cases import WINDOWS, judged, outcome, trainer_of
+
+from trainwright import TrainerCallback, TrainingArguments
+
+FOLDER = Path(sys.argv[1])
+RANK = int(os.environ["RANK"])
+
+
+def main_goes_first() -> None:
+    args = TrainingArguments(str(FOLDER / "first"), use_cpu=True)
+    made = FOLDER / "made_by_main"
+    with args.main_process_first():
+        tell(found=made.exists())
+        if RANK == 0:
+            time.sleep(0.5)
+            made.write_text("done")
+    quiet = args.set_logging(level="info", replica_level="error")
+    tell(levels=quiet.get_process_log_level(), should=[quiet.should_log, quiet.should_save])
+
+
+def engines(trainer: Any) -> None:
+    engine = trainer._engine
+    ragged = torch.full((2 + RANK, 1 + RANK), RANK)
+    nested = {"a": ragged, "b": (torch.tensor(float(RANK)), ragged > 0)}
+    joined = engine.gather(nested)
+    tell(
+        gathered=[joined["a"].tolist(), joined["b"][0].tolist(), joined["b"][1].tolist()],
+        summed=engine.sum(torch.tensor(RANK + 1)).item(),
+        agreed=engine.agree(lambda: f"decided by {RANK}"),
+        objects=engine.gather_objects({"rank": RANK}),
+    )
+    for name, wrong in {"agreed_error": lambda: engine.agree(fails), "different": lambda: engine.gather(odd())}.items():
+        try:
+            wrong()
+        except Exception as error:
+            tell(**{name: f"{type(error).__name__}: {error}"})
+
+
+def fails() -> None:
+    raise LookupError("no checkpoint there")
+
+
+def odd() -> Any:
+    return torch.zeros(2) if RANK == 0 else torch.zeros(2, 2)
+
+
+class Counts(TrainerCallback):
+    """Collectives that python code asks for, by step; the ones of DDP itself are in its reducer."""
+
+    NAMES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier")
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.by_step: list[list[str]] = []
+        self.originals = {name: getattr(dist, name) for name in self.NAMES}
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        def counted(name: str) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                self.calls.append(name)
+                return self.originals[name](*args, **kwargs)
+
+            return call
+
+        for name in self.NAMES:
+            setattr(dist, name, counted(name))
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.by_step.append(self.calls)
+        self.calls = []
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        for name, original in self.originals.items():
+            setattr(dist, name, original)
+
+
+def checkpoints() -> None:
+    name = "means, accumulated"
+    trainer = trainer_of(name, FOLDER / "by_two", 2, save_strategy="steps", save_steps=2)
+    trainer.add_callback(StopAt(2))
+    trainer.train()
+    tell(saved=sorted(os.listdir(FOLDER / "by_two/checkpoint-2")))
+    again = trainer_of(name, FOLDER / "by_two_again", 2)
+    tell(resumed=outcome(again, resume_from_checkpoint=str(FOLDER / "by_two/checkpoint-2")))
+    logging.getLogger("trainwright").setLevel("WARNING")
+    of_one = trainer_of(name, FOLDER / "of_one", 2, log_level="warning")
+    tell(resumed_of_one=outcome(of_one, resume_from_checkpoint=str(FOLDER / "by_one/checkpoint-2")))
+    damaged = trainer_of(name, FOLDER / "nothing_here", 2)
+    try:
+        damaged.train(resume_from_checkpoint=True)
+    except Exception as error:
+        tell(nothing=f"{type(error).__name__}: {error}")
+
+
+main_goes_first()
+engines(trainer_of("means", FOLDER / "engine", 2))
+for name in WINDOWS:
+    trainer = trainer_of(name, FOLDER / "windows", 2, eval_strategy="epoch")
+    tell(**{name: outcome(trainer), f"{name}: judged": judged(trainer)})
+for name in ("means", "counted"):
+    counts = Counts()
+    trainer = trainer_of(name, FOLDER / "counts", 2, logging_steps=4)
+    trainer.add_callback(counts)
+    trainer.train()
+    tell(**{f"{name}: collectives": counts.by_step})
+checkpoints()
