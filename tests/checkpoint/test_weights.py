@@ -271,3 +271,15 @@ def test_weights_that_are_cut_off(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         load_weights(nn.Linear(3, 2), tmp_path)
+
+
+def test_a_model_that_is_written_in_older_names_is_read_back(tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=4,
+                       patch_size=2)  # fmt: skip
+    saved, other = ViTForImageClassification(config), ViTForImageClassification(config)
+    save_weights(saved, tmp_path)
+    result = load_weights(other, tmp_path)
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in saved.state_dict().items())

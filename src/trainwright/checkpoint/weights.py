@@ -127,6 +127,7 @@ def load_weights(model: nn.Module, folder: Path) -> LoadResult:
     state_dict: dict[str, torch.Tensor] = {}
     for file in files:
         state_dict |= _read(file)
+    state_dict = _in_the_models_names(model, state_dict)
     try:
         result = model.load_state_dict(state_dict, strict=False)
     except RuntimeError as error:
@@ -136,6 +137,25 @@ def load_weights(model: nn.Module, folder: Path) -> LoadResult:
         tie_weights()
     shared = _shared_names(model)
     return LoadResult([name for name in result.missing_keys if name not in shared], list(result.unexpected_keys))
+
+
+def _in_the_models_names(model: Any, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights under the names (and in the shapes) that the model has now.
+
+    `save_pretrained` writes some models, such as ViT, in the names of an older version; `from_pretrained` translates.
+    """
+    loader: Any = getattr(type(model), "from_pretrained", None)
+    own = model.state_dict()
+    if loader is None or not is_instance_of(model, "transformers", "PreTrainedModel"):
+        return state_dict
+    if not (state_dict.keys() - own.keys() and own.keys() - state_dict.keys()):
+        return state_dict
+    with _without_progress_bars():
+        loaded, info = loader(
+            None, config=model.config, state_dict=state_dict, dtype=model.dtype, output_loading_info=True
+        )
+    missing = set(info["missing_keys"])
+    return {name: value for name, value in loaded.state_dict().items() if name not in missing}
 
 
 def weight_files(folder: Path) -> list[Path]:

