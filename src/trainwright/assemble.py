@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
 import uuid
@@ -47,17 +48,22 @@ from trainwright.errors import (
     ModelError,
     TrainwrightWarning,
 )
+from trainwright.journal import surroundings, timeline
+from trainwright.journal.keeper import JournalKeeper
+from trainwright.journal.record import FileJournal, NullJournal
 from trainwright.loop.label_smoother import LabelSmoother
 from trainwright.loop.loss_scale import LossRule
 from trainwright.loop.oom import SmallerBatches
-from trainwright.loop.session import Start
+from trainwright.loop.session import Session, Start
 from trainwright.patches.activations import checkpointed_activations
 from trainwright.patches.debug import overflow_detection
 from trainwright.patches.liger import apply_liger_kernel
 from trainwright.patches.neftune import noisy_embeddings
+from trainwright.state.clock import Clock
 from trainwright.state.exportable import collect_states
 from trainwright.state.run import RunState
 from trainwright.state.trainer_state import TrainerState
+from trainwright.trackers.table import get_reporting_integration_callbacks
 from trainwright.types import RNG_STATE_NAME, TRAINER_STATE_NAME, has_length
 
 logger = logging.getLogger(__name__)
@@ -75,11 +81,41 @@ def make_engine(args: Any) -> Engine:
 
 
 def make_callbacks(args: Any, callbacks: Iterable[Any] | None, **context: Any) -> CallbackHandler:
-    """The handler with the flow, the user's callbacks, and what shows progress."""
-    handler = CallbackHandler([DefaultFlowCallback, *(callbacks or ())], **context)
+    """The handler with the flow, the trackers, the user's callbacks, and what shows progress."""
+    trackers = get_reporting_integration_callbacks(args.report_to)
+    handler = CallbackHandler([DefaultFlowCallback, *trackers, *(callbacks or ())], **context)
     handler.args = args
     handler.add_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
     return handler
+
+
+def make_keeper(handler: CallbackHandler, clock: Clock) -> JournalKeeper:
+    """What keeps the journal: it hears all that the callbacks hear. The clock times both."""
+    handler.clock = clock
+    keeper = JournalKeeper(clock)
+    handler.watch(keeper)
+    return keeper
+
+
+def begin_journal(keeper: JournalKeeper, args: Any, folder: str, run_id: str, *, session: Session, run: RunState,
+                  datasets: dict[str, Any]) -> None:  # fmt: skip
+    """Opens the journal of a run and writes down what it is. Only the first process writes, where output is saved."""
+    journal = FileJournal(folder, run_id) if args.should_save and run.state.is_world_process_zero else NullJournal()
+    facts: dict[str, Any] = {}
+    if isinstance(journal, FileJournal):
+        facts = {
+            "arguments": surroundings.arguments(args),
+            "changed": surroundings.changed_arguments(args),
+            "environment": surroundings.environment(session.engine.device),
+            "data": {name: surroundings.data_summary(dataset) for name, dataset in datasets.items()},
+            "plan": dataclasses.asdict(session.plan),
+        }
+    keeper.begin(journal, run.state.global_step, checkpoint=session.start.checkpoint, facts=facts)
+
+
+def tell_times(args: Any, keeper: JournalKeeper) -> None:
+    """Says where the time of a run went, as the plan was said at its start."""
+    show_lines(args, timeline.line(keeper.end()).splitlines())
 
 
 def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:
@@ -167,6 +203,11 @@ def announce(
         lines.append(f"resumes   {start.checkpoint}: {where}")
         if note:
             lines.append(f"goes on   {note}")
+    show_lines(args, lines)
+
+
+def show_lines(args: Any, lines: Iterable[str]) -> None:
+    """Lines for the person who watches; into the log where nobody does, or where only errors are shown."""
     shown = args.should_log and not args.disable_tqdm and logger.isEnabledFor(logging.WARNING)
     for line in lines:
         if shown:

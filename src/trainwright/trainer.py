@@ -111,6 +111,7 @@ class Trainer(RunHooks):
             optimizer=self.optimizer,
             lr_scheduler=self.lr_scheduler,
         )
+        self._journal = assemble.make_keeper(self.callback_handler, self._run.clock)
         if self.args.should_save:
             os.makedirs(self.args.output_dir, exist_ok=True)
         self.state = TrainerState(

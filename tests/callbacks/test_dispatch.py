@@ -75,12 +75,12 @@ def test_a_listener_gets_what_the_handler_holds(event: str) -> None:
 
 @pytest.mark.parametrize("event", [event for event in EVENTS if event not in ("on_step_end", "on_epoch_end")])
 def test_an_event_without_listener_calls_nobody(event: str) -> None:
-    assert handler(StepsOnly())._table[event] == []
+    assert handler(StepsOnly()).listeners(event) == []
 
 
 def test_only_those_who_listen_are_in_the_table() -> None:
     callback = StepsOnly()
-    assert [m.__self__ for m in handler(callback)._table["on_step_end"] if m.__self__ is callback] == [callback]
+    assert [m.__self__ for m in handler(callback).listeners("on_step_end") if m.__self__ is callback] == [callback]
 
 
 def test_in_the_order_in_which_they_were_added() -> None:
@@ -280,7 +280,7 @@ def test_a_callback_of_transformers_is_heard_and_obeyed(tmp_path: Path) -> None:
     trainer.train()
     assert callback.events == ["on_step_end"] * 3
     assert trainer.state.global_step == 3
-    assert trainer.callback_handler._table["on_log"] == [trainer.callback_handler.callbacks[-1].on_log]
+    assert trainer.callback_handler.listeners("on_log") == [trainer.callback_handler.callbacks[-1].on_log]
 
 
 def test_early_stopping_of_transformers(tmp_path: Path) -> None:

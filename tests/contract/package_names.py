@@ -26,6 +26,12 @@ DONE = names(
     get_cosine_with_min_lr_schedule_with_warmup get_cosine_with_min_lr_schedule_with_warmup_lr_rate get_wsd_schedule
     get_greedy_schedule EvalLoopContainer nested_concat nested_truncate denumpify_detensorize
     numpy_pad_and_concatenate torch_pad_and_concatenate
+    TensorBoardCallback WandbCallback MLflowCallback CometCallback TrackioCallback ClearMLCallback NeptuneCallback
+    DVCLiveCallback CodeCarbonCallback SwanLabCallback DagsHubCallback FlyteCallback AzureMLCallback
+    KubeflowCallback get_reporting_integration_callbacks is_tensorboard_available is_wandb_available
+    is_mlflow_available is_comet_available is_trackio_available is_clearml_available is_neptune_available
+    is_dvclive_available is_codecarbon_available is_swanlab_available is_dagshub_available is_flytekit_available
+    is_flyte_deck_standard_available is_azureml_available is_kubeflow_available
     """
 )
 
@@ -35,17 +41,9 @@ PENDING = names(
     BestRun default_compute_objective default_hp_space_optuna default_hp_space_ray default_hp_space_wandb
     FSDP_MODEL_NAME sort_checkpoints rotate_checkpoints load_sharded_checkpoint DEFAULT_CALLBACKS
     DEFAULT_PROGRESS_CALLBACK JITCheckpointCallback CheckpointManager
-    DistributedSamplerWithLoop ShardSampler IterableDatasetShard
-    distributed_concat distributed_broadcast_scalars
-    find_executable_batch_size number_of_arguments
-    torch_distributed_zero_first activate_neftune apply_liger_kernel TensorBoardCallback WandbCallback
-    MLflowCallback CometCallback TrackioCallback ClearMLCallback NeptuneCallback DVCLiveCallback CodeCarbonCallback
-    SwanLabCallback DagsHubCallback FlyteCallback AzureMLCallback KubeflowCallback
-    get_reporting_integration_callbacks is_tensorboard_available is_wandb_available is_mlflow_available
-    is_comet_available is_trackio_available is_clearml_available is_neptune_available is_dvclive_available
-    is_codecarbon_available is_swanlab_available is_dagshub_available is_flytekit_available
-    is_flyte_deck_standard_available is_azureml_available is_kubeflow_available is_optuna_available is_ray_available
-    is_ray_tune_available
+    DistributedSamplerWithLoop ShardSampler IterableDatasetShard distributed_concat
+    distributed_broadcast_scalars find_executable_batch_size number_of_arguments torch_distributed_zero_first
+    activate_neftune apply_liger_kernel is_optuna_available is_ray_available is_ray_tune_available
     """
 )
 

@@ -153,7 +153,6 @@ def test_weights_that_do_not_fit_are_told_to_their_hook(tmp_path: Path) -> None:
 
 LATER_CALLS = {
     "init_hf_repo": (),
-    "create_model_card": (),
     "push_to_hub": (),
     "_push_from_checkpoint": ("checkpoint-1",),
     "hyperparameter_search": (),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from typing import Any
+from unittest.mock import MagicMock
 
+import pytest
 import torch
 
 from trainwright import PrinterCallback, ProgressCallback
 from trainwright.config import rules
+from trainwright.errors import ArgumentError
 
 from .bench import Bench, Toy, llama, logged, seeded, sentences, steps_with
-from .table import companion, shows
+from .table import shows
 
 
 @shows("logging_strategy")
@@ -126,33 +130,60 @@ def lines_take_the_place_of_the_bar(bench: Bench) -> None:
     assert "6/6" not in out + err
 
 
-def _needs_a_tracker(bench: Bench, **settings: Any) -> None:
-    ((name, value),) = settings.items()
-    assert bench.args(**settings).to_dict()[name] == value
-    assert [message for message in rules.idle(bench.args(**settings)) if message.startswith(name)]
-    assert rules.idle(bench.args()) == []
+@shows("report_to")
+def trackers_are_told(bench: Bench) -> None:
+    def kinds(**settings: Any) -> list[str]:
+        names = [type(c).__name__ for c in bench.trainer(**settings).callback_handler.callbacks]
+        return [name for name in names if name not in ("DefaultFlowCallback", "PrinterCallback")]
+
+    assert kinds() == kinds(report_to="none") == kinds(report_to=[]) == []
+    assert kinds(report_to="tensorboard") == ["TensorBoardCallback"]
+    assert "TensorBoardCallback" in kinds(report_to="all")
+    with pytest.raises(ArgumentError, match=r"report_to='paper' is no tracker\. Choose of .*tensorboard"):
+        kinds(report_to="paper")
 
 
-@companion("run_name", "trackers name the run so, and report_to is not there yet")
-def without_a_tracker_no_run_has_a_name(bench: Bench) -> None:
-    _needs_a_tracker(bench, run_name="first")
+def _told_to_trackio(bench: Bench, **settings: Any) -> MagicMock:
+    """A stand-in of Trackio's client, after a run with these settings."""
+    client = MagicMock()
+    client.context_vars.current_space_id.get.return_value = settings.get("trackio_space_id")
+    client.context_vars.current_run.get.return_value = None
+    bench.monkeypatch.setitem(sys.modules, "trackio", client)
+    bench.train(report_to="trackio", **settings)
+    assert client.log.called
+    return client
 
 
-@companion("project", "trackers file the run there, and report_to is not there yet")
-def without_a_tracker_there_is_no_project(bench: Bench) -> None:
-    _needs_a_tracker(bench, project="ours")
+def _is_told(bench: Bench, field: str, value: str, name: str) -> None:
+    """Trackio opens the run with the value under `name`; without a tracker it has no effect, which is said."""
+    assert _told_to_trackio(bench, **{field: value}).init.call_args.kwargs[name] == value
+    assert _told_to_trackio(bench).init.call_args.kwargs[name] != value
+    assert [message for message in rules.idle(bench.args(**{field: value})) if message.startswith(field)]
 
 
-@companion("trackio_space_id", "Trackio shows the run there, and report_to is not there yet")
-def without_trackio_there_is_no_space(bench: Bench) -> None:
-    _needs_a_tracker(bench, trackio_space_id="me/space")
+@shows("run_name")
+def a_run_has_a_name_at_its_tracker(bench: Bench) -> None:
+    _is_told(bench, "run_name", "first", "name")
 
 
-@companion("trackio_bucket_id", "Trackio stores the run there, and report_to is not there yet")
-def without_trackio_there_is_no_bucket(bench: Bench) -> None:
-    _needs_a_tracker(bench, trackio_bucket_id="me/bucket")
+@shows("project")
+def a_run_is_filed_under_its_project(bench: Bench) -> None:
+    _is_told(bench, "project", "ours", "project")
 
 
-@companion("trackio_static_space_id", "Trackio publishes the run there, and report_to is not there yet")
-def without_trackio_there_is_no_static_space(bench: Bench) -> None:
-    _needs_a_tracker(bench, trackio_static_space_id="me/static")
+@shows("trackio_space_id")
+def trackio_shows_the_run_in_a_space(bench: Bench) -> None:
+    _is_told(bench, "trackio_space_id", "me/space", "space_id")
+
+
+@shows("trackio_bucket_id")
+def trackio_stores_the_run_in_a_bucket(bench: Bench) -> None:
+    _is_told(bench, "trackio_bucket_id", "me/bucket", "bucket_id")
+
+
+@shows("trackio_static_space_id")
+def trackio_publishes_the_run_at_its_end(bench: Bench) -> None:
+    where: dict[str, Any] = {"trackio_space_id": "me/space"}
+    published = _told_to_trackio(bench, **where, trackio_static_space_id="me/static").freeze.call_args.kwargs
+    assert published["new_space_id"] == "me/static"
+    assert not _told_to_trackio(bench, **where, trackio_static_space_id=False).freeze.called

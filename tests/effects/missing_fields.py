@@ -19,7 +19,6 @@ ASKED: dict[str, Any] = {
     "fsdp": True,
     "parallelism_config": ParallelismConfig(),
     "push_to_hub": True,
-    "report_to": "tensorboard",
 }
 
 

@@ -33,8 +33,12 @@ def checkpoints_of_an_earlier_run_go_stay_or_stop_the_new_one(bench: Bench) -> N
         used_again("false", overwrite_output_dir=False)
 
 
-@companion("logging_dir", "TensorBoard writes there, and report_to is not there yet")
-def nothing_is_written_for_tensorboard(bench: Bench) -> None:
+@shows("logging_dir")
+def tensorboard_writes_there(bench: Bench) -> None:
+    bench.train(logging_dir=str(bench.folder / "board"), report_to="tensorboard")
+    assert list((bench.folder / "board").glob("events.out.tfevents.*"))
+    bench.train(report_to="tensorboard", output_dir=str(bench.folder / "other"))
+    assert list((bench.folder / "other" / "runs").rglob("events.out.tfevents.*"))
     assert bench.args(logging_dir="~/logs").logging_dir.endswith("/logs")
     (message,) = rules.idle(bench.args(logging_dir="logs"))
     assert message.startswith("logging_dir has no effect")

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainwright.callbacks.base import EVENTS, TrainerCallback, overrides
 from trainwright.callbacks.flow import DefaultFlowCallback
+from trainwright.state.clock import CALLBACKS, LOGGING, Clock
 from trainwright.state.control import TrainerControl
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,10 @@ class CallbackHandler(TrainerCallback):
 
     The attributes `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader`
     are what every event receives; the trainer (and others) may set them at any time.
+
+    Attributes:
+        watchers: parts of the house that hear every event before the callbacks do; not among `callbacks`.
+        clock: gets the seconds that each class of callbacks takes.
     """
 
     def __init__(
@@ -41,7 +46,9 @@ class CallbackHandler(TrainerCallback):
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
         self.args: Any = None  # the arguments that `fire` passes on
-        self._table: dict[str, list[Any]] = {}
+        self.watchers: list[Any] = []
+        self.clock = Clock()
+        self._table: dict[str, list[tuple[Any, str]]] = {}  # what to call, and the phase it is timed under
         for callback in callbacks:
             self.add_callback(callback)
         if not any(_is_flow(callback) for callback in self.callbacks):
@@ -76,13 +83,24 @@ class CallbackHandler(TrainerCallback):
         if self.pop_callback(callback) is None and not isinstance(callback, type):
             raise ValueError(f"{callback!r} is not among the callbacks: {self.callback_list or 'none'}.")
 
+    def listeners(self, event: str) -> list[Any]:
+        """The methods of callbacks that an event calls."""
+        return [listener for listener, phase in self._table[event] if phase.startswith(CALLBACKS)]
+
     @property
     def callback_list(self) -> str:
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def rebuild(self) -> None:
         """Makes the table again; needed after `callbacks` was changed other than through the methods."""
-        self._table = {event: [getattr(c, event) for c in self.callbacks if overrides(c, event)] for event in EVENTS}
+        heard = [(c, LOGGING) for c in self.watchers]
+        heard += [(c, f"{CALLBACKS}.{type(c).__name__}") for c in self.callbacks]
+        self._table = {e: [(getattr(c, e), phase) for c, phase in heard if overrides(c, e)] for e in EVENTS}
+
+    def watch(self, watcher: Any) -> None:
+        """Tells a part of the house every event that it has a method for, before the callbacks."""
+        self.watchers.append(watcher)
+        self.rebuild()
 
     def has_listener(self, event: str) -> bool:
         """Whether a callback does something at an event."""
@@ -102,7 +120,8 @@ class CallbackHandler(TrainerCallback):
         return self._tell(event, args, state, control, kwargs)
 
     def _tell(self, event: str, args: Any, state: Any, control: Any, kwargs: dict[str, Any]) -> TrainerControl:
-        for listener in self._table[event]:
+        for listener, phase in self._table[event]:
+            before = self.clock.mark(phase)
             result = listener(
                 args,
                 state,
@@ -116,6 +135,7 @@ class CallbackHandler(TrainerCallback):
                 eval_dataloader=self.eval_dataloader,
                 **kwargs,
             )
+            self.clock.mark(before)
             if result is not None:
                 control = result
         return control  # type: ignore[no-any-return]

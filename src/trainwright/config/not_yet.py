@@ -12,7 +12,6 @@ NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "fsdp": ((None, [], "", False), "This version trains on one device."),
     "parallelism_config": ((None,), "This version trains on one device."),
     "push_to_hub": ((False,), "Call save_model(), then huggingface_hub.upload_folder."),
-    "report_to": (([], None, "none", ["none"]), "Log from a callback's on_log, or set report_to='none'."),
     "debug": (([], "", None, ["underflow_overflow"]), "Only debug='underflow_overflow' is."),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from trainwright.errors import NotYetError
@@ -13,20 +13,6 @@ class AbsentHooks:
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         _not_yet("init_hf_repo", "Create the repository with huggingface_hub.create_repo.")
-
-    def create_model_card(
-        self,
-        language: str | None = None,
-        license: str | None = None,
-        tags: str | Sequence[str] | None = None,
-        model_name: str | None = None,
-        finetuned_from: str | None = None,
-        tasks: str | Sequence[str] | None = None,
-        dataset_tags: str | Sequence[str] | None = None,
-        dataset: str | Sequence[str] | None = None,
-        dataset_args: str | Sequence[str] | None = None,
-    ) -> None:
-        _not_yet("create_model_card", "Write one with huggingface_hub.ModelCard.")
 
     def push_to_hub(
         self,

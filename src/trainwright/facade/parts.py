@@ -14,6 +14,7 @@ from trainwright.checkpoint.writer import Writer
 from trainwright.config.plans import StepPlan
 from trainwright.engine.base import Engine
 from trainwright.engine.precision import DTYPES
+from trainwright.journal.keeper import JournalKeeper
 from trainwright.loop.loss_scale import LossRule
 from trainwright.loop.session import Session
 from trainwright.metrics.memory import TrainerMemoryTracker
@@ -68,6 +69,7 @@ class Parts:
     _session: Session
     _writer: Writer
     _plan: StepPlan | None
+    _journal: JournalKeeper
     _loader: Any
     _rule: LossRule | None
     _pause: Pause | None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trainwright.facade.parts import Parts
+from trainwright.hub import facts as card_facts
+from trainwright.hub.card import write_card
 from trainwright.metrics import report
 from trainwright.metrics.speed import speed_metrics
 from trainwright.types import TRAINER_STATE_NAME
@@ -45,6 +48,27 @@ class ReportHooks(Parts):
         """Writes `<split>_results.json`, and with `combined` adds them to `all_results.json`."""
         if self.is_world_process_zero():
             report.save_metrics(self.args.output_dir, split, metrics, combined=combined)
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | Sequence[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | Sequence[str] | None = None,
+        dataset_tags: str | Sequence[str] | None = None,
+        dataset: str | Sequence[str] | None = None,
+        dataset_args: str | Sequence[str] | None = None,
+    ) -> None:
+        """Writes a model card, README.md, into the output directory; one that somebody edited is left alone."""
+        if not self.is_world_process_zero():
+            return
+        given = {"language": language, "license": license, "tags": tags, "model_name": model_name, "tasks": tasks,
+                 "base_model": finetuned_from, "dataset": dataset, "dataset_tags": dataset_tags,
+                 "dataset_args": dataset_args}  # fmt: skip
+        facts = card_facts.collect(self.args, self.model, self.train_dataset, self.state.log_history, given)
+        write_card(self.args.output_dir, facts)
 
     def save_state(self) -> None:
         """Writes `trainer_state.json` to the output directory."""

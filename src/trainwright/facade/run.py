@@ -17,6 +17,7 @@ from trainwright.loop.session import Session, Start
 from trainwright.metrics.speed import speed_metrics, step_logs, utilisation
 from trainwright.metrics.types import TrainOutput
 from trainwright.optim import modes, schedules
+from trainwright.state.clock import EVALUATION, LOGGING, SAVING
 from trainwright.types import has_length
 
 
@@ -112,6 +113,11 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         self._engine.agree(lambda: assemble.check_first_checkpoint(args, self._get_output_dir(trial), self.model))
         assemble.announce(plan, args, self.state, device=self._engine.device, start=self._session.start, note=note)
         self._rehearse_evaluation(ignore_keys_for_eval)
+        datasets = {"train": self.train_dataset, "eval": self.eval_dataset}
+        folder = self._get_output_dir(trial)
+        assemble.begin_journal(
+            self._journal, args, folder, self._run_id, session=self._session, run=self._run, datasets=datasets
+        )
         fit(self._session, self._run, self, eval_on_start=args.eval_on_start)
         return self._finalize_training(trial, plan.num_train_samples, self._run.start_time)
 
@@ -201,21 +207,26 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         control = self._run.control
         if not (control.should_log or control.should_evaluate or control.should_save):
             return
+        clock = self._run.clock
+        before = clock.mark(LOGGING)
         self.store_flos()
         if control.should_log and self.state.global_step > self._run.step_last_logged:
             loss, num_non_finite = self._run.drain_loss()
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
             self.log(step_logs(loss, grad_norm, rate, num_non_finite), start_time)
         if self.control.should_evaluate:
+            clock.mark(EVALUATION)
             metrics = self._evaluate(trial, ignore_keys_for_eval)
             is_best = self._determine_best_metric(metrics=metrics, trial=trial)
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:
+            clock.mark(SAVING)
             if self._pause is not None:
                 self._pause.forget_weights()
             self._save_checkpoint(model, trial)
             self.callback_handler.fire("on_save", self._run)
+        clock.mark(before)
 
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
         """Metrics, the best model if it was asked for, and the end of the callbacks."""
@@ -243,4 +254,5 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
             self._load_best_model()
         self.callback_handler.fire("on_train_end", run)
         self._finish_current_push()
+        assemble.tell_times(self.args, self._journal)
         return TrainOutput(run.state.global_step, train_loss, metrics)

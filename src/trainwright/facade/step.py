@@ -13,6 +13,7 @@ from trainwright import checks, model_facts
 from trainwright.facade.data import DataHooks
 from trainwright.metrics.tokens import count_tokens
 from trainwright.optim import modes
+from trainwright.state.clock import BACKWARD, FORWARD, HOST_TO_DEVICE
 from trainwright.types import Batch, output_loss
 
 Items = torch.Tensor | int | None
@@ -29,7 +30,10 @@ class StepHooks(DataHooks):
             self._pause = None
         elif not (model.training and self.model.training):  # somebody else left it in evaluation mode
             modes.train_mode(model, self.optimizer)
+        clock = self._run.clock
+        clock.mark(HOST_TO_DEVICE)
         batch, inputs = inputs, self._prepare_inputs(inputs)
+        clock.mark(FORWARD)
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         del inputs
@@ -44,6 +48,7 @@ class StepHooks(DataHooks):
             micro_batches=self.current_gradient_accumulation_steps,
             share=self._run.part_of_micro_batch,
         )
+        clock.mark(BACKWARD)
         self._engine.backward(loss)
         return loss.detach()
 

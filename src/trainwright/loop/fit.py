@@ -10,6 +10,7 @@ from typing import Any
 from trainwright.hooks import TrainHooks
 from trainwright.loop.session import Session
 from trainwright.loop.step import Update, Window, take_step
+from trainwright.state.clock import DATA, OTHER
 from trainwright.state.interrupts import Interrupted
 from trainwright.state.run import RunState
 from trainwright.types import Batch
@@ -113,6 +114,7 @@ def wait_for_data(
     session: Session, run: RunState, hooks: TrainHooks, batches: Iterator[Batch], size: int
 ) -> tuple[list[Batch], Any]:
     """The micro-batches of the next step. A signal ends the wait; the data then stand where the last step left them."""
+    run.clock.mark(DATA)
     session.loader.begin_window()
     try:
         run.interrupts.open()
@@ -121,6 +123,8 @@ def wait_for_data(
     except Interrupted:
         session.loader.rewind()
         raise
+    finally:
+        run.clock.mark(OTHER)
     return window
 
 

@@ -11,6 +11,7 @@ from trainwright.hooks import TrainHooks
 from trainwright.loop.oom import parts_of
 from trainwright.loop.session import Session
 from trainwright.metrics.nested import find_batch_size
+from trainwright.state.clock import FORWARD, OPTIMIZER, OTHER
 from trainwright.state.run import RunState
 from trainwright.types import Batch
 
@@ -61,8 +62,10 @@ def accumulate_gradients(session: Session, run: RunState, hooks: TrainHooks, win
     last = len(parts) - 1
     for i, part in enumerate(parts):
         run.part_of_micro_batch, run.share_of_window = part.of_micro_batch, part.of_window
+        run.clock.mark(FORWARD)
         with session.engine.accumulate(session.model, sync=i == last):
             loss = hooks.training_step(session.model, part.inputs, window.num_items)
+        run.clock.mark(OTHER)
         run.meter.add(loss)
         run.flos += hooks.floating_point_ops(part.inputs)
         hooks._track_num_input_tokens(part.inputs)
@@ -88,6 +91,7 @@ def accumulate_what_fits(session: Session, run: RunState, hooks: TrainHooks, win
 def update_weights(session: Session, run: RunState, hooks: TrainHooks) -> Update:
     """Clips, steps the optimizer and the schedule, and clears the gradients."""
     model, events = session.model, session.events
+    run.clock.mark(OPTIMIZER)
     grad_norm = hooks._clip_grad_norm(model) if session.plan.max_grad_norm > 0 else None
     grad_norm = hooks._get_grad_norm(model, grad_norm=grad_norm)
     events.fire("on_pre_optimizer_step", run)
@@ -97,4 +101,5 @@ def update_weights(session: Session, run: RunState, hooks: TrainHooks) -> Update
     if was_applied and not session.scheduler_follows_metrics:
         session.scheduler.step()
     session.engine.zero_grad()
+    run.clock.mark(OTHER)
     return Update(grad_norm, learning_rate)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from trainwright.state.clock import Clock
 from trainwright.state.control import TrainerControl
 from trainwright.state.interrupts import Interrupts
 from trainwright.state.meter import LossMeter
@@ -20,6 +21,7 @@ class RunState:
         state: the record that goes into checkpoints.
         control: the flags; replaced when a callback returns another object.
         meter: the running loss since the last log.
+        clock: where the time goes.
         total_loss: sum of the losses already read back in this `train()`.
         step_last_logged: optimizer step of the last log.
         first_step: optimizer step at which this `train()` started (not 0 after a resume).
@@ -33,6 +35,7 @@ class RunState:
         self.meter = LossMeter("cpu")
         self._collect: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.interrupts = Interrupts()
+        self.clock = Clock()
         self.total_loss = 0.0
         self.step_last_logged = 0
         self.first_step = 0
@@ -63,6 +66,7 @@ class RunState:
         self.step_last_logged = self.first_step = self.state.global_step
         self.first_tokens = self.state.num_input_tokens_seen
         self.first_flos = self.state.total_flos
+        self.clock.restart()
         self.start_time = time.time()
 
     def begin_epoch(self, epoch: int, *, batches_done: int) -> None:

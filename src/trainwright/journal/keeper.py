@@ -1,0 +1,57 @@
+"""JournalKeeper: turns the events of a run into entries of its journal. It listens; it is no callback of the user's."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from trainwright.journal.record import Journal, NullJournal
+from trainwright.journal.timeline import summary
+from trainwright.state.clock import Clock
+
+
+class JournalKeeper:
+    """Hears every event before the callbacks do, so that the journal has what was logged as it was logged.
+
+    Attributes:
+        journal: of the run under way; none before the first `train()`, and none where output is not saved.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.journal: Journal = NullJournal()
+        self._clock = clock
+
+    def begin(self, journal: Journal, step: int, *, checkpoint: str | None, facts: dict[str, Any]) -> None:
+        """A run starts, or goes on from a checkpoint at `step`; `facts` describe it."""
+        self.journal = journal
+        journal.write("start" if checkpoint is None else "resume", step=step, checkpoint=checkpoint, **facts)
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        values = dict(kwargs["logs"])
+        is_evaluation = any(name.startswith("eval_") for name in values)
+        self.journal.write("evaluation" if is_evaluation else "log", step=state.global_step, values=values)
+        if values.get("num_non_finite_losses"):
+            number = values["num_non_finite_losses"]
+            self.incident(state.global_step, f"{number} losses since the last log were not finite.")
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.journal.write("save", step=state.global_step, best=state.best_model_checkpoint)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.journal.write("end", step=state.global_step, best=state.best_model_checkpoint)
+
+    def end(self) -> dict[str, float]:
+        """Everything is done, the callbacks' last event too; returns where the time went."""
+        seconds = self._clock.read()
+        self.journal.write("time", time_by_phase=summary(seconds))
+        return seconds
+
+    def on_exception(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        error = kwargs["exception"]
+        text = "".join(traceback.format_exception(error)) if isinstance(error, BaseException) else str(error)
+        self.journal.write("failed", step=state.global_step, error=type(error).__name__, traceback=text)
+        self.end()
+
+    def incident(self, step: int, text: str) -> None:
+        """Something that a person should know of."""
+        self.journal.write("incident", step=step, text=text)

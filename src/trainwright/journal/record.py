@@ -1,0 +1,171 @@
+"""The journal of a run: one JSON object a line, appended and flushed at each log. It is the truth of what happened.
+
+Who writes what is in `keeper.py`. A run that is killed and resumed goes on in the same file; `read` then gives what an
+uninterrupted run would have written: what a dead run logged after the step that was resumed is superseded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+logger = logging.getLogger(__name__)
+
+JOURNAL_NAME = "journal.jsonl"
+# Kinds of entries that belong to a step, so that a resume from an earlier one supersedes them.
+OF_A_STEP = ("log", "evaluation", "save", "incident", "warning")
+
+Entry = dict[str, Any]  # Any: whatever JSON holds
+
+
+class Journal(Protocol):
+    """Where entries go."""
+
+    def write(self, kind: str, **values: Any) -> None: ...
+
+
+class NullJournal:
+    """Writes nothing: the journal of a process that is not the first, and of a trainer that does not train."""
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Forgets the entry."""
+
+
+class FileJournal:
+    """Appends to a file. What goes wrong is said once and never ends a run.
+
+    Args:
+        folder: output directory of the run.
+        run_id: id of the run; a resumed one keeps it.
+    """
+
+    def __init__(self, folder: str | Path, run_id: str) -> None:
+        self.path = Path(folder) / JOURNAL_NAME
+        self.run_id = run_id
+        self._lock = threading.Lock()
+        self._has_failed = False
+
+    def write(self, kind: str, **values: Any) -> None:
+        try:
+            line = json.dumps({"kind": kind, "run": self.run_id, "time": time.time(), **plain(values)}) + "\n"
+            with self._lock:
+                append(self.path, line)
+        except (OSError, ValueError, TypeError) as error:
+            if not self._has_failed:
+                logger.warning("%s cannot be written, so this run is not recorded there: %s", self.path, error)
+            self._has_failed = True
+
+
+def append(path: Path, line: str) -> None:
+    """Adds a line, on one of its own even where a killed process left half a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab+") as file:
+        if file.tell() > 0:
+            file.seek(-1, 2)
+            if file.read(1) != b"\n":
+                line = "\n" + line
+        file.write(line.encode())
+
+
+def plain(value: Any) -> Any:
+    """As strict JSON holds it: non-finite numbers and what JSON does not know become text."""
+    if isinstance(value, dict):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if hasattr(value, "item") and getattr(value, "size", 1) in (1, None):
+        return plain(value.item())
+    return str(value)
+
+
+@dataclass
+class Record:
+    """One run as its journal tells it.
+
+    Attributes:
+        run_id: id of the run.
+        entries: those that count, in order.
+        values: name -> step -> value: one value for each name and step.
+    """
+
+    run_id: str
+    entries: list[Entry] = field(default_factory=list)
+    values: dict[str, dict[int, Any]] = field(default_factory=dict)
+
+    def of(self, kind: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry["kind"] == kind]
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Steps and numbers of a name, in the order of steps."""
+        found = sorted((step, number(value)) for step, value in self.values.get(name, {}).items())
+        return [step for step, _ in found], [value for _, value in found]
+
+    def logs(self) -> list[tuple[int, dict[str, Any]]]:
+        """What was logged at each step, in the order of steps."""
+        steps: dict[int, dict[str, Any]] = {}
+        for name, series in self.values.items():
+            for step, value in series.items():
+                steps.setdefault(step, {})[name] = value
+        return sorted(steps.items())
+
+
+def number(value: Any) -> float:
+    """A logged value as a number; text that is none is NaN."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def read(path: str | Path, run_id: str | None = None) -> Record:
+    """A run from its journal (or the directory it lies in): the one named, or the last that began.
+
+    Raises:
+        FileNotFoundError: there is no journal.
+        ValueError: it has no such run.
+    """
+    path = Path(path)
+    entries = list(lines(path / JOURNAL_NAME if path.is_dir() else path))
+    if run_id is None:
+        began = [entry["run"] for entry in entries if entry["kind"] in ("start", "resume")]
+        run_id = began[-1] if began else None
+    if run_id is None or not any(entry["run"] == run_id for entry in entries):
+        raise ValueError(f"{path} has no run {run_id or 'in it'}; it has {len(entries)} entries.")
+    return of_one_run([entry for entry in entries if entry["run"] == run_id])
+
+
+def lines(path: Path) -> Iterator[Entry]:
+    """The entries of a file; a line that a killed process did not finish is left out."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict) and isinstance(entry.get("kind"), str) and "run" in entry:
+                yield entry
+
+
+def of_one_run(entries: Iterable[Entry]) -> Record:
+    """What counts of a run's entries: later ones win, and those beyond the step of a resume are superseded."""
+    kept: list[Entry] = []
+    for entry in entries:
+        if entry["kind"] == "resume":
+            kept = [one for one in kept if not (one["kind"] in OF_A_STEP and one.get("step", 0) > entry["step"])]
+        kept.append(entry)
+    record = Record(run_id=kept[0]["run"] if kept else "", entries=kept)
+    for entry in kept:
+        for name, value in entry.get("values", {}).items() if entry["kind"] in ("log", "evaluation") else ():
+            record.values.setdefault(name, {})[entry["step"]] = value
+    return record

@@ -1,0 +1,99 @@
+"""What a run ran on and with: versions, commit, hardware, data, arguments; no tokens. Looked up once, at its start."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from typing import Any
+
+import psutil
+import torch
+
+from trainwright.config.help import differing
+
+PACKAGES = ("trainwright", "torch", "transformers", "accelerate", "datasets", "peft", "numpy", "safetensors")
+SECRETS = ("token", "secret", "password", "api_key", "apikey")
+
+
+def environment(device: Any) -> dict[str, Any]:
+    """Versions, commit and hardware."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version for name in PACKAGES if (version := installed(name)) is not None},
+        "commit": commit(),
+        "device": device_name(device),
+        "cpus": psutil.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "script": sys.argv[0] if sys.argv else "",
+    }
+
+
+def installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def commit() -> str | None:
+    """The commit of the directory that the run was started in, with a mark if files differ from it."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        return f"{head}, with changes" if _git("status", "--porcelain", "--untracked-files=no") else head
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+
+
+def device_name(device: Any) -> str:
+    if getattr(device, "type", "cpu") == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return str(device)
+
+
+def arguments(args: Any) -> dict[str, Any]:
+    """All arguments as plain values, with marks in the place of tokens."""
+    values = args.to_dict() if callable(getattr(args, "to_dict", None)) else dict(vars(args))
+    return without_secrets(values)
+
+
+def changed_arguments(args: Any) -> dict[str, Any]:
+    """The arguments that differ from the defaults."""
+    try:
+        return without_secrets(dict(differing(args)))
+    except TypeError:  # arguments of another package: its defaults are not known
+        return {}
+
+
+def without_secrets(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with a mark where a name says that the value is none of anybody's business."""
+    return {
+        name: f"<{name.upper()}>" if isinstance(value, str) and any(word in name.lower() for word in SECRETS)
+        else without_secrets(value) if isinstance(value, dict) else value
+        for name, value in values.items()
+    }  # fmt: skip
+
+
+def data_summary(dataset: Any) -> dict[str, Any]:
+    """Kind, size and columns of a dataset, without reading a sample."""
+    if dataset is None:
+        return {}
+    if isinstance(dataset, dict):
+        return {str(name): data_summary(part) for name, part in dataset.items()}
+    summary: dict[str, Any] = {"type": f"{type(dataset).__module__}.{type(dataset).__name__}"}
+    try:
+        summary["samples"] = len(dataset)
+    except (TypeError, AttributeError, NotImplementedError):
+        summary["samples"] = None
+    for name in ("column_names", "_fingerprint"):
+        value = getattr(dataset, name, None)
+        if isinstance(value, (list, str)):
+            summary[name.strip("_")] = value
+    return summary

@@ -1,0 +1,1 @@
+"""Pages that show runs, made of their journals."""

@@ -1,0 +1,159 @@
+"""One HTML file that shows a run, from its journal: curves, time, incidents, checkpoints, environment, arguments.
+
+It holds all that it needs and asks no address outside for anything.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import MissingPackageError
+from trainwright.journal.record import Record, read
+
+SMOOTHING = (0.0, 0.6, 0.9)  # share of the running mean that the past has
+OWN_CHARTS = ("loss", "learning_rate", "grad_norm")
+NOT_DRAWN = ("epoch", "total_flos", "step")
+STYLE = """
+body { font-family: system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; color: #222; }
+table { border-collapse: collapse; } td, th { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } pre { overflow-x: auto; }
+.incident { color: #a00; } td { overflow-wrap: anywhere; }
+"""
+
+Curve = tuple[str, Sequence[float], Sequence[float]]  # name, steps, values
+
+
+def write_report(run: str | Path, output: str | Path | None = None) -> Path:
+    """Writes the report of a run (its output directory, or its journal) and returns where: `report.html` beside it.
+
+    Raises:
+        FileNotFoundError: there is no journal.
+        MissingPackageError: plotly is not installed.
+    """
+    run = Path(run)
+    folder = run if run.is_dir() else run.parent
+    path = folder / "report.html" if output is None else Path(output)
+    path.write_text(page(read(run), title=folder.resolve().name), encoding="utf-8")
+    return path
+
+
+def page(record: Record, *, title: str) -> str:
+    """The whole page as text."""
+    sections = [charts(record), *map(str, tables(record))]
+    return document(title, sections)
+
+
+def document(title: str, sections: Iterable[str]) -> str:
+    shown = html.escape(title)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{shown}</title>'
+        f'<link rel="icon" href="data:,"><style>{STYLE}</style></head>\n<body><h1>{shown}</h1>\n'
+        + "\n".join(sections)
+        + "\n</body></html>\n"
+    )
+
+
+def charts(record: Record) -> str:
+    """The curves of a run; the library that draws them comes with the first."""
+    drawn = [(f"{name}", *record.series(name)) for name in record.values if name not in NOT_DRAWN]
+    curves: dict[str, Curve] = {name: (name, steps, values) for name, steps, values in drawn if len(steps) > 1}
+    losses = [curve for name, curve in curves.items() if name == "loss" or name.endswith("_loss")]
+    groups: list[tuple[str, list[Curve]]] = [("Loss", losses)]
+    rest = {name: curve for name, curve in curves.items() if curve not in losses}
+    speeds = [curve for name, curve in rest.items() if "per_second" in name or "runtime" in name]
+    memory = [curve for name, curve in rest.items() if "_mem_" in name]
+    groups += [("Throughput", speeds), ("Memory", memory)]
+    groups += [(name.replace("_", " ").capitalize(), [curve]) for name, curve in rest.items()
+               if curve not in speeds and curve not in memory]  # fmt: skip
+    figures = [
+        figure(title, members, is_first=i == 0) for i, (title, members) in enumerate(groups) if members or i == 0
+    ]
+    return "\n".join(figures)
+
+
+def figure(title: str, curves: Sequence[Curve], *, is_first: bool, marks: Sequence[tuple[float, str]] = ()) -> str:
+    """A chart: values on hover, zoom by dragging, and menus for smoothing and a logarithmic axis."""
+    go, to_html = _plotly()
+    chart = go.Figure()
+    for strength in SMOOTHING:
+        for name, steps, values in curves:
+            chart.add_scatter(x=list(steps), y=smoothed(values, strength), name=name, mode="lines+markers",
+                              visible=strength == 0.0)  # fmt: skip
+    for step, text in marks:
+        chart.add_vline(x=step, line_dash="dot", annotation_text=text)
+    num = len(curves)
+    smoothing = [
+        {"label": f"smoothing {strength:g}", "method": "update",
+         "args": [{"visible": [i // max(num, 1) == chosen for i in range(num * len(SMOOTHING))]}]}
+        for chosen, strength in enumerate(SMOOTHING)
+    ]  # fmt: skip
+    scales = [{"label": kind, "method": "relayout", "args": [{"yaxis.type": kind}]} for kind in ("linear", "log")]
+    chart.update_layout(
+        title=title, xaxis_title="step", hovermode="x unified", height=380, template="plotly_white", showlegend=True,
+        updatemenus=[{"buttons": smoothing, "x": 0.8, "y": 1.2}, {"buttons": scales, "x": 1.0, "y": 1.2}],
+    )  # fmt: skip
+    return str(to_html(chart, include_plotlyjs=is_first, full_html=False, config={"displaylogo": False}))
+
+
+def smoothed(values: Sequence[float], strength: float) -> list[float | None]:
+    """A running mean, corrected for its start; what is not finite is a gap."""
+    mean, weight, result = 0.0, 0.0, list[float | None]()
+    for value in values:
+        if not math.isfinite(value):
+            result.append(None)
+            continue
+        mean, weight = strength * mean + (1 - strength) * value, strength * weight + (1 - strength)
+        result.append(mean / weight)
+    return result
+
+
+def tables(record: Record) -> list[str]:
+    """What is no curve."""
+    starts = [*record.of("start"), *record.of("resume")]
+    last = starts[-1] if starts else {}
+    times = (record.of("time") or [{}])[-1].get("time_by_phase", {})
+    total = sum(times.values())
+    parts = [
+        table("Where the time went", [(name, f"{s:.2f} s", f"{s / total:.1%}") for name, s in times.items()]),
+        table("Incidents", [(entry.get("step", ""), entry.get("text") or entry.get("traceback", ""))
+                            for entry in record.entries if entry["kind"] in ("incident", "warning", "failed")]),
+        table("Checkpoints", [(entry["step"], "best" if _is_best(entry) else "") for entry in record.of("save")]),
+        table("Resumed", [(entry["step"], entry.get("checkpoint", "")) for entry in record.of("resume")]),
+        table("Arguments that differ from the defaults", flat(last.get("changed", {}))),
+        table("Environment", flat(last.get("environment", {}))),
+        table("Data", flat(last.get("data", {}))),
+        table("All arguments", flat(last.get("arguments", {}))),
+    ]  # fmt: skip
+    return [part for part in parts if part]
+
+
+def _is_best(entry: dict[str, Any]) -> bool:
+    return str(entry.get("best") or "").endswith(f"checkpoint-{entry['step']}")
+
+
+def table(title: str, rows: Sequence[Sequence[Any]]) -> str:
+    if not rows:
+        return ""
+    body = "\n".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<h2>{html.escape(title)}</h2>\n<table>{body}</table>"
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Names and values, those of nested mappings with both names."""
+    rows: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        rows += flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
+    return rows
+
+
+def _plotly() -> tuple[Any, Any]:
+    try:
+        from plotly import graph_objects
+        from plotly.io import to_html
+    except ImportError as error:
+        raise MissingPackageError("A report needs the package plotly: pip install 'trainwright[report]'") from error
+    return graph_objects, to_html

@@ -1,0 +1,71 @@
+"""Comet: an experiment, online or offline as its client is configured."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from trainwright.errors import ArgumentError
+from trainwright.trackers.base import TrackerCallback, config_of, missing, rewrite_logs
+from trainwright.trackers.mlflow import flat, is_set
+
+logger = logging.getLogger(__name__)
+MODES = ("get", "get_or_create", "create")
+
+
+def is_configured() -> bool:
+    """Whether the client finds a key, in its environment or its configuration file."""
+    try:
+        import comet_ml
+
+        return bool(comet_ml.config.get_config("comet.api_key"))
+    except Exception as error:
+        logger.debug("Comet's configuration cannot be read: %s", error)
+        return False
+
+
+class CometCallback(TrackerCallback):
+    """Variables: COMET_MODE (get, create, get_or_create), COMET_START_ONLINE, COMET_PROJECT_NAME, COMET_EXPERIMENT_KEY;
+    COMET_LOG_ASSETS uploads the output directory when training ends.
+    """
+
+    name = "comet_ml"
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            import comet_ml
+        except ImportError as error:
+            raise missing("comet_ml", "comet-ml") from error
+        self._comet: Any = comet_ml
+        self._experiment: Any = None
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        mode = (os.environ.get("COMET_MODE") or "").lower() or None
+        if mode not in (None, *MODES):
+            raise ArgumentError(f"COMET_MODE={mode!r}; choose of {', '.join(MODES)}.")
+        mode = "create" if state.is_hyper_param_search else mode
+        known = {} if self._handle is None or state.is_hyper_param_search else {"experiment_key": self._handle}
+        self._experiment = self._comet.start(
+            mode=mode, experiment_config=self._comet.ExperimentConfig(name=args.run_name), **known
+        )
+        self.remember(args, self._experiment.get_key())
+        self._experiment.log_parameters(flat({"args": args.to_dict(), "config": config_of(model)}))
+        if state.is_hyper_param_search:
+            self._experiment.log_optimization(optimization_id=state.trial_name, parameters=state.trial_params)
+
+    def send(self, values: dict[str, Any], state: Any) -> None:
+        self._experiment.log_metrics(rewrite_logs(values), step=state.global_step, epoch=state.epoch)
+
+    def predicted(self, metrics: dict[str, Any], state: Any) -> None:
+        self.send(metrics, state)
+
+    def close(self, args: Any, state: Any, **kwargs: Any) -> None:
+        if is_set("COMET_LOG_ASSETS"):
+            self._experiment.log_asset_folder(args.output_dir, recursive=True, log_file_name=True,
+                                              step=state.global_step)  # fmt: skip
+        self._experiment.flush()
+        if state.is_hyper_param_search:
+            self._experiment.end()
+            self._initialized = False

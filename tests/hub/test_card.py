@@ -1,0 +1,75 @@
+"""The model card: what it says, that its metadata are valid, and that nobody's words are written over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+
+from trainwright.hub.card import CARD_NAME, CardFacts, is_untouched, write_card
+
+from .._support.small import data, make_trainer, train
+
+
+def trained(folder: Path) -> Any:
+    trainer = make_trainer(folder, max_steps=4, eval_strategy="steps", eval_steps=2, eval_dataset=data.vectors(4),
+                           save_strategy="no", hub_token="hf_secret")  # fmt: skip
+    train(trainer)
+    return trainer
+
+
+def test_a_card_tells_settings_results_and_versions_and_its_metadata_are_read_back(tmp_path: Path) -> None:
+    trainer = trained(tmp_path / "my-model")
+    trainer.create_model_card(
+        language="en", license="apache-2.0", tags="tiny", tasks="text-classification", dataset="Glue",
+        dataset_tags="glue", dataset_args="mrpc", finetuned_from="google-bert/bert-base-cased",
+    )  # fmt: skip
+    card = ModelCard.load(tmp_path / "my-model" / CARD_NAME)
+    assert card.data.license == "apache-2.0"
+    assert card.data.base_model == "google-bert/bert-base-cased"
+    assert card.data.datasets == ["glue"]
+    assert set(card.data.tags) == {"generated_from_trainer", "trainwright", "tiny"}
+    loss = trainer.state.log_history[-2]["eval_loss"]
+    (result,) = card.data.eval_results
+    assert (result.task_type, result.dataset_name, result.metric_type) == ("text-classification", "Glue", "loss")
+    assert result.metric_value == pytest.approx(loss)
+    for said in ("# my-model", "learning_rate: 0.01", "| step |", "torch: 2", f"{loss:.4g}"):
+        assert said in card.content
+    assert "hf_secret" not in card.content
+
+
+def test_without_words_of_the_user_there_is_a_card_too(tmp_path: Path) -> None:
+    make_trainer(tmp_path / "fresh").create_model_card()
+    card = ModelCard.load(tmp_path / "fresh" / CARD_NAME)
+    assert card.data.eval_results is None
+    assert "a fresh model" in card.content
+
+
+def test_an_untouched_card_is_renewed_and_an_edited_one_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / CARD_NAME
+    assert write_card(tmp_path, CardFacts(model_name="one"))
+    assert is_untouched(path.read_text())
+    assert write_card(tmp_path, CardFacts(model_name="two"))
+    assert "# two" in path.read_text()
+    path.write_text(path.read_text().replace("Not described yet.", "For cats only."))
+    assert not write_card(tmp_path, CardFacts(model_name="three"))
+    assert "For cats only." in path.read_text()
+    assert "# two" in path.read_text()
+    assert "stays as it is" in caplog.text
+
+
+def test_a_card_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / CARD_NAME).write_text("mine")
+    assert not write_card(tmp_path, CardFacts(model_name="one"))
+    assert (tmp_path / CARD_NAME).read_text() == "mine"
+
+
+def test_another_process_than_the_first_writes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(tmp_path / "run")
+    monkeypatch.setattr(type(trainer), "is_world_process_zero", lambda self: False)
+    trainer.create_model_card()
+    assert not (tmp_path / "run" / CARD_NAME).exists()

@@ -1,0 +1,124 @@
+"""The journal: what is in it, what counts of it, and that it costs and endangers nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainwright import TrainerCallback
+from trainwright.journal import record
+from trainwright.journal.record import FileJournal, read
+
+from .._support.small import StopAt, data, make_trainer, train
+
+
+def of_run(*entries: dict[str, Any]) -> record.Record:
+    return record.of_one_run([{"run": "a", **entry} for entry in entries])
+
+
+def log(step: int, loss: float) -> dict[str, Any]:
+    return {"kind": "log", "step": step, "values": {"loss": loss}}
+
+
+def test_a_resume_supersedes_what_the_dead_run_logged_after_its_step() -> None:
+    resumed = of_run({"kind": "start", "step": 0}, log(2, 2.0), log(4, 4.0), log(6, 6.0),
+                     {"kind": "resume", "step": 4}, log(6, 60.0))  # fmt: skip
+    assert resumed.values == {"loss": {2: 2.0, 4: 4.0, 6: 60.0}}
+    stopped_early = of_run({"kind": "start", "step": 0}, log(2, 2.0), log(4, 4.0), {"kind": "resume", "step": 2})
+    assert stopped_early.series("loss") == ([2], [2.0])
+
+
+def test_there_is_one_value_for_each_name_and_step_and_the_later_one_wins() -> None:
+    twice = of_run(log(2, 1.0), log(2, 3.0), {"kind": "evaluation", "step": 2, "values": {"eval_loss": 5.0}})
+    assert twice.logs() == [(2, {"loss": 3.0, "eval_loss": 5.0})]
+
+
+def test_half_a_line_of_a_killed_process_is_left_out_and_spoils_nothing(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path, "a")
+    journal.write("start", step=0)
+    with open(journal.path, "a") as file:
+        file.write('{"kind": "log", "run": "a", "st')
+    journal.write("log", step=1, values={"loss": float("nan")})
+    assert [entry["kind"] for entry in read(tmp_path).entries] == ["start", "log"]
+    assert read(tmp_path).values["loss"] == {1: "nan"}  # strict JSON has no NaN
+
+
+def test_the_last_run_of_a_directory_is_read_unless_another_is_named(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        FileJournal(tmp_path, name).write("start", step=0)
+    assert read(tmp_path).run_id == "second"
+    assert read(tmp_path, "first").run_id == "first"
+    with pytest.raises(ValueError, match="has no run third"):
+        read(tmp_path, "third")
+
+
+def test_a_training_writes_what_it_is_and_what_happens(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path / "run", max_steps=4, num_train_epochs=1, save_strategy="steps", save_steps=2,
+                           eval_strategy="steps", eval_steps=2, eval_dataset=data.vectors(4),
+                           hub_token="hf_secret")  # fmt: skip
+    train(trainer)
+    text = (tmp_path / "run" / record.JOURNAL_NAME).read_text()
+    assert "hf_secret" not in text
+    journal = read(tmp_path / "run")
+    kinds = [entry["kind"] for entry in journal.entries]
+    assert kinds[0] == "start"
+    assert kinds[-2:] == ["end", "time"]
+    assert [entry["step"] for entry in journal.of("save")] == [2, 4]
+    start = journal.of("start")[0]
+    assert start["data"]["train"]["samples"] == 26
+    assert start["environment"]["packages"]["torch"]
+    assert start["changed"]["learning_rate"] == 1e-2
+    assert start["arguments"]["hub_token"] == "<HUB_TOKEN>"
+    history = {}
+    for entry in trainer.state.log_history:
+        history.setdefault(entry["step"], {}).update({k: v for k, v in entry.items() if k != "step"})
+    assert journal.logs() == sorted(history.items())
+
+
+def test_a_resumed_run_continues_the_journal_with_the_values_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    settings = {"max_steps": 9, "save_strategy": "steps", "save_steps": 4}
+    train(make_trainer(tmp_path / "whole", **settings))
+
+    class Fails(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 7:
+                raise RuntimeError("the end of step 7")
+
+    with pytest.raises(RuntimeError, match="step 7"):
+        train(make_trainer(tmp_path / "cut", callbacks=[Fails()], **settings))
+    failed = read(tmp_path / "cut").of("failed")[0]
+    assert failed["error"] == "RuntimeError"
+    assert "the end of step 7" in failed["traceback"]
+    train(make_trainer(tmp_path / "cut", **settings), resume_from_checkpoint=True)
+    whole, cut = read(tmp_path / "whole"), read(tmp_path / "cut")
+    assert cut.of("resume")[0]["step"] == 4
+    assert cut.series("loss") == whole.series("loss")
+    assert len((tmp_path / "cut" / record.JOURNAL_NAME).read_text().splitlines()) > len(cut.entries)
+
+
+def test_the_journal_is_not_touched_between_two_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(record, "append", lambda path, line: written.append(json.loads(line)["kind"]))
+    train(make_trainer(tmp_path, max_steps=6, logging_steps=3, save_strategy="no"))
+    assert written == ["start", "log", "log", "log", "end", "time"]
+
+
+def test_a_journal_that_cannot_be_written_is_said_once_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.makedirs(tmp_path / "run" / record.JOURNAL_NAME)  # a directory lies where the file would
+    trainer = make_trainer(tmp_path / "run", callbacks=[StopAt(3)], log_level="warning")
+    train(trainer)
+    assert trainer.state.global_step == 3
+    assert caplog.text.count("cannot be written") == 1
+
+
+def test_another_process_than_the_first_writes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(tmp_path, max_steps=2, save_strategy="no")
+    monkeypatch.setattr(type(trainer), "is_world_process_zero", lambda self: False)
+    train(trainer)
+    assert not (tmp_path / record.JOURNAL_NAME).exists()
