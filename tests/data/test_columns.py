@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from torch import nn
@@ -122,3 +123,20 @@ def test_the_older_names_of_labels_are_kept(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, model=Linear(), train_dataset=data.hf_dataset(items))
     trainer.train()
     assert trainer.state.global_step == 2
+
+
+def test_a_transform_on_the_fly_gets_the_columns_it_reads(tmp_path: Path) -> None:
+    """The model takes none of them; what the transform makes of them is what it takes, and the rest is dropped."""
+    raw = datasets.Dataset.from_dict({"text": [f"{i} {i % 3}" for i in range(12)]})
+
+    def transform(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
+        pairs = [[int(word) for word in text.split()] for text in batch["text"]]
+        return {
+            "x": [torch.full((8,), a / 12) for a, _ in pairs],
+            "labels": [b for _, b in pairs],
+            "text": batch["text"],
+        }
+
+    trainer = make_trainer(tmp_path, train_dataset=raw.with_transform(transform), num_train_epochs=1)
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert set(batch) == {"x", "labels"}

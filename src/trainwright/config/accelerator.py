@@ -17,7 +17,7 @@ class AcceleratorConfig:
     """Settings handed to accelerate. The names are accelerate's.
 
     split_batches: the batch size given is the whole one, cut into equal parts for the processes.
-    dispatch_batches: the main process alone reads the data and hands out the parts; None: only for streams.
+    dispatch_batches: has no effect: every process reads its own part of the data, of streams too.
     even_batches: a tail that does not fill a batch of every process is split evenly among them; False: the first
         processes get full batches of it. Each sample counts once and all take the same number of steps either way.
     use_seedable_sampler: the order of samples follows from the seed alone.

@@ -18,6 +18,11 @@ def is_columnar(dataset: Any) -> bool:
     return cls is not None and isinstance(dataset, cls)
 
 
+def has_transform(dataset: Any) -> bool:
+    """Whether samples are made on the fly (`with_transform`) from columns that the model need not take itself."""
+    return bool(dataset.format["type"] == "custom")
+
+
 def remove_unused(dataset: Any, columns: Sequence[str], *, model_name: str, description: str | None) -> Any:
     """A `datasets.Dataset` with only the columns that the model takes.
 

@@ -66,7 +66,7 @@ class DataHooks(Parts):
         collate = (
             as_tensors if packed is not None and self.data_collator is self._default_collator else self.data_collator
         )
-        if columns.is_columnar(dataset):
+        if columns.is_columnar(dataset) and not columns.has_transform(dataset):
             dataset = self._remove_unused_columns(dataset, description=description)
         else:
             collate = self._get_collator_with_removed_columns(collate, description=description)

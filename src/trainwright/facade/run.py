@@ -14,6 +14,7 @@ from trainwright.facade.optimizer import OptimizerHooks
 from trainwright.facade.rehearsal import RehearsalHooks
 from trainwright.loop.fit import fit, run_epoch
 from trainwright.loop.session import Session, Start
+from trainwright.metrics import waiting
 from trainwright.metrics.speed import speed_metrics, step_logs, utilisation
 from trainwright.metrics.types import TrainOutput
 from trainwright.optim import modes, schedules
@@ -212,6 +213,7 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         self.store_flos()
         if control.should_log and self.state.global_step > self._run.step_last_logged:
             loss, num_non_finite = self._run.drain_loss()
+            waiting.tell_share(self._run.data_wait, num_workers=self.args.dataloader_num_workers)
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
             self.log(step_logs(loss, grad_norm, rate, num_non_finite), start_time)
         if self.control.should_evaluate:
