@@ -132,6 +132,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "DefaultDataCollator",
         "default_data_collator",
     ),
+    "trainwright.checkpoint.helpers": ("rotate_checkpoints", "sort_checkpoints"),
     "trainwright.checkpoint.store": ("get_last_checkpoint",),
     "trainwright.types": (
         "OPTIMIZER_NAME",

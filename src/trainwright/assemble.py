@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import logging
 import uuid
 import warnings
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,18 @@ from torch.utils.data import IterableDataset, SequentialSampler
 from trainwright import model_facts
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
+from trainwright.callbacks.preemption import SlurmRequeue
 from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
+from trainwright.callbacks.time_limits import TimeLimits
 from trainwright.checkpoint import rng, space
-from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.retention import to_remove
+from trainwright.checkpoint.manifest import Manifest, find_problem
+from trainwright.checkpoint.retention import Keep, Saved, to_remove
 from trainwright.checkpoint.store import CheckpointStore, verified
+from trainwright.checkpoint.writer import Writer
 from trainwright.config import resolve, rules
 from trainwright.config.effective import effective_plan
 from trainwright.config.plans import StepPlan
+from trainwright.config.resumed import Difference, contradictions, differences
 from trainwright.data.apart import find_layout
 from trainwright.data.cursor import Cursor, LoaderRandomness
 from trainwright.data.groups import formed_order
@@ -55,6 +60,9 @@ from trainwright.loop.label_smoother import LabelSmoother
 from trainwright.loop.loss_scale import LossRule
 from trainwright.loop.oom import SmallerBatches
 from trainwright.loop.session import Session, Start
+from trainwright.optim import continued
+from trainwright.optim.named import steps_in_backward
+from trainwright.optim.schedules import make_schedule
 from trainwright.patches.activations import checkpointed_activations
 from trainwright.patches.debug import overflow_detection
 from trainwright.patches.liger import apply_liger_kernel
@@ -64,9 +72,12 @@ from trainwright.state.exportable import collect_states
 from trainwright.state.run import RunState
 from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers.table import get_reporting_integration_callbacks
-from trainwright.types import RNG_STATE_NAME, TRAINER_STATE_NAME, has_length
+from trainwright.types import RNG_STATE_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, has_length
 
 logger = logging.getLogger(__name__)
+
+WITH_OPTIMIZER = 3  # times the weights: two moments of Adam
+SLOW_DISK = 100e6  # bytes a second that a save is expected to write before one has been seen
 
 
 # -- what a trainer is made of --------------------------------------------------------------------------------------
@@ -80,11 +91,27 @@ def make_engine(args: Any) -> Engine:
     return select_engine(resolve.engine(args))
 
 
-def make_callbacks(args: Any, callbacks: Iterable[Any] | None, **context: Any) -> CallbackHandler:
-    """The handler with the flow, the trackers, the user's callbacks, and what shows progress."""
+def make_callbacks(
+    args: Any, callbacks: Iterable[Any] | None, *, engine: Engine, writer: Writer, **context: Any
+) -> CallbackHandler:
+    """The handler with the flow, trackers, the user's callbacks, those of the arguments, and what shows progress."""
     trackers = get_reporting_integration_callbacks(args.report_to)
     handler = CallbackHandler([DefaultFlowCallback, *trackers, *(callbacks or ())], **context)
     handler.args = args
+    plan = resolve.checkpoint(args)
+    if plan.max_train_s is not None or plan.save_every_s is not None:
+        guess = num_bytes(context["model"]) * WITH_OPTIMIZER / SLOW_DISK
+        handler.add_callback(
+            TimeLimits(
+                plan.max_train_s,
+                plan.save_every_s,
+                save_s=lambda: writer.longest_s,
+                first_save_s=guess,
+                agree=engine.agree,
+            )
+        )
+    if plan.requeues:
+        handler.add_callback(SlurmRequeue)
     handler.add_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
     return handler
 
@@ -172,6 +199,21 @@ def loss_rule(
     )
 
 
+def num_bytes(model: Any) -> int:
+    """Memory of a model's parameters."""
+    return sum(p.numel() * p.element_size() for p in model.parameters()) if hasattr(model, "parameters") else 0
+
+
+def random_states(args: Any, *, num_processes: int) -> Any:
+    """What a run that an error ends needs to save its last step; None where it does not.
+
+    Not among several processes: those that have no error wait in the next step for the one that has. Nor where the
+    weights change during the backward pass: they are between two steps then.
+    """
+    asked = resolve.checkpoint(args).saves_on_exception
+    return rng if asked and num_processes == 1 and not steps_in_backward(args) else None
+
+
 def smaller_batches(args: Any, engine: Engine) -> SmallerBatches | None:
     return SmallerBatches(engine, rng) if args.auto_find_batch_size else None
 
@@ -192,9 +234,19 @@ def facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.Facts:
 
 
 def announce(
-    plan: StepPlan, args: Any, state: TrainerState, *, device: torch.device, start: Start, note: str = ""
+    plan: StepPlan,
+    args: Any,
+    state: TrainerState,
+    *,
+    device: torch.device,
+    start: Start,
+    note: str = "",
+    changes: Iterable[object] = (),
 ) -> None:
-    """Shows the effective plan when training starts, and says once which settings have no effect."""
+    """Shows the effective plan when training starts, and says once which settings have no effect.
+
+    `changes`: what differs from the checkpoint that is resumed from, as lines.
+    """
     for message in rules.idle(args):
         logger.warning("%s", message)
     lines = effective_plan(args, plan, state, device=device)
@@ -204,16 +256,17 @@ def announce(
         if note:
             lines.append(f"goes on   {note}")
     show_lines(args, lines)
+    show_lines(args, (f"changed   {change}" for change in changes), level=logging.WARNING)
 
 
-def show_lines(args: Any, lines: Iterable[str]) -> None:
+def show_lines(args: Any, lines: Iterable[str], *, level: int = logging.INFO) -> None:
     """Lines for the person who watches; into the log where nobody does, or where only errors are shown."""
     shown = args.should_log and not args.disable_tqdm and logger.isEnabledFor(logging.WARNING)
     for line in lines:
         if shown:
             print(line, flush=True)
-        else:
-            logger.info("%s", line)
+        elif args.should_log or level < logging.WARNING:
+            logger.log(level, "%s", line)
 
 
 def prepare_output(args: Any, folder: str, *, is_fresh: bool) -> None:
@@ -337,15 +390,19 @@ def new_run_id() -> str:
 def find_checkpoint(asked: str | bool | None, output_dir: str) -> str | None:
     """The checkpoint to resume from: the newest complete one for True, the named one if it verifies.
 
+    For "auto" it is the newest complete one too, or none where there is none.
+
     Raises:
         CheckpointNotFoundError: there is none.
         CheckpointError: the named one is damaged.
     """
     if asked is None or asked is False:
         return None
-    if asked is not True:
+    if asked is not True and asked != "auto":
         return str(verified(asked))
     latest = CheckpointStore(output_dir).latest()
+    if latest is None and asked == "auto":
+        return None
     if latest is None:
         raise CheckpointNotFoundError(
             f"resume_from_checkpoint=True, but there is no complete checkpoint in output_dir={output_dir!r}. "
@@ -514,12 +571,57 @@ def check_next_checkpoint(args: Any, folder: Path, model: Any, optimizer: Any) -
     space.check_room(folder, needed, what="The next checkpoint")
 
 
-def rotate(store: CheckpointStore, args: Any, *, run_id: str, best: int | None) -> None:
-    keep_last = resolve.checkpoint(args).keep_last
-    if keep_last is None:
+def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best: int | None) -> None:
+    """Deletes what the arguments no longer want of this run's checkpoints; `newest` was just written."""
+    plan = resolve.checkpoint(args)
+    if plan.keep_last is None:
         return
-    for step in to_remove(store.steps(), keep_last=keep_last, best=best, owned=store.owned_by(run_id)):
+    keep = Keep(last=plan.keep_last, every_steps=plan.keep_every_steps, every_s=plan.keep_every_s)
+    for step in to_remove(written_by(store, run_id), keep, newest=newest, best=best):
         store.remove(step)
+
+
+def written_by(store: CheckpointStore, run_id: str) -> list[Saved]:
+    """The checkpoints of a run."""
+    manifests = ((step, Manifest.read(store.path(step))) for step in store.steps())
+    return [Saved(step, m.written_at) for step, m in manifests if m is not None and m.run_id == run_id]
+
+
+def run_id_after(checkpoint: str | None, output_dir: str) -> str:
+    """Whose checkpoints a run will write: a resume goes on with the run of its checkpoint.
+
+    But one that goes back behind a whole checkpoint of that run begins another: what comes now is not what came then.
+    """
+    manifest = manifest_of(checkpoint)
+    if manifest is None:
+        return new_run_id()
+    store = CheckpointStore(output_dir)
+    later = [one.step for one in written_by(store, manifest.run_id) if one.step > manifest.step]
+    ahead = [step for step in later if find_problem(store.path(step)) is None]
+    if not ahead:
+        return manifest.run_id
+    logger.warning(
+        "Resuming from step %d leaves later checkpoints behind (steps %s): they stay until this run comes by, and "
+        "resume_from_checkpoint=True takes what this run saves.", manifest.step, ", ".join(map(str, ahead)),
+    )  # fmt: skip
+    return new_run_id()
+
+
+def owed(state: TrainerState, manifest: Manifest | None) -> tuple[bool, bool]:
+    """Whether a checkpoint was written before the evaluation that was due, and whether a save was due after it.
+
+    A signal or a time limit cut it off. The flags and the callbacks that know it are in the record.
+    """
+    states = state.stateful_callbacks if manifest is not None and isinstance(state.stateful_callbacks, dict) else {}
+
+    def said(name: str, part: str, value: str) -> bool:
+        entry = states.get(name)
+        inner = entry.get(part) if isinstance(entry, dict) else None
+        return isinstance(inner, dict) and inner.get(value) is True
+
+    by_clock = said("TimeLimits", "attributes", "owes_evaluation")
+    evaluates = by_clock or said("TrainerControl", "args", "should_evaluate")
+    return evaluates, evaluates and (by_clock or said("TrainerControl", "args", "should_save"))
 
 
 def initial_state(checkpoint: str | None, stateful: list[Any]) -> TrainerState:
@@ -533,11 +635,78 @@ def initial_state(checkpoint: str | None, stateful: list[Any]) -> TrainerState:
         state = TrainerState.load_from_json(path)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}. Use another checkpoint.") from error
-    best = state.best_model_checkpoint
-    if best is not None and not Path(best).is_dir():
-        logger.warning("The best checkpoint so far, %s, is gone; the next better one takes its place.", best)
-        state.best_model_checkpoint = None
+    state.best_model_checkpoint = best_of(state, Path(checkpoint).parent)
     return state
+
+
+def best_of(state: TrainerState, folder: Path) -> str | None:
+    """Where the best checkpoint is now: beside the others, also after all of them were moved together."""
+    recorded = state.best_model_checkpoint
+    if recorded is None:
+        return None
+    step = state.best_global_step
+    beside = folder / (Path(recorded).name if step is None else CheckpointStore(folder).path(step).name)
+    for path in (beside, Path(recorded)):
+        if path.is_dir():
+            return str(path)
+    logger.warning("The best checkpoint so far, %s, is gone; the next better one takes its place.", recorded)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What is known of the run that wrote a checkpoint: how long it was to be, and which arguments differ now."""
+
+    num_steps: int
+    differences: list[Difference]
+
+
+def before(checkpoint: str, args: Any, state: TrainerState, *, has_own_optimizer: bool) -> Before:
+    """Compares the arguments with those in a checkpoint; transformers writes none that can be read safely.
+
+    Raises:
+        CheckpointError: two that no resume can carry out.
+    """
+    try:
+        then = json.loads((Path(checkpoint) / TRAINING_ARGS_JSON_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        then = None
+    now = json.loads(args.to_json_string())
+    found = differences(then, now) if isinstance(then, dict) else []
+    problems = list(contradictions(found, has_own_optimizer=has_own_optimizer))
+    if problems:
+        raise CheckpointError(f"{checkpoint} cannot be resumed from with these arguments:\n  " + "\n  ".join(problems))
+    return Before(state.max_steps, found)
+
+
+def carry_on(
+    optimizer: Any, scheduler: Any, asked: continued.Asked, then: Before, *, args: Any, num_steps: int, is_own: bool
+) -> list[str]:
+    """Lets what differs take effect in the loaded states; returns it as lines.
+
+    `asked` is what the arguments made of both before they were loaded; `is_own` is a schedule that is not ours.
+    """
+    changed = {one.name: (one.before, one.now) for one in then.differences}
+    lines = [str(one) for one in then.differences]
+    rate = continued.changed_rate(optimizer, asked)
+    if rate is not None and "learning_rate" not in changed:  # another trainer's checkpoint, or a user's optimizer
+        changed["learning_rate"] = rate
+        lines.append(str(Difference("learning_rate", *rate)))
+    continued.apply_changes(optimizer, scheduler, asked, changed)
+    is_new = not changed.keys().isdisjoint(continued.SHAPES)
+
+    def build(stand_in: Any, length: int) -> Any:
+        warmup, options = args.get_warmup_steps(length), args.lr_scheduler_kwargs
+        return make_schedule(
+            args.lr_scheduler_type, stand_in, num_warmup_steps=warmup, num_training_steps=length, options=options
+        )
+
+    if not is_own:
+        continued.continue_towards(scheduler, build, before=then.num_steps, now=num_steps, is_new=is_new)
+    if num_steps != then.num_steps and then.num_steps > 0:
+        how = "" if is_own or is_new else "; the rate goes on from where it stands towards the new end, without a jump"
+        lines.append(f"length {then.num_steps} -> {num_steps} steps{how}")
+    return lines
 
 
 def write_state(state: Any, stateful: list[Any], folder: Path) -> None:
@@ -552,7 +721,9 @@ def restore_callbacks(states: dict[str, Any], callbacks: Iterable[Any], *, with_
         state = waiting.get(type(callback).__name__)
         if not state or not callable(getattr(callback, "state", None)):
             continue
-        saved = state.pop(0)
-        values = {**(saved.get("args", {}) if with_settings else {}), **saved.get("attributes", {})}
-        for name, value in values.items():
-            setattr(callback, name, value)
+        saved, now = state.pop(0), callback.state()
+        for part in ("args", "attributes") if with_settings else ("attributes",):
+            values = saved.get(part) if isinstance(saved, dict) else None
+            for name, value in values.items() if isinstance(values, dict) else ():
+                if name in now.get(part, {}):  # what a callback does not export is not set either
+                    setattr(callback, name, value)

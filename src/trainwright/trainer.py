@@ -106,6 +106,8 @@ class Trainer(RunHooks):
         self.callback_handler = assemble.make_callbacks(
             self.args,
             callbacks,
+            engine=self._engine,
+            writer=self._writer,
             model=self.model,
             processing_class=self.processing_class,
             optimizer=self.optimizer,
@@ -154,6 +156,9 @@ class Trainer(RunHooks):
         self._train_batch_size = self.args.train_batch_size
         self._eval_dataloaders = {}
         self._created_lr_scheduler = False
+        self._before = None
+        self._changes = []
+        self._owed = False, False
         self._loader = None
         self._plan = None
         self._rule = None
@@ -191,7 +196,8 @@ class Trainer(RunHooks):
 
         Args:
             resume_from_checkpoint: directory of a checkpoint to go on from; True for the newest complete one in
-                `output_dir`; None for `args.resume_from_checkpoint`, or a fresh start.
+                `output_dir`; "auto" for that or, where there is none, a fresh start; None for
+                `args.resume_from_checkpoint`, or a fresh start.
             trial: settings of a hyperparameter search.
             ignore_keys_for_eval: entries of the model's output that evaluations leave out of the predictions.
 
@@ -227,7 +233,8 @@ class Trainer(RunHooks):
                     trial=trial,
                     ignore_keys_for_eval=ignore_keys_for_eval,
                 )
-            self._writer.end()
+                self._writer.end()
+            self._run.interrupts.leave()  # a signal that came when all was trained: it is on the disk too
             return output
         except BaseException as error:
             self._writer.end_after_failure()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,6 +154,48 @@ def test_killed_at_random_moments(seed: int, nursery: Nursery, uninterrupted: We
 def test_killed_at_many_random_moments(seed: int, nursery: Nursery, uninterrupted: Weights, tmp_path: Path) -> None:
     killed_again_and_again(nursery, tmp_path, random.Random(seed))
     assert_same_end(tmp_path, uninterrupted)
+
+
+# -- fifty kills -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def num_places(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """How many places a run passes in its saves."""
+    folder = tmp_path_factory.mktemp("counted")
+    nursery.start(*command(folder, 3, "anywhere", 10**6))
+    assert nursery.wait() == 0, words(folder)
+    passed = [line for line in words(folder).splitlines() if line.startswith("places passed:")]
+    return int(passed[0].rpartition(" ")[2])
+
+
+def killed_in_a_save(seed: int, nursery: Nursery, num_places: int, uninterrupted: Weights, folder: Path) -> None:
+    """At a place drawn at random; every other run writes its checkpoints in the background."""
+    draw = random.Random(seed)
+    how = ("behind",) if seed % 2 else ()
+    for _ in range(NEVER_ENDING):  # a run in the background may pass by fewer places
+        shutil.rmtree(folder / "run", ignore_errors=True)
+        nursery.start(*command(folder, 3, "anywhere", draw.randint(1, num_places), *how))
+        if nursery.wait() == 137:
+            break
+    else:
+        pytest.fail("it was never killed")
+    nursery.start(*command(folder, 3, "", 0, *how))
+    assert nursery.wait() == 0, words(folder)
+    assert_same_end(folder, uninterrupted)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_in_a_save(seed: int, nursery: Nursery, num_places: int, uninterrupted: Weights, tmp_path: Path) -> None:
+    killed_in_a_save(seed, nursery, num_places, uninterrupted, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 150))
+def test_fifty_kills_in_a_save(
+    seed: int, nursery: Nursery, num_places: int, uninterrupted: Weights, tmp_path: Path
+) -> None:
+    killed_in_a_save(seed, nursery, num_places, uninterrupted, tmp_path)
 
 
 @pytest.mark.parametrize(

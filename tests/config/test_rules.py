@@ -324,6 +324,9 @@ IDLE = [
     ("settings_of_packing", {"packing_overflow": "split"}, PACKING),
     ("last_batch_of_a_budget", {**BUDGET, "dataloader_drop_last": True}, {"max_tokens_per_batch": None}),
     ("limit_without_saves", {"save_total_limit": 1, "save_strategy": "no"}, {"save_strategy": "epoch"}),
+    ("limit_without_saves", {"save_total_limit": 1, "save_strategy": "no"}, {"save_every": "20min"}),
+    ("kept_beyond_no_limit", {"save_keep_every_steps": 100}, {"save_total_limit": 2}),
+    ("kept_beyond_no_limit", {"save_keep_every": "2h"}, {"save_total_limit": 2}),
 ]
 
 

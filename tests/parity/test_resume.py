@@ -121,13 +121,13 @@ def test_a_resumed_run_ends_like_one_that_transformers_resumed(stop: Stop, runs:
     assert_same(runs.resumed(stop, OURS, runs.uninterrupted(stop, OURS)[1]), theirs)
 
 
-@pytest.mark.parametrize("stop", FAITHFUL[::2], ids=lambda stop: stop.id)
+@pytest.mark.parametrize("stop", FAITHFUL, ids=lambda stop: stop.id)
 def test_ours_resumes_from_a_checkpoint_of_transformers(stop: Stop, runs: Runs) -> None:
     uninterrupted, checkpoint = runs.uninterrupted(stop, REFERENCE)
     assert_same_course(stop, runs.resumed(stop, OURS, checkpoint), uninterrupted)
 
 
-@pytest.mark.parametrize("stop", FAITHFUL[1::2], ids=lambda stop: stop.id)
+@pytest.mark.parametrize("stop", FAITHFUL, ids=lambda stop: stop.id)
 def test_transformers_resumes_from_a_checkpoint_of_ours(stop: Stop, runs: Runs) -> None:
     uninterrupted, checkpoint = runs.uninterrupted(stop, OURS)
     assert_same_course(stop, runs.resumed(stop, REFERENCE, checkpoint), uninterrupted)

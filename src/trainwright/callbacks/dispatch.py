@@ -103,8 +103,8 @@ class CallbackHandler(TrainerCallback):
         self.rebuild()
 
     def has_listener(self, event: str) -> bool:
-        """Whether a callback does something at an event."""
-        return bool(self._table[event])
+        """Whether a callback does something at an event that may need more than the event itself, as a save's files."""
+        return any(getattr(getattr(one, "__self__", one), "looks_at_files", True) for one in self._table[event])
 
     def fire(self, event: str, run: Any, **kwargs: Any) -> None:
         """Tells the listeners; a control object that one of them returns becomes the run's."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from trainwright.types import MANIFEST_NAME, read_json
+from trainwright.types import MANIFEST_NAME, TRAINING_ARGS_JSON_NAME, read_json
 
 FORMAT_VERSION = 1
 BLOCK_BYTES = 1 << 20
@@ -131,6 +131,8 @@ def find_problem(folder: Path) -> str | None:
     if manifest is None:
         if (folder / MANIFEST_NAME).exists():
             return f"{MANIFEST_NAME} is damaged"
+        if (folder / TRAINING_ARGS_JSON_NAME).is_file():  # which only this package writes
+            return f"{MANIFEST_NAME} is missing"
         return None if (folder / "trainer_state.json").is_file() else "trainer_state.json is missing"
     for name, expected in manifest.files.items():
         problem = _problem_of_file(folder, name, expected)

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,11 +44,13 @@ class Writer:
     Attributes:
         sink: where the hooks put large files; while a checkpoint is made it may put them off.
         newest: step of the newest checkpoint that is on the disk or on its way there; None: none of this writer's.
+        longest_s: the longest time from the beginning of a save until its checkpoint was there, the background's too.
     """
 
     def __init__(self, *, goes_on: bool = False) -> None:
         self.sink: Sink = AT_ONCE
         self.newest: int | None = None
+        self.longest_s = 0.0
         self._goes_on = goes_on
         self._buffers = Buffers()
         self._thread: threading.Thread | None = None
@@ -77,6 +80,7 @@ class Writer:
             CheckpointWriteError: this one cannot be written, or the one before it could not.
         """
         self.wait()
+        begun = time.monotonic()
         before, self.newest = self.newest, manifest.step
         later = Later(self._buffers)
         try:
@@ -95,6 +99,7 @@ class Writer:
                     later.write()
                     store.commit(staging, manifest)
                 after()
+                self.longest_s = max(self.longest_s, time.monotonic() - begun)
 
             self._begin(finish) if in_background else finish()
         except BaseException as error:

@@ -63,7 +63,9 @@ class RunFields:
     do_train: bool = option(False, "For scripts: train. The trainer itself does not read it.")
     do_eval: bool = option(False, "For scripts: evaluate. Set by itself when eval_strategy is not 'no'.")
     do_predict: bool = option(False, "For scripts: predict on the test set.")
-    resume_from_checkpoint: str | None = option(None, "Checkpoint that train() goes on from, if it is given none.")
+    resume_from_checkpoint: str | None = option(
+        None, "Checkpoint that train() goes on from, if it is given none; 'auto': the newest whole one, or none."
+    )
     seed: int = option(42, "Seed of initialisation, dropout and (without data_seed) the order of samples.")
     data_seed: int | None = option(None, "Seed of the order of samples (None: seed).")
     full_determinism: bool = option(False, "Deterministic algorithms throughout; slower, for debugging.")
@@ -310,6 +312,9 @@ class OurFields:
     hang_timeout: float = option(
         0.0, "Seconds without a finished step after which all processes show their stacks and end (0: never)."
     )
+    max_train_time: str | None = option(  # numbers too; argument parsers want one type that text converts to
+        None, "Save and stop in time to end within this: '8h', '1h30m', a number of seconds (None: no limit)."
+    )
     save_async: bool | None = option(
         None,
         "Write checkpoints behind training's back (None: unless your code looks at their files; True: even then).",
@@ -323,6 +328,19 @@ class OurFields:
     pad_to_multiple_of: int | None = option(
         None,
         "The default collator pads to a multiple of so many tokens, so there are fewer shapes to compile.",
+    )
+    save_every: str | None = option(
+        None, "Save when the last save is this long ago, beside save_strategy: '20min', '1h', a number of seconds."
+    )
+    save_keep_every: str | None = option(
+        None, "With save_total_limit: beyond the limit, keep one checkpoint for each such length of time, as '2h'."
+    )
+    save_keep_every_steps: int | None = option(
+        None, "With save_total_limit: beyond the limit, keep the checkpoints of steps that are multiples of this."
+    )
+    save_on_exception: bool = option(False, "When training ends with an error, save the last finished step first.")
+    slurm_requeue: bool = option(
+        False, "When SIGTERM or SIGUSR1 ends a job of Slurm, put it back into the queue once the checkpoint is saved."
     )
     seed_samples: bool = option(
         False,

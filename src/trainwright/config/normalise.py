@@ -14,6 +14,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+from trainwright.config import durations
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.enums import (
     DebugOption,
@@ -47,6 +48,7 @@ DICT_FIELDS = (
     "liger_kernel_config",
     "lr_groups",
 )
+DURATION_FIELDS = ("max_train_time", "save_every", "save_keep_every")
 STEP_FIELDS = ("logging_steps", "eval_steps", "save_steps")
 
 
@@ -152,6 +154,19 @@ def _intervals(args: Any) -> Problems:
     return []
 
 
+def _durations(args: Any) -> Problems:
+    """Afterwards they are seconds."""
+    problems = []
+    for name in DURATION_FIELDS:
+        value = getattr(args, name, None)
+        if value is not None:
+            try:
+                setattr(args, name, durations.seconds(value))
+            except ValueError as error:
+                problems.append(f"{name}: {error}")
+    return problems
+
+
 def _best(args: Any) -> Problems:
     wanted = args.load_best_model_at_end or args.lr_scheduler_type in (
         SchedulerType.REDUCE_ON_PLATEAU,
@@ -202,6 +217,7 @@ SETTLERS: tuple[Callable[[Any], Problems], ...] = (
     _checkpointing,
     _enums,
     _intervals,
+    _durations,
     _best,
     _sorting,
     _trackers,

@@ -231,13 +231,27 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlan:
-    """What is kept on disk.
+    """What is kept on disk, and what else than the rhythm of steps asks for a save.
 
     Attributes:
-        keep_last: checkpoints kept besides the best one; None keeps all.
+        keep_last: checkpoints of this run kept, the best one counted in; None keeps all.
+        keep_every_steps: beyond those, the checkpoints of multiples of so many steps.
+        keep_every_s: beyond those, one checkpoint for each such time.
+        save_every_s: longest time between two saves.
+        max_train_s: time in which a `train()` saves and ends.
+        saves_on_interrupt: a run that a signal ends saves its last finished step.
+        saves_on_exception: so does one that an error ends.
+        requeues: the job goes back into the cluster's queue after a signal.
     """
 
     keep_last: int | None = None
+    keep_every_steps: int | None = None
+    keep_every_s: float | None = None
+    save_every_s: float | None = None
+    max_train_s: float | None = None
+    saves_on_interrupt: bool = False
+    saves_on_exception: bool = False
+    requeues: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,7 @@ RANGES: Mapping[str, Range] = {
     "eval_delay": Range(0, optional=True),
     "eval_accumulation_steps": MAYBE_COUNT,
     "save_total_limit": Range(1, whole=True, optional=True, hint="None keeps all; save_strategy='no' saves none."),
+    "save_keep_every_steps": MAYBE_COUNT,
     "dataloader_num_workers": NATURAL,
     "dataloader_prefetch_factor": MAYBE_COUNT,
     "ddp_timeout": Range(0, open_low=True),

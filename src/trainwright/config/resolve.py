@@ -129,7 +129,18 @@ def _per_process(args: Any, batch_size: int, num_processes: int) -> int:
 
 def checkpoint(args: Any) -> CheckpointPlan:
     limit = args.save_total_limit
-    return CheckpointPlan(keep_last=limit if limit and limit > 0 else None)
+    by_time = [getattr(args, name, None) for name in ("save_every", "max_train_time")]
+    requeues = bool(getattr(args, "slurm_requeue", False))
+    return CheckpointPlan(
+        keep_last=limit if limit and limit > 0 else None,
+        keep_every_steps=getattr(args, "save_keep_every_steps", None),
+        keep_every_s=getattr(args, "save_keep_every", None),
+        save_every_s=by_time[0],
+        max_train_s=by_time[1],
+        saves_on_interrupt=args.save_strategy != "no" or args.enable_jit_checkpoint or requeues or any(by_time),
+        saves_on_exception=bool(getattr(args, "save_on_exception", False)),
+        requeues=requeues,
+    )
 
 
 def evaluation(args: Any) -> EvalPlan:

@@ -160,7 +160,16 @@ def last_batch_of_a_budget(args: Any) -> str | None:
 
 
 @rule
+def kept_beyond_no_limit(args: Any) -> str | None:
+    if args.save_total_limit:
+        return None
+    family = {"save_keep_every": None, "save_keep_every_steps": None}
+    return _family(args, family, "without save_total_limit: all checkpoints are kept")
+
+
+@rule
 def limit_without_saves(args: Any) -> str | None:
-    if args.save_total_limit is not None and args.save_strategy == "no":
+    by_time = any(getattr(args, name, None) for name in ("save_every", "max_train_time"))
+    if args.save_total_limit is not None and args.save_strategy == "no" and not by_time:
         return f"save_total_limit={args.save_total_limit} has no effect with save_strategy='no'."
     return None

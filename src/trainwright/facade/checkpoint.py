@@ -48,7 +48,7 @@ class CheckpointHooks(ReportHooks):
             in_background=self._saves_in_background(),
             check=lambda: assemble.check_next_checkpoint(self.args, store.root, self.model, self.optimizer),
             write=lambda staging: self._fill_checkpoint(staging, store),
-            after=lambda: assemble.rotate(store, self.args, run_id=manifest.run_id, best=best),
+            after=lambda: assemble.rotate(store, self.args, run_id=manifest.run_id, newest=step, best=best),
         )
         self._run.saved_step = self._writer.newest
 
@@ -122,6 +122,9 @@ class CheckpointHooks(ReportHooks):
         assert self.state.best_model_checkpoint is not None
         self._engine.barrier()  # the process that writes it may still be at it
         folder = Path(self.state.best_model_checkpoint)
+        if not folder.is_dir():
+            logger.warning("The best model, %s, was deleted meanwhile; the model keeps the last weights.", folder)
+            return
         logger.info("Loading the best model, %s (%s).", folder, self.state.best_metric)
         self._issue_warnings_after_load(weights.load_weights(self.model, folder))
 

@@ -66,6 +66,9 @@ class Parts:
     _engine: Engine
     _run: RunState
     _run_id: str
+    _before: assemble.Before | None
+    _changes: list[str]
+    _owed: tuple[bool, bool]
     _session: Session
     _writer: Writer
     _plan: StepPlan | None

@@ -17,7 +17,7 @@ from trainwright.loop.session import Session, Start
 from trainwright.metrics import waiting
 from trainwright.metrics.speed import speed_metrics, step_logs, utilisation
 from trainwright.metrics.types import TrainOutput
-from trainwright.optim import modes, schedules
+from trainwright.optim import continued, modes, schedules
 from trainwright.state.clock import EVALUATION, LOGGING, SAVING
 from trainwright.types import has_length
 
@@ -104,15 +104,23 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
             plan=plan,
             rule=self._rule,
             events=self.callback_handler,
-            start=Start(epoch=epoch, batches=batches, checkpoint=resume_from_checkpoint),
+            start=Start(
+                epoch=epoch,
+                batches=batches,
+                checkpoint=resume_from_checkpoint,
+                owes_evaluation=self._owed[0],
+                owes_save=self._owed[1],
+            ),
             scheduler_follows_metrics=schedules.follows_metrics(self.lr_scheduler),
-            saves_on_interrupt=args.save_strategy != "no" or args.enable_jit_checkpoint,
+            saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
+            random_states=assemble.random_states(args, num_processes=self._engine.num_processes),
             smaller_batches=assemble.smaller_batches(args, self._engine),
             trial=trial,
             ignore_keys_for_eval=ignore_keys_for_eval,
         )
         self._engine.agree(lambda: assemble.check_first_checkpoint(args, self._get_output_dir(trial), self.model))
-        assemble.announce(plan, args, self.state, device=self._engine.device, start=self._session.start, note=note)
+        start, device = self._session.start, self._engine.device
+        assemble.announce(plan, args, self.state, device=device, start=start, note=note, changes=self._changes)
         self._rehearse_evaluation(ignore_keys_for_eval)
         datasets = {"train": self.train_dataset, "eval": self.eval_dataset}
         folder = self._get_output_dir(trial)
@@ -133,6 +141,10 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         """Fills `state`, from the checkpoint if there is one; returns the first epoch and its batches done already."""
         assert self._plan is not None
         self.state = state = assemble.initial_state(resume_from_checkpoint, self._stateful())
+        self._before = None
+        if resume_from_checkpoint is not None:
+            is_own = self.optimizer is not None or self.optimizer_cls_and_kwargs is not None
+            self._before = assemble.before(resume_from_checkpoint, self.args, state, has_own_optimizer=is_own)
         state.train_batch_size = self._train_batch_size
         state.compute_steps(self.args, max_steps)
         state.max_steps, state.num_train_epochs = max_steps, num_train_epochs
@@ -141,7 +153,9 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         state.is_world_process_zero = self.is_world_process_zero()
         manifest = assemble.manifest_of(resume_from_checkpoint)
         assemble.check_same_checkpoint(manifest, resume_from_checkpoint, self._engine)
-        self._run_id = manifest.run_id if manifest is not None else self._engine.agree(assemble.new_run_id)
+        folder = self._get_output_dir(trial)
+        self._run_id = self._engine.agree(lambda: assemble.run_id_after(resume_from_checkpoint, folder))
+        self._owed = assemble.owed(state, manifest)
         if resume_from_checkpoint is None:
             return 0, 0
         self._load_callback_state()
@@ -165,8 +179,10 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
             make_scheduler=lambda optimizer: self.create_scheduler(num_training_steps=max_steps, optimizer=optimizer),
         )
         self.model_wrapped, self.optimizer, self.lr_scheduler = prepared.model, prepared.optimizer, prepared.scheduler
+        asked = continued.settings_of(self.optimizer, self.lr_scheduler)
         self._load_optimizer_and_scheduler(resume_from_checkpoint)
         self._load_scaler(resume_from_checkpoint)
+        self._carry_on(asked, max_steps)
         self._past = None
         handler = self.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
@@ -174,6 +190,20 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         handler.rebuild()
         modes.train_mode(self.model_wrapped, self.optimizer)
         return self.model_wrapped, train_dataloader
+
+    def _carry_on(self, asked: continued.Asked, max_steps: int) -> None:
+        """After a resume: arguments that differ from the checkpoint's take effect."""
+        self._changes = []
+        if self._before is not None:
+            self._changes = assemble.carry_on(
+                self.optimizer,
+                self.lr_scheduler,
+                asked,
+                self._before,
+                args=self.args,
+                num_steps=max_steps,
+                is_own=not self._created_lr_scheduler,
+            )
 
     def _run_epoch(
         self,
@@ -220,6 +250,7 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
             clock.mark(EVALUATION)
             metrics = self._evaluate(trial, ignore_keys_for_eval)
             is_best = self._determine_best_metric(metrics=metrics, trial=trial)
+            self.control.should_evaluate = False  # also where an override tells no callback of it
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:

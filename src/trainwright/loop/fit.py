@@ -25,6 +25,10 @@ def fit(session: Session, run: RunState, hooks: TrainHooks, *, eval_on_start: bo
         train_epochs(session, run, hooks, eval_on_start=eval_on_start)
     except Interrupted:
         save_and_leave(session, run, hooks)
+    except Exception as error:
+        if session.random_states is not None:
+            save_before_raising(session, run, hooks, error)
+        raise
 
 
 def train_epochs(session: Session, run: RunState, hooks: TrainHooks, *, eval_on_start: bool) -> None:
@@ -32,8 +36,10 @@ def train_epochs(session: Session, run: RunState, hooks: TrainHooks, *, eval_on_
     session.events.fire("on_train_begin", run)
     if eval_on_start:
         hooks._evaluate(session.trial, session.ignore_keys_for_eval, skip_scheduler=True)
+    if session.start.owes_evaluation:
+        make_up_for_evaluation(session, run, hooks)
     for epoch in range(session.start.epoch, session.plan.num_epochs):
-        if run.state.global_step >= session.plan.max_steps:
+        if run.state.global_step >= session.plan.max_steps or run.control.should_training_stop:
             break
         session.events.fire("on_epoch_begin", run)
         hooks._run_epoch(
@@ -118,6 +124,8 @@ def wait_for_data(
 ) -> tuple[list[Batch], Any]:
     """The micro-batches of the next step. A signal ends the wait; the data then stand where the last step left them."""
     run.clock.mark(DATA)
+    if session.random_states is not None:
+        run.window_start = session.random_states.capture(), run.flos, run.tokens
     session.loader.begin_window()
     try:
         run.interrupts.open()
@@ -141,6 +149,30 @@ def save_and_leave(session: Session, run: RunState, hooks: TrainHooks) -> None:
         signal.Signals(run.interrupts.received or 0).name, step, "saved" if run.saved_step == step else "not saved",
     )  # fmt: skip
     run.interrupts.leave()
+
+
+def save_before_raising(session: Session, run: RunState, hooks: TrainHooks, error: Exception) -> None:
+    """An error ends the run: the last finished step is saved, if the weights are still that step's."""
+    step = run.state.global_step
+    if step > 0 and run.saved_step != step and not run.is_updating:
+        if run.window_start is not None and session.random_states is not None:
+            session.loader.rewind()
+            states, run.flos, run.tokens = run.window_start
+            session.random_states.restore(states)
+        try:
+            hooks._save_checkpoint(session.model, session.trial)
+        except Exception as second:
+            logger.warning("Step %d could not be saved before the error is raised: %r", step, second)
+    what = "is saved" if run.saved_step == step else "is not saved"
+    logger.warning("Training ends with %s after step %d, which %s.", type(error).__name__, step, what)
+
+
+def make_up_for_evaluation(session: Session, run: RunState, hooks: TrainHooks) -> None:
+    """What the checkpoint's run was about to do when it was cut off."""
+    hooks._load_rng_state(session.start.checkpoint)  # an evaluation may draw from where the last step left them
+    run.control.should_evaluate, run.control.should_save = True, session.start.owes_save
+    after_step(session, run, hooks, Update(), epoch=session.start.epoch)
+    run.interrupts.passes()
 
 
 def after_step(session: Session, run: RunState, hooks: TrainHooks, update: Update, *, epoch: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.config.plans import StepPlan
-from trainwright.hooks import BatchSource, Events, LoopEngine
+from trainwright.hooks import BatchSource, Events, LoopEngine, RandomStates
 from trainwright.loop.loss_scale import LossRule
 from trainwright.loop.oom import SmallerBatches
 
@@ -19,11 +19,15 @@ class Start:
         epoch: first epoch, from 0.
         batches: micro-batches of that epoch that are trained already.
         checkpoint: directory whose random states are loaded at that point; None for a fresh run.
+        owes_evaluation: the evaluation after the last step was cut off; it is made up for before anything else.
+        owes_save: and so was the save that was to follow it.
     """
 
     epoch: int = 0
     batches: int = 0
     checkpoint: str | None = None
+    owes_evaluation: bool = False
+    owes_save: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,8 @@ class Session:
         model: as the engine wrapped it.
         scheduler_follows_metrics: the schedule is driven by evaluations, not by steps.
         saves_on_interrupt: a run that a signal ends saves its last finished step.
+        random_states: set where a run that an error ends saves its last finished step too; with them it stands there
+            as if nothing had been drawn since.
         smaller_batches: tries a window again that did not fit into memory; None: the error ends the run.
     """
 
@@ -49,5 +55,6 @@ class Session:
     scheduler_follows_metrics: bool = False
     smaller_batches: SmallerBatches | None = None
     saves_on_interrupt: bool = False
+    random_states: RandomStates | None = None
     trial: Any = None
     ignore_keys_for_eval: list[str] | None = None

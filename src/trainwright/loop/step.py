@@ -95,6 +95,7 @@ def update_weights(session: Session, run: RunState, hooks: TrainHooks) -> Update
     grad_norm = hooks._clip_grad_norm(model) if session.plan.max_grad_norm > 0 else None
     grad_norm = hooks._get_grad_norm(model, grad_norm=grad_norm)
     events.fire("on_pre_optimizer_step", run)
+    run.is_updating = True
     was_applied = session.engine.step(session.optimizer)
     events.fire("on_optimizer_step", run)
     learning_rate = hooks._get_learning_rate()  # the rate of this step, before the schedule moves on

@@ -8,6 +8,7 @@ from torch import nn
 
 from trainwright.errors import ArgumentError
 from trainwright.optim.layerwise import LayerWiseDummyOptimizer
+from trainwright.optim.limits import one_process
 from trainwright.optim.muon import MuonWithAdamW, muon_groups
 from trainwright.optim.options import check_names, parse_optim_args, read
 from trainwright.optim.packages import load_class
@@ -50,6 +51,11 @@ def optimizer_class_and_kwargs(args: Any, model: nn.Module | None = None) -> tup
         return cls, {**kwargs, "params": muon_groups(model)}
     settings = {**read(name, given, spec.projects), **(_adam(args) if spec.projects_adam else {})}
     return _projected(cls, kwargs, model, args, settings)
+
+
+def steps_in_backward(args: Any) -> bool:
+    """Whether the optimizer that `args.optim` names updates weights while gradients are still being computed."""
+    return one_process in spec_of(args)[1].limits
 
 
 def spec_of(args: Any) -> tuple[str, OptimizerSpec]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -46,6 +47,8 @@ class RunState:
         self.start_time = time.time()
         self.flos: float = 0
         self.tokens: torch.Tensor | int = 0
+        self.window_start: Any = None  # what is needed to stand at its beginning again; None between windows
+        self.is_updating = False  # the weights are neither the last step's nor the next one's
         self.saved_step: int | None = None  # optimizer step of the last checkpoint
         self.epoch = 0  # the epoch that is being trained, from 0
         self.share_of_window = 1.0  # the current micro-batch's share of its window's samples
@@ -65,6 +68,7 @@ class RunState:
         self._collect = collect
         self.total_loss = 0.0
         self.saved_step = self.state.global_step or None  # a resume starts from a checkpoint, a fresh run from none
+        self.is_updating, self.window_start = False, None
         self.step_last_logged = self.first_step = self.state.global_step
         self.data_wait = DataWait()
         self.first_tokens = self.state.num_input_tokens_seen
@@ -80,6 +84,7 @@ class RunState:
         """One optimizer step is done; `epoch` counts finished epochs with the share of the current one."""
         self.batches_in_epoch += num_batches
         self.state.global_step += 1
+        self.is_updating, self.window_start = False, None
         self.state.epoch = epoch
         self.meter.end_step()
 
