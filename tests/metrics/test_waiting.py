@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainwright.metrics.waiting import tell_share
-from trainwright.state.waiting import DataWait
+from trainwright.metrics.waiting import DataWait
+from trainwright.state.clock import DATA, OTHER, Clock
 
 from .._support.small import Diary, data, make_trainer
 
@@ -38,8 +38,10 @@ def test_quick_data_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_look_begins_anew() -> None:
-    wait = DataWait()
-    wait.add(1e-9)
-    first = tell_share(wait, num_workers=0)
-    assert 0 < first <= 1
-    assert tell_share(wait, num_workers=0) == 0.0
+    clock = Clock()
+    wait = DataWait(clock)
+    clock.mark(DATA)
+    time.sleep(0.01)
+    clock.mark(OTHER)
+    assert 0 < wait.tell(num_steps=2, num_workers=0) <= 1
+    assert wait.tell(num_steps=2, num_workers=0) == 0.0

@@ -18,6 +18,7 @@ from trainwright.journal.keeper import JournalKeeper
 from trainwright.loop.loss_scale import LossRule
 from trainwright.loop.session import Session
 from trainwright.metrics.memory import TrainerMemoryTracker
+from trainwright.metrics.waiting import DataWait
 from trainwright.optim.modes import Pause
 from trainwright.state.control import TrainerControl
 from trainwright.state.run import RunState
@@ -70,6 +71,7 @@ class Parts:
     _changes: list[str]
     _owed: tuple[bool, bool]
     _session: Session
+    _data_wait: DataWait
     _writer: Writer
     _plan: StepPlan | None
     _journal: JournalKeeper

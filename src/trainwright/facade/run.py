@@ -14,9 +14,9 @@ from trainwright.facade.optimizer import OptimizerHooks
 from trainwright.facade.rehearsal import RehearsalHooks
 from trainwright.loop.fit import fit, run_epoch
 from trainwright.loop.session import Session, Start
-from trainwright.metrics import waiting
 from trainwright.metrics.speed import speed_metrics, step_logs, utilisation
 from trainwright.metrics.types import TrainOutput
+from trainwright.metrics.waiting import DataWait
 from trainwright.optim import continued, modes, schedules
 from trainwright.state.clock import EVALUATION, LOGGING, SAVING
 from trainwright.types import has_length
@@ -95,6 +95,7 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
             skip_non_finite=args.logging_nan_inf_filter,
             collect=self._engine.stacked if self._engine.num_processes > 1 else None,
         )
+        self._data_wait = DataWait(self._run.clock)
         self._session = Session(
             engine=self._engine,
             model=model,
@@ -242,8 +243,9 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         before = clock.mark(LOGGING)
         self.store_flos()
         if control.should_log and self.state.global_step > self._run.step_last_logged:
+            num_steps = self.state.global_step - self._run.step_last_logged
             loss, num_non_finite = self._run.drain_loss()
-            waiting.tell_share(self._run.data_wait, num_workers=self.args.dataloader_num_workers)
+            self._data_wait.tell(num_steps=num_steps, num_workers=self.args.dataloader_num_workers)
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
             self.log(step_logs(loss, grad_norm, rate, num_non_finite), start_time)
         if self.control.should_evaluate:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Iterator
-from time import perf_counter
 from typing import Any
 
 from trainwright.hooks import TrainHooks
@@ -108,9 +107,7 @@ def windows(
     remaining = session.plan.batches_per_epoch - skipped
     while remaining > 0:
         size = min(session.plan.micro_batches, remaining)
-        started = perf_counter()
         samples, num_items = wait_for_data(session, run, hooks, batches, size)
-        run.data_wait.add(perf_counter() - started)
         if not samples:  # a stream that ended, or an override that has had enough
             return
         remaining -= len(samples)

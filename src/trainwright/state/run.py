@@ -13,7 +13,6 @@ from trainwright.state.control import TrainerControl
 from trainwright.state.interrupts import Interrupts
 from trainwright.state.meter import LossMeter
 from trainwright.state.trainer_state import TrainerState
-from trainwright.state.waiting import DataWait
 
 
 class RunState:
@@ -37,7 +36,6 @@ class RunState:
         self.meter = LossMeter("cpu")
         self._collect: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.interrupts = Interrupts()
-        self.data_wait = DataWait()
         self.clock = Clock()
         self.total_loss = 0.0
         self.step_last_logged = 0
@@ -70,7 +68,6 @@ class RunState:
         self.saved_step = self.state.global_step or None  # a resume starts from a checkpoint, a fresh run from none
         self.is_updating, self.window_start = False, None
         self.step_last_logged = self.first_step = self.state.global_step
-        self.data_wait = DataWait()
         self.first_tokens = self.state.num_input_tokens_seen
         self.first_flos = self.state.total_flos
         self.clock.restart()
