@@ -116,7 +116,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "get_wsd_schedule",
     ),
     "trainwright.data.workers": ("enable_full_determinism", "seed_worker", "set_seed"),
-    "trainwright.data.lengths": ("LengthGroupedSampler", "get_length_grouped_indices"),
+    "trainwright.data.grouping": (
+        "DistributedLengthGroupedSampler",
+        "LengthGroupedSampler",
+        "get_length_grouped_indices",
+    ),
+    "trainwright.data.rebalance": ("BatchRebalanceSampler",),
     "trainwright.data.columns": ("RemoveColumnsCollator",),
     "trainwright.data.collators": (
         "DataCollatorForLanguageModeling",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import IterableDataset, SequentialSampler
 
 from trainwright import model_facts
 from trainwright.callbacks.dispatch import CallbackHandler
@@ -33,10 +33,14 @@ from trainwright.config import resolve, rules
 from trainwright.config.effective import effective_plan
 from trainwright.config.plans import OPEN_END, StepPlan
 from trainwright.config.resumed import Difference, contradictions, differences
+from trainwright.data.apart import find_layout
 from trainwright.data.cursor import Cursor, LoaderRandomness
-from trainwright.data.lengths import LengthGroupedSampler
+from trainwright.data.groups import formed_order
 from trainwright.data.loader import Loader
+from trainwright.data.orders import training_order
+from trainwright.data.packing import PackedOrder
 from trainwright.data.position import Size, check_same_data, go_on
+from trainwright.data.rows import RowCollator
 from trainwright.data.workers import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
 from trainwright.engine.peak import supports_bf16, supports_tf32
@@ -47,7 +51,6 @@ from trainwright.errors import (
     CheckpointNotFoundError,
     LegacyNameWarning,
     ModelError,
-    NotYetError,
     TrainwrightWarning,
 )
 from trainwright.journal import surroundings, timeline
@@ -315,22 +318,13 @@ def patches_for_a_run(args: Any, model: Any) -> list[Any]:
 # -- data -----------------------------------------------------------------------------------------------------------
 
 
-def train_sampler(args: Any, dataset: Any, model_input_name: str | None) -> Any:
-    """The sampler that `train_sampling_strategy` names; None for a stream, which has its own order."""
-    if dataset is None or not has_length(dataset) or isinstance(dataset, IterableDataset):
-        return None
-    strategy = args.train_sampling_strategy
-    if strategy == "sequential":
-        return SequentialSampler(dataset)
-    if strategy == "group_by_length":
-        window = args.train_batch_size * resolve.micro_batches(args)
-        return _length_sampler(args, dataset, window, model_input_name)
-    if strategy == "batch_rebalance":
-        raise NotYetError(
-            "train_sampling_strategy='batch_rebalance' is not there yet; 'group_by_length' also puts samples of "
-            "similar length together."
-        )
-    return RandomSampler(dataset)
+def train_sampler(args: Any, dataset: Any, model_input_name: str | None, *, batch_size: int, num_processes: int) -> Any:
+    """The order that the arguments ask for; None for a stream, which has its own."""
+    seed = args.data_seed if args.data_seed is not None else torch.initial_seed()
+    plan = resolve.sampling(
+        args, batch_size=batch_size, seed=seed, num_processes=num_processes, length_of=model_input_name
+    )
+    return training_order(dataset, plan)
 
 
 def eval_sampler(args: Any, dataset: Any, model_input_name: str | None) -> Any:
@@ -339,10 +333,39 @@ def eval_sampler(args: Any, dataset: Any, model_input_name: str | None) -> Any:
     return SequentialSampler(dataset)
 
 
-def _length_sampler(args: Any, dataset: Any, batch_size: int, model_input_name: str | None) -> LengthGroupedSampler:
-    columns = getattr(dataset, "column_names", None) or ()
-    lengths = dataset[args.length_column_name][:] if args.length_column_name in columns else None
-    return LengthGroupedSampler(batch_size, dataset=dataset, lengths=lengths, model_input_name=model_input_name)
+def row_collator(args: Any, order: PackedOrder, collate: Callable[..., Any], model: Any, processing_class: Any) -> Any:
+    """The collator that makes packed rows of what `collate` makes of samples.
+
+    Raises:
+        ModelError: samples of a row would see each other in this model.
+    """
+    takes_positions = "position_ids" in model_facts.forward_parameters(model)
+    with untouched_randomness():
+        layout = find_layout(
+            model,
+            row_length=args.packing_length,
+            num_rows=args.train_batch_size,
+            takes_positions=takes_positions,
+            length_of=order.length_of,
+        )
+    return RowCollator(
+        collate,
+        layout,
+        length_of=order.length_of,
+        pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
+        masks_first=model_facts.shifts_labels(model) or model_facts.is_causal_lm(model),
+        multiple_of=getattr(args, "pad_to_multiple_of", None),
+    )
+
+
+def samples_per_step(dataloader: Any, args: Any) -> int | None:
+    """Samples of a step over all processes, on average, where batches differ in size; None where they do not."""
+    order = formed_order(dataloader)
+    if order is None:
+        return None
+    share = order.num_samples / max(len(order), 1)  # of a batch
+    num_batches = resolve.micro_batches(args) * dataloader.batch_sampler.share.num_processes
+    return int(max(round(share * num_batches), 1))
 
 
 def make_loader(dataloader: Any) -> Loader:
@@ -418,7 +441,7 @@ def plan_of_the_rest(
         )
     if args.ignore_data_skip:
         cursor = replace(cursor, samples=0)
-    check_same_data(cursor, loader.num_samples)
+    check_same_data(cursor, loader.num_samples, loader.unit)
     return go_on(
         plan,
         cursor,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import torch
+from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
 from trainwright.config import rules
@@ -89,6 +90,13 @@ def check_datasets(
         raise DataError(
             f"eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r} asks for evaluations, "
             "and there is no eval_dataset. Pass one, or set eval_strategy='no'."
+        )
+    forming = [name for name in ("max_tokens_per_batch", "packing") if getattr(args, name, None) is not None]
+    if forming and isinstance(train_dataset, IterableDataset):
+        raise DataError(
+            f"{forming[0]}={getattr(args, forming[0])!r} forms batches by the lengths of all samples, and "
+            f"train_dataset is a {type(train_dataset).__name__}, which is a stream. Drop {forming[0]}, or use a "
+            "dataset whose items have an index."
         )
     if train_dataset is None or has_length(train_dataset) or args.max_steps > 0:
         return

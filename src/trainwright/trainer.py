@@ -93,8 +93,8 @@ class Trainer(RunHooks):
         self.create_accelerator_and_postprocess()
         self._adopt_model(model, model_init)
         multiple = getattr(self.args, "pad_to_multiple_of", None)
-        default = default_collator(self.processing_class, multiple)
-        self.data_collator = default if data_collator is None else data_collator
+        self._default_collator = default_collator(self.processing_class, multiple)
+        self.data_collator = self._default_collator if data_collator is None else data_collator
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics

@@ -175,6 +175,20 @@ def test_a_callback_that_is_told_of_a_save_finds_the_checkpoint(threads: Threads
     assert threads.pop() == AT_ONCE
 
 
+class OnlyCounts(Reads):
+    """Says that it does not look at the files."""
+
+    looks_at_files = False
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None: ...
+
+
+@pytest.mark.parametrize("parts", [{"callbacks": [OnlyCounts()]}, {"report_to": "tensorboard"}])
+def test_a_listener_that_does_not_look_at_files_delays_nothing(parts: Any, threads: Threads, tmp_path: Path) -> None:
+    make_trainer(tmp_path, **SAVING, **parts).train()
+    assert threads.pop() == BEHIND
+
+
 def test_an_override_on_the_instance_finds_its_files(threads: Threads, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, **SAVING)
     trainer._save = lambda *args: Trainer._save(trainer, *args)

@@ -14,6 +14,8 @@ from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.errors import ArgumentError
 
 STEPS = {"eval_strategy": "steps", "eval_steps": 5}
+BUDGET = {"max_tokens_per_batch": 64}
+PACKING = {"packing": "best_fit", "packing_length": 64}
 BEST = {"load_best_model_at_end": True}
 
 # rule: refused settings, words of the message, the nearest settings that are legal
@@ -141,6 +143,37 @@ ALONE = [
         {"predict_with_generate": True},
     ),
     (
+        "one_way_to_form_batches",
+        {**BUDGET, **PACKING},
+        "max_tokens_per_batch=64 packing='best_fit'",
+        PACKING,
+    ),
+    (
+        "a_budget_or_a_batch_size",
+        {**BUDGET, "per_device_train_batch_size": 4},
+        "max_tokens_per_batch=64 per_device_train_batch_size=4",
+        BUDGET,
+    ),
+    (
+        "formed_batches_have_their_order",
+        {**BUDGET, "train_sampling_strategy": "sequential"},
+        "max_tokens_per_batch=64 train_sampling_strategy='sequential'",
+        BUDGET,
+    ),
+    (
+        "formed_batches_have_their_order",
+        {**PACKING, "train_sampling_strategy": "group_by_length"},
+        "packing='best_fit' train_sampling_strategy='group_by_length'",
+        PACKING,
+    ),
+    (
+        "formed_batches_stay_whole",
+        {**BUDGET, "accelerator_config": {"dispatch_batches": True}},
+        "max_tokens_per_batch=64 accelerator_config.dispatch_batches",
+        {**BUDGET, "accelerator_config": {"even_batches": False}},
+    ),
+    ("packing_needs_a_length", {"packing": "best_fit"}, "packing='best_fit' packing_length", PACKING),
+    (
         "one_order_of_samples",
         {"sortish_sampler": True, "train_sampling_strategy": "sequential"},
         "sortish_sampler train_sampling_strategy",
@@ -215,6 +248,12 @@ RUN = [
         ({"train_sampling_strategy": "group_by_length", "max_steps": 5}, {"is_stream": True}),
         "train_sampling_strategy='group_by_length' stream",
         ({"train_sampling_strategy": "group_by_length", "max_steps": 5}, {"is_stream": False}),
+    ),
+    (
+        "forming_batches_needs_a_map",
+        ({**BUDGET, "max_steps": 5}, {"is_stream": True}),
+        "max_tokens_per_batch=64 stream",
+        ({**BUDGET, "max_steps": 5}, {"is_stream": False}),
     ),
     (
         "evaluation_needs_data",
@@ -299,6 +338,9 @@ IDLE = [
         {"lr_scheduler_type": "constant_with_warmup"},
     ),
     ("epochs_beside_steps", {"num_train_epochs": 5, "max_steps": 9}, {"max_steps": -1}),
+    ("settings_of_packing", {"packing_length": 64}, {"packing": "best_fit"}),
+    ("settings_of_packing", {"packing_overflow": "split"}, PACKING),
+    ("last_batch_of_a_budget", {**BUDGET, "dataloader_drop_last": True}, {"max_tokens_per_batch": None}),
     ("limit_without_saves", {"save_total_limit": 1, "save_strategy": "no"}, {"save_strategy": "epoch"}),
     ("limit_without_saves", {"save_total_limit": 1, "save_strategy": "no"}, {"save_every": "20min"}),
     ("kept_beyond_no_limit", {"save_keep_every_steps": 100}, {"save_total_limit": 2}),

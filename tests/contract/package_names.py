@@ -15,6 +15,7 @@ DONE = names(
     DataCollatorForTokenClassification DataCollatorWithFlattening get_scheduler LabelSmoother AcceleratorConfig
     DefaultFlowCallback ProgressCallback PrinterCallback EarlyStoppingCallback PREFIX_CHECKPOINT_DIR
     TRAINER_STATE_NAME TRAINING_ARGS_NAME OPTIMIZER_NAME SCHEDULER_NAME SCALER_NAME CallbackHandler
+    DistributedLengthGroupedSampler BatchRebalanceSampler
     LengthGroupedSampler get_length_grouped_indices RemoveColumnsCollator seed_worker has_length nested_detach
     nested_numpify find_batch_size get_parameter_names is_optimizer_factory GreedyLR Adafactor AdafactorSchedule
     TrainerMemoryTracker metrics_format DebugOption HfArg make_choice_type_function string_to_bool DataClassType
@@ -39,8 +40,8 @@ PENDING = names(
     """
     BestRun default_compute_objective default_hp_space_optuna default_hp_space_ray default_hp_space_wandb
     FSDP_MODEL_NAME load_sharded_checkpoint DEFAULT_CALLBACKS
-    DEFAULT_PROGRESS_CALLBACK JITCheckpointCallback CheckpointManager DistributedLengthGroupedSampler
-    DistributedSamplerWithLoop BatchRebalanceSampler ShardSampler IterableDatasetShard distributed_concat
+    DEFAULT_PROGRESS_CALLBACK JITCheckpointCallback CheckpointManager
+    DistributedSamplerWithLoop ShardSampler IterableDatasetShard distributed_concat
     distributed_broadcast_scalars find_executable_batch_size number_of_arguments torch_distributed_zero_first
     activate_neftune apply_liger_kernel is_optuna_available is_ray_available is_ray_tune_available
     """

@@ -11,7 +11,7 @@ from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 
-from trainwright.errors import DataError, NotYetError
+from trainwright.errors import DataError
 
 from .bench import NUM_SAMPLES, Bench, Item, samples, seeded
 from .table import shows
@@ -146,8 +146,12 @@ def samples_come_in_this_order(bench: Bench) -> None:
     assert sorted(order()) == in_sequence
     grouped = order(train_sampling_strategy="group_by_length", per_device_train_batch_size=12)
     assert [len(rows[i]["input_ids"]) for i in grouped] == list(range(NUM_SAMPLES, 0, -1))
-    with pytest.raises(NotYetError, match="train_sampling_strategy='batch_rebalance'"):
-        bench.train(train_sampling_strategy="batch_rebalance")
+    settings: dict[str, Any] = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 4}
+    rebalanced = bench.train(train_dataset=rows, train_sampling_strategy="batch_rebalance", **settings).model
+    assert sorted(rebalanced.order) == in_sequence
+    costs = [len(batch) * max(len(rows[i]["input_ids"]) for i in batch) for batch in rebalanced.trained]
+    assert len(costs) == 4
+    assert max(costs) < 1.6 * min(costs)
 
 
 @shows("length_column_name")

@@ -16,8 +16,9 @@ from transformers import PreTrainedTokenizerFast
 from trainwright import TrainerCallback
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.engine.watch import Watch
+from trainwright.errors import DataError
 
-from .bench import Bench, samples
+from .bench import Bench, llama, samples
 from .table import shows
 
 
@@ -90,6 +91,48 @@ def a_micro_batch_with_fewer_labels_counts_less(bench: Bench) -> None:
     assert not torch.allclose(trained(**halves), whole)
     with pytest.raises(ValueError, match=r"loss_weighting='tokens'.*'batches', 'items'"):
         bench.args(loss_weighting="tokens")
+
+
+@shows("max_tokens_per_batch")
+def batches_are_as_large_as_the_budget_allows(bench: Bench) -> None:
+    lengths = [1 + i * 5 % 12 for i in range(12)]
+    rows = [{**row, "input_ids": [0] * length} for row, length in zip(samples(), lengths, strict=True)]
+    batches = bench.train(train_dataset=rows, max_tokens_per_batch=24, per_device_train_batch_size=8).model.trained
+    assert sorted(i for batch in batches for i in batch) == list(range(12))
+    assert len({len(batch) for batch in batches}) > 2
+    assert all(len(batch) * max(lengths[i] for i in batch) <= 24 for batch in batches)
+    with pytest.raises(DataError, match=r"Sample 7 of the training data has 12 tokens, more than max_tokens_per_batch"):
+        bench.train(train_dataset=rows, max_tokens_per_batch=11, per_device_train_batch_size=8)
+
+
+def rows_of(bench: Bench, lengths: list[int], **settings: Any) -> list[list[int]]:
+    """The position ids of all rows that a causal model is trained on."""
+    model = llama()
+    items = [{"input_ids": [3] * length, "labels": [3] * length} for length in lengths]
+    trainer = bench.trainer(model=model, train_dataset=items, per_device_train_batch_size=1, **settings)
+    return [batch["position_ids"].tolist()[0] for batch in trainer.get_train_dataloader()]
+
+
+@shows("packing")
+def whole_samples_share_a_row(bench: Bench) -> None:
+    rows = rows_of(bench, [5, 3, 6, 2], packing="best_fit", packing_length=8)
+    assert sorted(rows) == [[0, 1, 2, 3, 4, 0, 1, 2], [0, 1, 2, 3, 4, 5, 0, 1]]
+    with pytest.raises(ValueError, match=r"packing='first_fit'.*'best_fit'"):
+        bench.args(packing="first_fit", packing_length=8)
+
+
+@shows("packing_length")
+def rows_are_filled_up_to_this_length(bench: Bench) -> None:
+    assert len(rows_of(bench, [5, 3, 6, 2], packing="best_fit", packing_length=16)) == 1
+    assert len(rows_of(bench, [5, 3, 6, 2], packing="best_fit", packing_length=6)) == 3
+
+
+@shows("packing_overflow")
+def what_is_longer_than_a_row_is_refused_or_split(bench: Bench) -> None:
+    with pytest.raises(DataError, match=r"Sample 1 of the training data has 9 tokens, more than packing_length=8"):
+        rows_of(bench, [5, 9], packing="best_fit", packing_length=8)
+    rows = rows_of(bench, [5, 9], packing="best_fit", packing_length=8, packing_overflow="split")
+    assert sorted(map(len, rows)) == [6, 8]
 
 
 @shows("pad_to_multiple_of")

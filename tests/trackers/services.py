@@ -121,6 +121,9 @@ def enter_tensorboard(monkeypatch: Any, folder: Path) -> None:
 
 
 def enter_wandb(monkeypatch: Any, folder: Path) -> None:
+    import wandb
+
+    wandb.teardown()  # it reads its environment once in a process
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(folder))
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -102,9 +102,12 @@ class CallbackHandler(TrainerCallback):
         self.watchers.append(watcher)
         self.rebuild()
 
-    def has_listener(self, event: str) -> bool:
-        """Whether a callback does something at an event that may need more than the event itself, as a save's files."""
-        return any(getattr(getattr(one, "__self__", one), "looks_at_files", True) for one in self._table[event])
+    def looks_at_saves(self) -> bool:
+        """Whether a callback may look at the files of a checkpoint when it is told of one; watchers never do.
+
+        A callback that does not says so by an attribute `looks_at_files = False`.
+        """
+        return any(overrides(c, "on_save") and getattr(c, "looks_at_files", True) for c in self.callbacks)
 
     def fire(self, event: str, run: Any, **kwargs: Any) -> None:
         """Tells the listeners; a control object that one of them returns becomes the run's."""

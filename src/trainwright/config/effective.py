@@ -20,8 +20,8 @@ def effective_plan(args: Any, plan: StepPlan, state: Any, *, device: Any) -> lis
     """One line each for batches, steps, optimizer and rhythm, and one for what else differs from the defaults."""
     warmup = args.get_warmup_steps(plan.max_steps)
     lines = [
-        f"batch     {args.per_device_train_batch_size} per device x {plan.micro_batches} accumulated x "
-        f"{args.world_size} processes = {plan.total_batch_size} samples a step",
+        f"batch     {_batch(args)} per device x {plan.micro_batches} accumulated x {args.world_size} processes"
+        f"{', about' if _varies(args) else ' ='} {plan.total_batch_size} samples a step",
         f"length    {_length(args, plan)}",
         f"optimizer {_text(args.optim)}, learning rate {args.learning_rate:g}, {_text(args.lr_scheduler_type)} after "
         f"{warmup} warm-up steps, on {device} in {_precision(args)}",
@@ -36,19 +36,32 @@ def effective_plan(args: Any, plan: StepPlan, state: Any, *, device: Any) -> lis
 def known_plan(args: Any) -> list[str]:
     """The same lines as far as arguments alone tell: the number of samples is not known to them."""
     micro_batches = resolve.micro_batches(args)
-    total = args.per_device_train_batch_size * micro_batches * args.world_size
+    total = f" = {args.per_device_train_batch_size * micro_batches * args.world_size} samples a step"
     warmup = f"{args.warmup_steps:g} warm-up steps"
     if 0 < args.warmup_steps < 1:
         warmup = f"a warm-up of {args.warmup_steps:g} of all steps"
     length = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
     return [
-        f"batch     {args.per_device_train_batch_size} per device x {micro_batches} accumulated x {args.world_size} "
-        f"processes = {total} samples a step",
+        f"batch     {_batch(args)} per device x {micro_batches} accumulated x {args.world_size} processes"
+        f"{'' if _varies(args) else total}",
         f"length    {length}",
         f"optimizer {_text(args.optim)}, learning rate {args.learning_rate:g}, {_text(args.lr_scheduler_type)} after "
         f"{warmup}, in {_precision(args)}",
         f"rhythm    {_rhythms(args, args)}",
     ]
+
+
+def _batch(args: Any) -> str:
+    if getattr(args, "max_tokens_per_batch", None) is not None:
+        return f"up to {args.max_tokens_per_batch} tokens"
+    if getattr(args, "packing", None) is not None:
+        return f"{args.per_device_train_batch_size} rows of {args.packing_length} tokens ({args.packing})"
+    return str(args.per_device_train_batch_size)
+
+
+def _varies(args: Any) -> bool:
+    """Whether a batch is counted in something else than samples."""
+    return any(getattr(args, name, None) is not None for name in ("max_tokens_per_batch", "packing"))
 
 
 def _rhythms(args: Any, steps: Any) -> str:

@@ -23,6 +23,7 @@ from trainwright.config.enums import (
 )
 
 LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
+PACKING = ("best_fit",)
 SAMPLING = ("random", "sequential", "group_by_length", "batch_rebalance")
 START_METHODS = ("fork", "spawn", "forkserver")
 DDP_BACKENDS = ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl")
@@ -297,6 +298,16 @@ class OurFields:
         "batches",
         "Micro-batches of a step whose loss is a mean: batches (each counts the same), items (by its label items).",
         choices=["batches", "items"],
+    )
+    max_tokens_per_batch: int | None = option(
+        None, "Batches of samples of similar length, up to so many tokens with padding, in place of a batch size."
+    )
+    packing: str | None = option(
+        None, "Packs whole samples into rows of packing_length: best_fit (None: one sample a row).", choices=PACKING
+    )
+    packing_length: int | None = option(None, "Tokens of a row that packing fills.")
+    packing_overflow: str = option(
+        "error", "A sample longer than packing_length: error, or split over rows.", choices=["error", "split"]
     )
     hang_timeout: float = option(
         0.0, "Seconds without a finished step after which all processes show their stacks and end (0: never)."

@@ -130,6 +130,45 @@ class LoaderPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingPlan:
+    """In which order and which company samples come.
+
+    Attributes:
+        strategy: "random", "sequential", "group_by_length" or "batch_rebalance".
+        batch_size: samples per batch on a process; rows where they are packed.
+        micro_batches, num_processes: batches of an optimizer step on a process, and processes.
+        seed: base of the orders that are a function of seed and epoch.
+        length_of: entry of a sample whose length counts.
+        length_column: column that has the lengths, if the dataset has it.
+        max_tokens: budget of a batch in tokens; None: batches have a fixed number of samples.
+        pad_to: batches are padded to a multiple of so many tokens.
+        row_length: tokens of a packed row; None: samples are not packed.
+        splits_long: a sample longer than a row is split over rows.
+        drop_last: leave out what does not fill the last batch or window.
+        show_progress: reading lengths shows its progress when it takes long.
+    """
+
+    strategy: str
+    batch_size: int
+    micro_batches: int
+    num_processes: int
+    seed: int
+    length_of: str = "input_ids"
+    length_column: str | None = None
+    max_tokens: int | None = None
+    pad_to: int | None = None
+    row_length: int | None = None
+    splits_long: bool = False
+    drop_last: bool = False
+    show_progress: bool = False
+
+    @property
+    def forms_batches(self) -> bool:
+        """Whether a batch is more than so many samples in a row of the order."""
+        return self.max_tokens is not None or self.row_length is not None or self.strategy == "batch_rebalance"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionPlan:
     """Numbers' formats.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from trainwright.config.fields import DDP_BACKENDS, LOG_LEVELS, SAMPLING, START_METHODS
+from trainwright.config.fields import DDP_BACKENDS, LOG_LEVELS, PACKING, SAMPLING, START_METHODS
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,8 @@ RANGES: Mapping[str, Range] = {
     "generation_num_beams": MAYBE_COUNT,
     "past_index": Range(-1, whole=True, hint="-1 feeds no past state."),
     "tpu_num_cores": MAYBE_COUNT,
+    "max_tokens_per_batch": MAYBE_COUNT,
+    "packing_length": Range(2, whole=True, optional=True),
 }
 
 CHOICES: Mapping[str, tuple[str | None, ...]] = {
@@ -89,6 +91,8 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "train_sampling_strategy": SAMPLING,
     "dataloader_multiprocessing_context": (None, *START_METHODS),
     "ddp_backend": (None, *DDP_BACKENDS),
+    "packing": (None, *PACKING),
+    "packing_overflow": ("error", "split"),
     "loss_weighting": ("batches", "items"),
     "save_failure": ("stop", "continue"),
     "shuffle_method": ("auto", "permutation", "feistel"),

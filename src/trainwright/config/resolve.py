@@ -20,6 +20,7 @@ from trainwright.config.plans import (
     LoaderPlan,
     LoadersOfOthers,
     PrecisionPlan,
+    SamplingPlan,
 )
 from trainwright.errors import ArgumentError
 
@@ -92,6 +93,25 @@ def loader(args: Any, *, batch_size: int, seed: int, is_training: bool = False, 
         num_processes=num_processes,
         even_tail=_of_accelerator(args, "even_batches", True),
         is_training=is_training,
+    )
+
+
+def sampling(args: Any, *, batch_size: int, seed: int, num_processes: int, length_of: str | None) -> SamplingPlan:
+    packs = getattr(args, "packing", None) is not None
+    return SamplingPlan(
+        strategy=str(getattr(args.train_sampling_strategy, "value", args.train_sampling_strategy)),
+        batch_size=batch_size,
+        micro_batches=micro_batches(args),
+        num_processes=num_processes,
+        seed=seed,
+        length_of=length_of or "input_ids",
+        length_column=args.length_column_name,
+        max_tokens=getattr(args, "max_tokens_per_batch", None),
+        pad_to=getattr(args, "pad_to_multiple_of", None),
+        row_length=args.packing_length if packs else None,
+        splits_long=packs and args.packing_overflow == "split",
+        drop_last=args.dataloader_drop_last,
+        show_progress=not args.disable_tqdm,
     )
 
 

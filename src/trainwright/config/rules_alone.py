@@ -13,6 +13,7 @@ from typing import Any
 
 Rule = Callable[[Any], "str | None"]
 RULES: list[Rule] = []
+DEFAULT_BATCH_SIZE = 8  # of per_device_train_batch_size: nobody chose it
 
 
 def rule(function: Rule) -> Rule:
@@ -266,6 +267,61 @@ def _needs_workers(args: Any, name: str) -> str | None:
         return (
             f"{name}={value!r} is about worker processes, and dataloader_num_workers=0 starts none. "
             f"Raise dataloader_num_workers, or drop {name}."
+        )
+    return None
+
+
+@rule
+def one_way_to_form_batches(args: Any) -> str | None:
+    if getattr(args, "max_tokens_per_batch", None) and getattr(args, "packing", None):
+        return (
+            f"max_tokens_per_batch={args.max_tokens_per_batch} and packing={args.packing!r} both form batches by "
+            "length. Keep one: packing leaves almost no padding, a budget works with every model."
+        )
+    return None
+
+
+@rule
+def a_budget_or_a_batch_size(args: Any) -> str | None:
+    budget = getattr(args, "max_tokens_per_batch", None)
+    if budget is None or args.per_device_train_batch_size == DEFAULT_BATCH_SIZE:
+        return None
+    return (
+        f"max_tokens_per_batch={budget} and per_device_train_batch_size={args.per_device_train_batch_size} both "
+        "say how large a batch is. Keep one of them."
+    )
+
+
+@rule
+def formed_batches_have_their_order(args: Any) -> str | None:
+    asked = [name for name in ("max_tokens_per_batch", "packing") if getattr(args, name, None) is not None]
+    if not asked or args.train_sampling_strategy == "random":
+        return None
+    return (
+        f"{asked[0]}={getattr(args, asked[0])!r} decides which samples go together, and "
+        f"train_sampling_strategy={args.train_sampling_strategy!r} does too. Leave the latter at 'random'."
+    )
+
+
+@rule
+def formed_batches_stay_whole(args: Any) -> str | None:
+    asked = [name for name in ("max_tokens_per_batch", "packing") if getattr(args, name, None) is not None]
+    config = args.accelerator_config
+    taken_apart = [name for name in ("split_batches", "dispatch_batches") if getattr(config, name, None)]
+    if not asked or not taken_apart:
+        return None
+    return (
+        f"{asked[0]}={getattr(args, asked[0])!r} forms the batches of each process, and "
+        f"accelerator_config.{taken_apart[0]}=True cuts batches apart. Drop either."
+    )
+
+
+@rule
+def packing_needs_a_length(args: Any) -> str | None:
+    if getattr(args, "packing", None) is not None and getattr(args, "packing_length", None) is None:
+        return (
+            f"packing={args.packing!r} fills rows of packing_length tokens, and there is none. Set packing_length, for "
+            "example to the longest sample."
         )
     return None
 

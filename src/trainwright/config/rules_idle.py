@@ -147,6 +147,19 @@ def epochs_beside_steps(args: Any) -> str | None:
 
 
 @rule
+def settings_of_packing(args: Any) -> str | None:
+    defaults = {"packing_length": None, "packing_overflow": "error"}
+    return None if getattr(args, "packing", None) else _family(args, defaults, "without packing")
+
+
+@rule
+def last_batch_of_a_budget(args: Any) -> str | None:
+    if args.dataloader_drop_last and getattr(args, "max_tokens_per_batch", None):
+        return "dataloader_drop_last has no effect with max_tokens_per_batch: every batch is as full as it can be."
+    return None
+
+
+@rule
 def kept_beyond_no_limit(args: Any) -> str | None:
     if args.save_total_limit:
         return None

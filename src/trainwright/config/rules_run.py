@@ -164,6 +164,17 @@ def lengths_need_a_map(args: Any, facts: Facts) -> str | None:
 
 
 @rule
+def forming_batches_needs_a_map(args: Any, facts: Facts) -> str | None:
+    asked = [name for name in ("max_tokens_per_batch", "packing") if getattr(args, name, None) is not None]
+    if facts.is_stream and asked:
+        return (
+            f"{asked[0]}={getattr(args, asked[0])!r} forms batches by the lengths of all samples, and the training "
+            f"data is a stream. Drop {asked[0]}, or use a dataset with a length."
+        )
+    return None
+
+
+@rule
 def evaluation_needs_data(args: Any, facts: Facts) -> str | None:
     if facts.has_eval_dataset is False and args.eval_strategy != "no":
         word = getattr(args.eval_strategy, "value", args.eval_strategy)

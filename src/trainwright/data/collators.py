@@ -22,7 +22,8 @@ def default_collator(processing_class: Any, pad_to_multiple_of: int | None = Non
 
 def draws_random_numbers(collator: Any) -> bool:
     """Whether a collator may draw random numbers; only those known not to are trusted."""
-    collator = getattr(collator, "data_collator", collator)
+    while hasattr(collator, "data_collator"):  # wrappers that drop columns, unpack groups, fill rows
+        collator = collator.data_collator
     name, module = getattr(collator, "__qualname__", type(collator).__qualname__), _module_of(collator)
     known = {"default_data_collator", "DataCollatorWithPadding", "DefaultDataCollator", "default_collate"}
     return not (name in known and module.startswith(("transformers.", "torch.")))

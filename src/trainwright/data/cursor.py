@@ -14,6 +14,7 @@ class Cursor:
         epoch: the epoch, from 0.
         samples: samples of that epoch whose optimizer step is done, over all processes.
         seed: base of the shuffled order; None where the order comes from elsewhere.
+        unit: what counts as a sample where that is a batch formed by length: the settings it was formed by.
         num_samples: samples in an epoch, where that is known.
         shift: optimizer steps done beyond those that the position stands for (see `position.py`).
     """
@@ -23,6 +24,7 @@ class Cursor:
     seed: int | None = None
     num_samples: int | None = None
     shift: int = 0
+    unit: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -35,6 +37,7 @@ class Cursor:
             seed=values.get("seed"),
             num_samples=values.get("num_samples"),
             shift=int(values.get("shift", 0)),
+            unit=values.get("unit"),
         )
 
 

@@ -1,81 +1,63 @@
-"""Lengths of samples, and orders in which samples of similar length are neighbours."""
+"""How long each sample of a dataset is: from a column of lengths, from Arrow's offsets, or asked by index."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch.utils.data import Sampler
+import numpy as np
+from numpy.typing import NDArray
+from tqdm.auto import tqdm
 
+from trainwright.data.columns import is_columnar
 from trainwright.errors import DataError
 
-
-def get_length_grouped_indices(
-    lengths: Sequence[int], batch_size: int, mega_batch_mult: int | None = None, generator: Any = None
-) -> list[int]:
-    """A random order in which neighbours have similar lengths.
-
-    A random permutation is cut into portions of `mega_batch_mult` batches (default 50, or as many as give four
-    portions, whichever is less) and each is sorted, longest first. The longest sample of all comes first, so that
-    too little memory shows at once.
-    """
-    num = len(lengths)
-    if mega_batch_mult is None:
-        mega_batch_mult = max(min(num // (batch_size * 4), 50), 1)
-    size = mega_batch_mult * batch_size
-    shuffled = torch.randperm(num, generator=generator)
-    portions = [
-        sorted(shuffled[i : i + size].tolist(), key=lengths.__getitem__, reverse=True) for i in range(0, num, size)
-    ]
-    longest = max(range(len(portions)), key=lambda i: lengths[portions[i][0]])
-    portions[0][0], portions[longest][0] = portions[longest][0], portions[0][0]
-    return list(itertools.chain.from_iterable(portions))
+Lengths = NDArray[np.int64]
+QUIET_S = 2.0  # reading lengths shows its progress when it takes longer
 
 
-class LengthGroupedSampler(Sampler[int]):
-    """Samples in random order, those of similar length together, so that batches need little padding.
+def sample_lengths(dataset: Any, name: str, *, column: str | None = None, show_progress: bool = False) -> Lengths:
+    """Length of each sample: the column of lengths where the dataset has it, else of its entry `name`.
 
-    Args:
-        batch_size: samples for which similar length matters: a batch, or a whole window of them.
-        dataset: asked for the length of `model_input_name` of each item, if `lengths` is not given.
-        lengths: length of each sample.
-        model_input_name: input whose length counts; default "input_ids".
-        generator: random source; default torch's global one.
+    A `datasets.Dataset` is not read for it: Arrow knows where each list begins. Anything else is asked by index.
 
     Raises:
-        ValueError: neither dataset nor lengths.
-        DataError: items without that input.
+        DataError: items without that entry, or lengths that are none.
     """
-
-    def __init__(
-        self,
-        batch_size: int,
-        dataset: Any = None,
-        lengths: Any = None,
-        model_input_name: str | None = None,
-        generator: Any = None,
-    ) -> None:
-        if dataset is None and lengths is None:
-            raise ValueError("LengthGroupedSampler needs the lengths, or a dataset to ask for them; both are None.")
-        self.batch_size = batch_size
-        if lengths is None:
-            lengths = lengths_of(dataset, model_input_name or "input_ids")
-        self.lengths: list[int] = lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths
-        self.generator = generator
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=self.generator))
+    if is_columnar(dataset):
+        lengths = _of_columns(dataset, name, column)
+        if lengths is not None:
+            return lengths
+    return np.asarray(lengths_of(dataset, name, show_progress=show_progress), dtype=np.int64)
 
 
-def lengths_of(dataset: Any, name: str) -> list[int]:
-    """Length of the entry `name` of each item, asked by index."""
+def _of_columns(dataset: Any, name: str, column: str | None) -> Lengths | None:
+    """From the table alone; None where a transform on the fly makes the items, or the entry is no list."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column in dataset.column_names:
+        values, source = dataset.data.column(column), column
+    elif name in dataset.column_names and dataset.format["type"] != "custom":
+        values, source = dataset.data.column(name), name
+        is_list = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        if not any(test(values.type) for test in is_list):
+            return None
+        values = pc.list_value_length(values)
+    else:
+        return None
+    if values.null_count or not pa.types.is_integer(values.type):
+        what = f"{values.null_count} empty values" if values.null_count else f"values of the type {values.type}"
+        raise DataError(f"The column {source!r} should tell the length of each sample, and it has {what}.")
+    lengths: Lengths = np.asarray(values.to_numpy(), dtype=np.int64)
+    chosen = getattr(dataset, "_indices", None)  # rows of the table that a shuffle or a selection left, in their order
+    return lengths if chosen is None else lengths[chosen.column(0).to_numpy()]
+
+
+def lengths_of(dataset: Any, name: str, *, show_progress: bool = False) -> list[int]:
+    """Length of the entry `name` of each item, asked by index: a dataset need not end with an IndexError."""
     lengths = []
-    for index in range(len(dataset)):
+    for index in tqdm(range(len(dataset)), "Lengths", delay=QUIET_S, disable=not show_progress, leave=False):
         item = dataset[index]
         if not isinstance(item, Mapping) or name not in item:
             has = ", ".join(sorted(item)) if isinstance(item, Mapping) else f"a {type(item).__name__}"
@@ -85,3 +67,22 @@ def lengths_of(dataset: Any, name: str) -> list[int]:
             )
         lengths.append(len(item[name]))
     return lengths
+
+
+def check_lengths(lengths: Sequence[int] | Lengths, longest: int, *, setting: str, cure: str) -> Lengths:
+    """The lengths as an array, if each is above 0 and at most `longest`.
+
+    Raises:
+        DataError: names the first sample that is not, the setting, and the cure.
+    """
+    array: Lengths = np.asarray(lengths, dtype=np.int64)
+    if (array < 1).any():
+        index = int((array < 1).argmax())
+        raise DataError(f"Sample {index} of the training data has {array[index]} tokens. Leave such samples out.")
+    if len(array) and array.max() > longest:
+        index = int((array > longest).argmax())
+        raise DataError(
+            f"Sample {index} of the training data has {array[index]} tokens, more than {setting}={longest} "
+            f"({int((array > longest).sum())} of {len(array)} samples are too long). {cure}"
+        )
+    return array

@@ -18,6 +18,7 @@ from trainwright.config.plans import OPEN_END
 from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import Cursor, LoaderRandomness
+from trainwright.data.groups import GroupedDataset, GroupOrder
 from trainwright.data.permutation import FeistelOrder
 from trainwright.data.samplers import EpochBatches, ShuffledOrder
 from trainwright.data.seeded import SeededItems
@@ -121,7 +122,7 @@ class Loader:
         samples = self._samples_before(epoch, batches)
         if batches >= batches_per_epoch or (batches_per_epoch == OPEN_END and self.has_ended):
             epoch, samples = epoch + 1, 0
-        return Cursor(epoch=epoch, samples=samples, seed=self._seed, num_samples=self.num_samples)
+        return Cursor(epoch=epoch, samples=samples, seed=self._seed, num_samples=self.num_samples, unit=self.unit)
 
     def batches_left(self, cursor: Cursor, batches_per_epoch: int) -> int:
         """Batches of the cursor's epoch that are still to be trained."""
@@ -142,7 +143,7 @@ class Loader:
         """
         self._resume = randomness
         order = self._batches.order if self._batches is not None else None
-        if isinstance(order, (ShuffledOrder, FeistelOrder)) and cursor.seed is not None:
+        if isinstance(order, (ShuffledOrder, FeistelOrder, GroupOrder)) and cursor.seed is not None:
             order.seed = cursor.seed
         if self._stream is not None:
             saved = randomness.stream
@@ -222,6 +223,12 @@ class Loader:
         return len(self._batches.order) if self._batches is not None else None
 
     @property
+    def unit(self) -> str | None:
+        """The settings by which batches are formed that positions count; None where they count samples."""
+        order = self._batches.order if self._batches is not None else None
+        return order.unit if isinstance(order, GroupOrder) else None
+
+    @property
     def _stream(self) -> StreamDataLoader | None:
         return self.dataloader if isinstance(self.dataloader, StreamDataLoader) else None
 
@@ -230,7 +237,7 @@ class Loader:
         if self._stream is not None:
             return self._stream.items.seed
         order = self._batches.order if self._batches is not None else None
-        return order.seed if isinstance(order, (ShuffledOrder, FeistelOrder)) else None
+        return order.seed if isinstance(order, (ShuffledOrder, FeistelOrder, GroupOrder)) else None
 
 
 def may_draw_in_this_process(dataloader: Any) -> bool:
@@ -251,6 +258,7 @@ def seeds_this_process(dataloader: Any) -> bool:
 
 def _is_plain(dataset: Any) -> bool:
     """Data that lies ready: a list, tensors, or Arrow columns without a transform on the fly."""
+    dataset = dataset.dataset if isinstance(dataset, GroupedDataset) else dataset
     if is_columnar(dataset):
         return bool(dataset.format["type"] != "custom")
     return type(dataset) in (list, tuple, TensorDataset)

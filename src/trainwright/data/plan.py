@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from trainwright.config.plans import LoaderPlan
+from trainwright.data.groups import GroupOrder, OfOneGroup
 from trainwright.data.permutation import LARGE, FeistelOrder
 from trainwright.data.samplers import EpochBatches, Order, SamplerOrder, ShuffledOrder
 from trainwright.data.seeded import SeededCollator, SeededItems
@@ -41,8 +43,14 @@ def build_dataloader(
         items = StreamItems(dataset, share, drop_last=plan.drop_last, seed=plan.seed, seeds_always=plan.seed_samples)
         return StreamDataLoader(items, collate=options.pop("collate_fn"), **options)
     worker_seed = plan.seed if plan.is_training and plan.workers > 0 else None
-    order = _order(dataset, sampler, plan)
-    batches = EpochBatches(order, plan.batch_size, drop_last=plan.drop_last, worker_seed=worker_seed, share=share)
+    drop_last = plan.drop_last
+    if isinstance(sampler, GroupOrder):  # its unit is a batch already, and it drops what is to be dropped itself
+        order: Order = sampler.of_all_processes()
+        drop_last, dataset, share = False, sampler.wrap(dataset), replace(share, batch_size=1)
+        options["collate_fn"] = OfOneGroup(collate)
+    else:
+        order = _order(dataset, sampler, plan)
+    batches = EpochBatches(order, share.batch_size, drop_last=drop_last, worker_seed=worker_seed, share=share)
     if plan.seed_samples:
         batches.tells_epoch, dataset = True, SeededItems(dataset, plan.seed)
         options["collate_fn"] = SeededCollator(options["collate_fn"])

@@ -81,12 +81,19 @@ def go_on(
     )
 
 
-def check_same_data(cursor: Cursor, num_samples: int | None) -> None:
-    """In the middle of an epoch, its order must still be that of the same samples.
+def check_same_data(cursor: Cursor, num_samples: int | None, unit: str | None = None) -> None:
+    """In the middle of an epoch, its order must still be that of the same samples, or of the same groups of them.
 
     Raises:
-        DataError: there are more or fewer samples than when the checkpoint was written.
+        DataError: there are more or fewer samples than when the checkpoint was written, or they are grouped otherwise.
     """
+    if cursor.samples > 0 and cursor.unit != unit:
+        then, now = (one or "single samples" for one in (cursor.unit, unit))
+        raise DataError(
+            f"The checkpoint stands in the middle of epoch {cursor.epoch + 1} with {then}, and this run has {now}, "
+            "so which samples are left cannot be told. Resume with the same settings, or begin that epoch again with "
+            "ignore_data_skip=True."
+        )
     if cursor.samples == 0 or None in (cursor.num_samples, num_samples) or cursor.num_samples == num_samples:
         return
     raise DataError(

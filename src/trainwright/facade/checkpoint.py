@@ -70,7 +70,7 @@ class CheckpointHooks(ReportHooks):
             self.args,
             self._run,
             is_alone=self._engine.num_processes == 1,
-            is_watched=hooks or self.callback_handler.has_listener("on_save"),
+            is_watched=hooks or self.callback_handler.looks_at_saves(),
         )
 
     def _is_overridden(self, name: str) -> bool:

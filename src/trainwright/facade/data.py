@@ -11,7 +11,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainwright import assemble, model_facts
 from trainwright.config import resolve
 from trainwright.data import columns
+from trainwright.data.groups import num_tokens
+from trainwright.data.packing import PackedOrder
 from trainwright.data.plan import build_dataloader
+from trainwright.data.rows import as_tensors
 from trainwright.errors import DataError
 from trainwright.facade.parts import Parts
 from trainwright.types import Batch, TailBatch, has_length
@@ -59,10 +62,16 @@ class DataHooks(Parts):
     ) -> DataLoader[Any]:
         # Before columns are removed: a column of lengths is none that the model takes.
         sampler = None if sampler_fn is None or isinstance(dataset, IterableDataset) else sampler_fn(dataset)
+        packed = sampler if isinstance(sampler, PackedOrder) else None
+        collate = (
+            as_tensors if packed is not None and self.data_collator is self._default_collator else self.data_collator
+        )
         if columns.is_columnar(dataset) and not columns.has_transform(dataset):
-            dataset, collate = self._remove_unused_columns(dataset, description=description), self.data_collator
+            dataset = self._remove_unused_columns(dataset, description=description)
         else:
-            collate = self._get_collator_with_removed_columns(self.data_collator, description=description)
+            collate = self._get_collator_with_removed_columns(collate, description=description)
+        if packed is not None:
+            collate = assemble.row_collator(self.args, packed, collate, self.model, self.processing_class)
         seed = self.args.data_seed if self.args.data_seed is not None else torch.initial_seed()
         plan = resolve.loader(
             self.args,
@@ -79,7 +88,13 @@ class DataHooks(Parts):
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """The order of training samples; a RandomSampler is shuffled by seed and epoch."""
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        return assemble.train_sampler(self.args, dataset, self._length_input())
+        return assemble.train_sampler(
+            self.args,
+            dataset,
+            self._length_input(),
+            batch_size=self._train_batch_size,
+            num_processes=self._engine.num_processes,
+        )
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         return assemble.eval_sampler(self.args, eval_dataset, self._length_input())
@@ -120,7 +135,10 @@ class DataHooks(Parts):
 
     @staticmethod
     def num_tokens(train_dl: Any, max_steps: int | None = None) -> int:
-        """Input tokens in a dataloader, or in `max_steps` passes' worth of its first batches."""
+        """Input tokens in a dataloader, or in `max_steps` batches like its first; not read where lengths tell."""
+        known = num_tokens(train_dl) if max_steps is None else None
+        if known is not None:
+            return known
         total: int = 0
         for batch in train_dl:
             tokens: int = batch["input_ids"].numel()

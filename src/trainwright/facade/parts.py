@@ -33,6 +33,7 @@ class Parts:
     model_wrapped: Any
     model_init: Callable[..., Any] | None
     data_collator: Any
+    _default_collator: Any  # what data_collator is where the user brought none
     train_dataset: Any
     eval_dataset: Any
     processing_class: Any

@@ -34,7 +34,7 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
             args,
             num_batches=len(dataloader) if known else None,
             num_examples=self.num_examples(dataloader) if known else None,
-            total_batch_size=self.get_total_train_batch_size(args),
+            total_batch_size=assemble.samples_per_step(dataloader, args) or self.get_total_train_batch_size(args),
         )
         return lengths.values()
 

@@ -21,6 +21,9 @@ def count_tokens(inputs: Mapping[str, Any], model: Any, processing_class: Any, *
         )  # fmt: skip
         return 0
     if mode == "non_padding":
+        packed = _real_tokens_of_rows(inputs)
+        if packed is not None:
+            return packed
         if "attention_mask" in inputs:
             return inputs["attention_mask"].sum()  # type: ignore[no-any-return]
         pad = getattr(processing_class, "pad_token_id", None)
@@ -28,3 +31,17 @@ def count_tokens(inputs: Mapping[str, Any], model: Any, processing_class: Any, *
             return (inputs[name] != pad).sum()  # type: ignore[no-any-return]
         logger.warning("Padding cannot be told from tokens (no attention_mask, no pad token); all are counted.")
     return inputs[name].numel()  # type: ignore[no-any-return]
+
+
+def _real_tokens_of_rows(inputs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Tokens of packed rows; None for other batches.
+
+    Padding at a row's end repeats one position id that neither starts a sample nor continues the last one.
+    """
+    mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
+    if positions is None or (mask is not None and mask.ndim == 2):
+        return None
+    first = positions[:, :1]
+    continues = positions.diff(dim=-1, prepend=first - 1) == 1
+    real: torch.Tensor = (continues | (positions == first)).sum()
+    return real

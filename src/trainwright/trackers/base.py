@@ -113,6 +113,11 @@ class TrackerCallback(TrainerCallback):
 
         self._guard.submit(call)
 
+    @property
+    def looks_at_files(self) -> bool:
+        """Whether it does anything with a checkpoint's files; if not, a save need not wait for them."""
+        return type(self).saved is not TrackerCallback.saved
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             state, folder = snapshot(state), Path(args.output_dir) / f"checkpoint-{state.global_step}"

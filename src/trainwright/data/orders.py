@@ -1,0 +1,66 @@
+"""Which order a training gets: from its plan to a sampler. The orders themselves are in files of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
+
+from trainwright.config.plans import SamplingPlan
+from trainwright.data.budget import TokenBudget
+from trainwright.data.grouping import LengthGroupedSampler
+from trainwright.data.lengths import Lengths, sample_lengths
+from trainwright.data.packing import PackedOrder
+from trainwright.data.rebalance import BatchRebalanceSampler
+from trainwright.errors import DataError
+from trainwright.types import has_length
+
+
+def training_order(dataset: Any, plan: SamplingPlan) -> Sampler[Any] | None:
+    """The sampler that the plan asks for; None for a stream, which has its own order.
+
+    Raises:
+        DataError: batches are to be formed by length, and nobody knows how long the samples are.
+    """
+    if dataset is None or not has_length(dataset) or isinstance(dataset, IterableDataset):
+        if plan.forms_batches and dataset is not None:
+            raise DataError(
+                f"The training data is a {type(dataset).__name__} that is read as a stream, and batches cannot be "
+                "formed by the lengths of samples that are not known. Use a dataset with a length, or drop "
+                "max_tokens_per_batch, packing or train_sampling_strategy='batch_rebalance'."
+            )
+        return None
+    if plan.max_tokens is not None:
+        return TokenBudget(_lengths(dataset, plan), plan.max_tokens, seed=plan.seed, multiple_of=plan.pad_to)
+    if plan.row_length is not None:
+        return PackedOrder(
+            _lengths(dataset, plan),
+            plan.row_length,
+            plan.batch_size,
+            seed=plan.seed,
+            splits_long=plan.splits_long,
+            drop_last=plan.drop_last,
+            length_of=plan.length_of,
+        )
+    if plan.strategy == "sequential":
+        return SequentialSampler(dataset)
+    if plan.strategy == "group_by_length":
+        return LengthGroupedSampler(plan.batch_size * plan.micro_batches, lengths=_lengths(dataset, plan).tolist())
+    if plan.strategy == "batch_rebalance":
+        return _rebalanced(dataset, plan)
+    return RandomSampler(dataset)
+
+
+def _rebalanced(dataset: Any, plan: SamplingPlan) -> BatchRebalanceSampler:
+    return BatchRebalanceSampler(
+        _lengths(dataset, plan).tolist(),
+        plan.batch_size * plan.micro_batches * plan.num_processes,
+        dp_size=plan.num_processes,
+        grad_accum=plan.micro_batches,
+        seed=plan.seed,
+        drop_last=plan.drop_last,
+    )
+
+
+def _lengths(dataset: Any, plan: SamplingPlan) -> Lengths:
+    return sample_lengths(dataset, plan.length_of, column=plan.length_column, show_progress=plan.show_progress)

@@ -1,0 +1,183 @@
+"""Lengths of samples, and what is formed by them: read without reading items, and as good as what it replaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.trainer_pt_utils import BatchRebalanceSampler as OriginalRebalance
+from transformers.trainer_pt_utils import DistributedLengthGroupedSampler as OriginalDistributed
+
+from trainwright import BatchRebalanceSampler, DistributedLengthGroupedSampler
+from trainwright.data.budget import TokenBudget
+from trainwright.data.lengths import sample_lengths
+from trainwright.data.packing import PackedDataset, PackedOrder, best_fit_decreasing
+from trainwright.data.rebalance import cost
+from trainwright.errors import DataError
+
+SOME = [3, 9, 16, 2, 5, 5, 12, 1, 7, 4]
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
+
+
+def table(**columns: list[Any]) -> Any:
+    return datasets.Dataset.from_dict({"input_ids": [[0] * length for length in SOME], **columns})
+
+
+# -- reading lengths -------------------------------------------------------------------------------------------------
+
+
+def unread(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The dataset, whose items nobody may read."""
+
+    def read(*_: Any) -> None:
+        raise AssertionError("an item was read")
+
+    monkeypatch.setattr(type(dataset), "__getitem__", read)
+    monkeypatch.setattr(type(dataset), "__getitems__", read)
+    return dataset
+
+
+def test_arrow_knows_them_without_reading_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = table().shuffle(seed=3).select(range(2, 9))
+    expected = [len(item["input_ids"]) for item in chosen]
+    joined = datasets.concatenate_datasets([table(), table()])
+    assert sample_lengths(unread(chosen, monkeypatch), "input_ids").tolist() == expected
+    assert sample_lengths(joined, "input_ids").tolist() == SOME * 2
+    assert sample_lengths(table().with_format("torch"), "input_ids").tolist() == SOME
+
+
+def test_a_column_of_lengths_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = table(size=list(range(10))).select([4, 2])
+    assert sample_lengths(unread(dataset, monkeypatch), "input_ids", column="size").tolist() == [4, 2]
+
+
+def test_items_that_are_made_on_the_fly_are_asked() -> None:
+    dataset = table()
+    dataset.set_transform(lambda batch: {"input_ids": [row[:2] for row in batch["input_ids"]]})
+    assert sample_lengths(dataset, "input_ids").tolist() == [min(length, 2) for length in SOME]
+
+
+def test_lengths_that_are_none_are_refused() -> None:
+    with pytest.raises(DataError, match=r"'size' .* 1 empty values"):
+        sample_lengths(table(size=[*range(9), None]), "input_ids", column="size")
+    with pytest.raises(DataError, match="Sample 1 of the training data has 0 tokens"):
+        PackedOrder([3, 0], 8, 1, seed=0)
+
+
+def test_a_wrong_column_of_lengths_shows_when_the_sample_is_read() -> None:
+    dataset = PackedDataset([{"input_ids": [1, 2, 3]}], "input_ids", splits_long=False)
+    with pytest.raises(DataError, match="Sample 0 was said to have 2 tokens and has 3"):
+        dataset[[[(0, 0, 2)]]]
+
+
+# -- packing and budgets ---------------------------------------------------------------------------------------------
+
+
+def plain_best_fit(lengths: list[int], capacity: int) -> list[int]:
+    """What is free in each row, by the definition."""
+    free: list[int] = []
+    for length in lengths:
+        fits = [i for i, room in enumerate(free) if room >= length]
+        if not fits:
+            free.append(capacity)
+            fits = [len(free) - 1]
+        free[min(fits, key=free.__getitem__)] -= length
+    return sorted(free)
+
+
+@given(LENGTHS, st.integers(40, 100))
+def test_rows_are_filled_by_best_fit(lengths: list[int], capacity: int) -> None:
+    ordered = sorted(lengths, reverse=True)
+    used = np.bincount(best_fit_decreasing(ordered, capacity), weights=ordered)
+    assert sorted((capacity - used).astype(int).tolist()) == plain_best_fit(ordered, capacity)
+
+
+@given(LENGTHS, st.integers(5, 60), st.integers(1, 4), st.integers(0, 3))
+def test_every_token_is_packed_once(lengths: list[int], row_length: int, rows_per_batch: int, epoch: int) -> None:
+    order = PackedOrder(lengths, row_length, rows_per_batch, seed=1, splits_long=True)
+    batches = list(order.indices(epoch))
+    assert len(batches) == len(order)
+    rows = [row for batch in batches for row in batch]
+    assert all(sum(stop - start for _, start, stop in row) <= row_length for row in rows)
+    tokens = [(index, i) for row in rows for index, start, stop in row for i in range(start, stop)]
+    assert sorted(tokens) == [(index, i) for index, length in enumerate(lengths) for i in range(length)]
+
+
+@given(LENGTHS, st.integers(40, 200), st.sampled_from([None, 8]), st.integers(0, 3))
+def test_no_batch_is_above_the_budget(lengths: list[int], budget: int, multiple: int | None, epoch: int) -> None:
+    order = TokenBudget(lengths, budget, seed=1, multiple_of=multiple)
+    batches = list(order.indices(epoch))
+    step = multiple or 1
+    assert len(batches) == len(order)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    assert all(len(batch) * -(-max(lengths[i] for i in batch) // step) * step <= budget for batch in batches)
+
+
+def test_a_budget_is_used() -> None:
+    lengths = np.random.default_rng(0).lognormal(3.2, 1.1, 4000).astype(int).clip(1, 512)
+    assert lengths.sum() / TokenBudget(lengths, 4096, seed=0).num_tokens(0) > 0.9
+    assert lengths.sum() / PackedOrder(lengths, 512, 4, seed=0).num_tokens(0) > 0.99
+
+
+# -- rebalancing, and sharing a grouped order --------------------------------------------------------------------------
+
+
+def worst(batches: list[list[list[int]]], lengths: list[int]) -> float:
+    """The costs of the slots of all steps, each as high as that of its costliest process."""
+    slots = zip(*batches, strict=True)
+    return sum(max(cost(len(batch), max(lengths[i] for i in batch)) for batch in slot) for slot in slots)
+
+
+@pytest.mark.parametrize(("processes", "slots", "size"), [(1, 4, 32), (2, 2, 16), (4, 2, 64), (8, 4, 256)])
+def test_steps_have_the_originals_samples_at_the_originals_cost(processes: int, slots: int, size: int) -> None:
+    lengths = np.random.default_rng(1).lognormal(3.2, 1.1, 1024).astype(int).clip(1, 512).tolist()
+    settings = {"dp_size": processes, "grad_accum": slots, "seed": 5}
+    ours, theirs = (
+        [list(cls(lengths, size, **settings, rank=rank)) for rank in range(processes)]
+        for cls in (BatchRebalanceSampler, OriginalRebalance)
+    )
+    for step in range(len(lengths) // size):
+        part = slice(step * slots, (step + 1) * slots)
+        samples = [sorted(i for rank in side for batch in rank[part] for i in batch) for side in (ours, theirs)]
+        assert samples[0] == samples[1]
+    assert worst(ours, lengths) <= 1.05 * worst(theirs, lengths)
+    assert len(ours[0]) == len(BatchRebalanceSampler(lengths, size, **settings))
+
+
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 3), st.integers(0, 8))
+def test_rebalancing_leaves_none_out(num: int, processes: int, slots: int, more: int) -> None:
+    size = processes * slots + more
+    sampler = BatchRebalanceSampler([1 + i % 9 for i in range(num)], size, processes, slots, drop_last=False)
+    order = sampler.of_all_processes()
+    groups = list(order.indices(0))
+    assert len(groups) == len(order)
+    assert sorted(i for group in groups for i in group) == list(range(num))
+    alone = [list(BatchRebalanceSampler([1 + i % 9 for i in range(num)], size, processes, slots, rank=rank,
+                                        drop_last=False)) for rank in range(processes)]  # fmt: skip
+    assert {len(batches) for batches in alone} == {len(sampler)}
+    assert {i for batches in alone for batch in batches for i in batch} == set(range(num))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("size", [10, 11, 12])
+def test_a_shared_grouped_order_is_the_originals(size: int, drop_last: bool) -> None:
+    lengths = [1 + i * 7 % 13 for i in range(size)]
+    for rank in range(3):
+        ours, theirs = (
+            cls(2, num_replicas=3, rank=rank, seed=4, drop_last=drop_last, lengths=lengths)
+            for cls in (DistributedLengthGroupedSampler, OriginalDistributed)
+        )
+        for sampler in (ours, theirs):
+            sampler.set_epoch(1)
+        assert list(ours) == list(theirs)
+        assert len(ours) == len(theirs)
+
+
+def test_lengths_may_be_a_tensor() -> None:
+    sampler = DistributedLengthGroupedSampler(2, num_replicas=1, rank=0, lengths=torch.tensor(SOME))
+    assert sorted(sampler) == list(range(10))
