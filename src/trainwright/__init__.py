@@ -82,6 +82,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.metrics.speed": ("speed_metrics",),
     "trainwright.metrics.memory": ("TrainerMemoryTracker",),
     "trainwright.metrics.report": ("denumpify_detensorize", "metrics_format"),
+    "trainwright.engine.older_names": ("distributed_broadcast_scalars", "distributed_concat"),
     "trainwright.metrics.container": ("EvalLoopContainer",),
     "trainwright.metrics.nested": (
         "find_batch_size",

@@ -25,6 +25,7 @@ DONE = names(
     get_cosine_with_hard_restarts_schedule_with_warmup get_reduce_on_plateau_schedule
     get_cosine_with_min_lr_schedule_with_warmup get_cosine_with_min_lr_schedule_with_warmup_lr_rate get_wsd_schedule
     get_greedy_schedule EvalLoopContainer nested_concat nested_truncate denumpify_detensorize
+    distributed_concat distributed_broadcast_scalars
     numpy_pad_and_concatenate torch_pad_and_concatenate sort_checkpoints rotate_checkpoints
     TensorBoardCallback WandbCallback MLflowCallback CometCallback TrackioCallback ClearMLCallback NeptuneCallback
     DVCLiveCallback CodeCarbonCallback SwanLabCallback DagsHubCallback FlyteCallback AzureMLCallback
@@ -41,8 +42,8 @@ PENDING = names(
     BestRun default_compute_objective default_hp_space_optuna default_hp_space_ray default_hp_space_wandb
     FSDP_MODEL_NAME load_sharded_checkpoint DEFAULT_CALLBACKS
     DEFAULT_PROGRESS_CALLBACK JITCheckpointCallback CheckpointManager
-    DistributedSamplerWithLoop ShardSampler IterableDatasetShard distributed_concat
-    distributed_broadcast_scalars find_executable_batch_size number_of_arguments torch_distributed_zero_first
+    DistributedSamplerWithLoop ShardSampler IterableDatasetShard
+    find_executable_batch_size number_of_arguments torch_distributed_zero_first
     activate_neftune apply_liger_kernel is_optuna_available is_ray_available is_ray_tune_available
     """
 )

@@ -21,6 +21,7 @@ from trainwright.loop import evaluate as eval_loop
 from trainwright.loop import predict as eval_step
 from trainwright.loop.eval_session import EvalSession
 from trainwright.loop.rehearsal import Quiet
+from trainwright.metrics import objects
 from trainwright.metrics.speed import speed_metrics
 from trainwright.metrics.streaming import is_streaming
 from trainwright.metrics.types import EvalLoopOutput, PredictionOutput
@@ -148,7 +149,7 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
             model=model,
             rule=self._rule,
             events=QUIET if self._is_rehearsing else self.callback_handler,
-            gather=self.gather_function,
+            gather=self._gather_results,
             total=self._engine.sum,
             label_names=self.label_names,
             device=self._engine.device,
@@ -160,6 +161,12 @@ class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
             keeps_results=is_prediction or not streams,
             ignore_keys=ignore_keys,
         )
+
+    def _gather_results(self, value: Any) -> Any:
+        """A value of all processes; as Python objects where `eval_use_gather_object` asks for it."""
+        if not self.args.eval_use_gather_object or self._engine.num_processes == 1:
+            return self.gather_function(value)
+        return objects.gathered(value, self._engine.gather_objects)
 
     def prediction_loop(
         self,

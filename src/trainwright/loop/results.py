@@ -105,5 +105,7 @@ def _prefixed(metrics: Any, prefix: str, losses: dict[str, float]) -> dict[str, 
 
 
 def _no_rows(value: Any) -> Any:
-    """A value of the same structure without a single row."""
+    """A value of the same structure without a single row; a list has an entry for each sample."""
+    if isinstance(value, list):
+        return []
     return map_nested(lambda leaf: torch.atleast_1d(leaf)[:0] if isinstance(leaf, torch.Tensor) else leaf, value)  # type: ignore[no-untyped-call]

@@ -1,0 +1,206 @@
+"""Evaluation beside hand-written loops: large logits through metrics, streamed metrics, the loss alone.
+
+    python benchmarks/evaluation.py [--small] [--transformers]
+
+Each subject runs in a process of its own, in turns, so that its peak memory is its own; prints one JSON line. The floor
+of `metrics` allocates one array and copies each batch into it; the floor of `loss` is a loop that adds up losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+import psutil
+
+SUBJECTS = ("floor", "trainwright", "streamed", "transformers")
+LOSS_SUBJECTS = ("loss_floor", "loss_trainwright", "loss_transformers")
+
+
+class PeakMemory(threading.Thread):
+    """The highest resident memory of this process above where it started."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._process = psutil.Process()
+        gc.collect()
+        self._before = self._peak = self._process.memory_info().rss
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        while not self._done.wait(0.002):
+            self._peak = max(self._peak, self._process.memory_info().rss)
+
+    def finish(self) -> float:
+        self._done.set()
+        self.join()
+        return (self._peak - self._before) / 1e6
+
+
+def subject(name: str, *, batches: int, rows: int, width: int) -> dict[str, float]:
+    """Runs one subject in this process: once to warm up, once for the record."""
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(1)
+
+    class Wide(nn.Module):
+        """Makes logits of `rows` x `width` by one addition: what is measured is what happens to them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(width))
+
+        def forward(self, x: Any, labels: Any = None) -> dict[str, Any]:
+            logits = x + self.bias
+            return {"loss": nn.functional.cross_entropy(logits[:, :8], labels), "logits": logits}
+
+    class Body(nn.Module):
+        """A few layers and a small output, for the loss alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(
+                nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 8)
+            )
+
+        def forward(self, x: Any, labels: Any = None) -> dict[str, Any]:
+            logits = self.layers(x)
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    is_loss = name.startswith("loss_")
+    torch.manual_seed(0)
+    model = Body() if is_loss else Wide()
+    features = 64 if is_loss else 1
+    data = [{"x": torch.randn(features), "labels": i % 8} for i in range(batches * rows)]
+    peak_mb, seconds = 0.0, []
+    run = _runner(name.removeprefix("loss_"), model, data, rows=rows, loss_only=is_loss)
+    for _ in range(5 if is_loss else 2):
+        watch = PeakMemory()
+        watch.start()
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+        peak_mb = watch.finish()
+    return {"seconds": min(seconds[1:]), "peak_mb": peak_mb}
+
+
+def _runner(name: str, model: Any, data: list[Any], *, rows: int, loss_only: bool) -> Any:
+    import numpy as np
+
+    def score(prediction: Any) -> dict[str, float]:
+        predictions = prediction.predictions
+        return {"mean": float(np.mean([row[0] for row in predictions[:: max(1, len(predictions) // 64)]]))}
+
+    if name == "floor":
+        return _floor(model, data, rows=rows, score=score, loss_only=loss_only)
+
+    class Mean:
+        def reset(self) -> None:
+            self.total, self.num = 0.0, 0
+
+        def update(self, predictions: Any, references: Any) -> None:
+            self.total += float(predictions[:, 0].sum())
+            self.num += len(references)
+
+        def compute(self) -> dict[str, float]:
+            return {"mean": self.total / self.num}
+
+    package: Any = importlib.import_module("transformers" if name == "transformers" else "trainwright")
+    args = package.TrainingArguments(
+        output_dir=tempfile.mkdtemp(), per_device_eval_batch_size=rows, report_to="none", disable_tqdm=True,
+        use_cpu=True, log_level="error",
+    )  # fmt: skip
+    metrics: Any = None if loss_only else Mean() if name == "streamed" else score
+    trainer: Any = package.Trainer(model=model, args=args, eval_dataset=data, compute_metrics=metrics)
+    return trainer.evaluate
+
+
+def _floor(model: Any, data: Any, *, rows: int, score: Any, loss_only: bool) -> Any:
+    import numpy as np
+    import torch
+    from torch.utils.data import DataLoader, default_collate
+
+    def run() -> Any:
+        model.eval()
+        losses, first, predictions, labels = [], 0, None, np.empty(len(data), dtype=np.int64)
+        with torch.no_grad():
+            for batch in DataLoader(data, batch_size=rows, collate_fn=default_collate):
+                outputs = model(**batch)
+                losses.append(outputs["loss"])
+                if loss_only:
+                    continue
+                if predictions is None:
+                    predictions = np.empty((len(data), *outputs["logits"].shape[1:]), dtype=np.float32)
+                last = first + len(batch["labels"])
+                predictions[first:last], labels[first:last] = outputs["logits"].numpy(), batch["labels"].numpy()
+                first = last
+        loss = float(torch.stack(losses).mean())
+        if loss_only:
+            return loss
+        return loss, score(type("Both", (), {"predictions": predictions, "label_ids": labels}))
+
+    return run
+
+
+def _apart(name: str, **sizes: int) -> dict[str, float]:
+    """A subject in a fresh process."""
+    options = [f"--{key}={value}" for key, value in sizes.items()]
+    done = subprocess.run(
+        [sys.executable, __file__, "--subject", name, *options], check=True, capture_output=True, text=True
+    )
+    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def _compare(names: tuple[str, ...], *, turns: int, **sizes: int) -> dict[str, dict[str, float]]:
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for _ in range(turns):
+        for name in names:
+            found[name].append(_apart(name, **sizes))
+    floor = [one["seconds"] for one in found[names[0]]]
+    return {
+        name: {
+            "ratio": round(statistics.median(o["seconds"] / f for o, f in zip(ones, floor, strict=True)), 3),
+            "seconds": round(statistics.median(one["seconds"] for one in ones), 4),
+            "peak_mb": round(statistics.median(one["peak_mb"] for one in ones), 1),
+        }
+        for name, ones in found.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="batches of 2 MB, one turn")
+    parser.add_argument("--transformers", action="store_true", help="with the original beside it")
+    parser.add_argument("--subject", help="run one subject in this process and print its figures")
+    for name in ("batches", "rows", "width"):
+        parser.add_argument(f"--{name}", type=int)
+    asked = parser.parse_args()
+    if asked.subject:
+        print(json.dumps(subject(asked.subject, batches=asked.batches, rows=asked.rows, width=asked.width)))
+        return
+    counts, width, turns = ((4, 8), 65_536, 1) if asked.small else ((8, 16, 32), 1_953_125, 3)
+    names = SUBJECTS if asked.transformers else SUBJECTS[:-1]
+    results: dict[str, Any] = {"batch_mb": round(8 * width * 4 / 1e6, 1)}
+    for batches in counts:
+        found = _compare(names, turns=turns, batches=batches, rows=8, width=width)
+        for one in found.values():
+            one["peak_of_logits"] = round(one["peak_mb"] / (batches * results["batch_mb"]), 2)
+        results[f"metrics_{batches}_batches"] = found
+    of_loss = LOSS_SUBJECTS if asked.transformers else LOSS_SUBJECTS[:-1]
+    results["loss_only"] = _compare(of_loss, turns=turns, batches=40 if asked.small else 400, rows=32, width=1)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
