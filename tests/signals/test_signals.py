@@ -22,7 +22,7 @@ CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 138}
 
 
 def code_of(number: signal.Signals) -> int:
-    """For SIGINT that of any script with these imports: some packages (torch._inductor) change it by hooks of theirs."""
+    """For SIGINT that of any script with these imports: hooks of some packages (torch._inductor) change it."""
     if number in CODES:
         return CODES[number]
     script = "import transformers.optimization\nraise KeyboardInterrupt"
