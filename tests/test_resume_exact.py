@@ -243,12 +243,19 @@ def test_evaluations_on_the_way_do_not_matter(tmp_path: Path) -> None:
 # -- workers ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [3, 9])
-@pytest.mark.parametrize("kind", ["augmented-list", "masked-list"])
-def test_what_workers_draw_comes_back(kind: str, step: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "accumulation", "step"),
+    [
+        *((kind, 1, step) for kind in ("augmented-list", "masked-list") for step in (3, 9)),
+        ("augmented-list", 3, 4),  # the first window of the second epoch
+        ("augmented-stream", 3, 2),
+    ],
+)
+def test_what_workers_draw_comes_back(kind: str, accumulation: int, step: int, tmp_path: Path) -> None:
     """Augmentation and masking draw in the workers, whose random states no checkpoint of this process holds."""
-    through = run_through(tmp_path / "through", DATA[kind], dataloader_num_workers=2)
-    assert_same_course(run_in_two(tmp_path / "two", DATA[kind], step, dataloader_num_workers=2), through)
+    settings = {"dataloader_num_workers": 2, "gradient_accumulation_steps": accumulation}
+    through = run_through(tmp_path / "through", DATA[kind], **settings)
+    assert_same_course(run_in_two(tmp_path / "two", DATA[kind], step, **settings), through)
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ class Endless(IterableDataset[dict[str, Any]]):
 def test_data_without_a_length_and_no_max_steps(tmp_path: Path) -> None:
     with pytest.raises(errors.DataError) as error:
         make_trainer(tmp_path, train_dataset=Endless())
-    says(error, "Endless", "max_steps")
+    says(error, "Endless", "max_steps", "lr_scheduler_type='linear'", "'constant'")
 
 
 @pytest.mark.parametrize("empty", [[], data.TorchDataset([])], ids=["list", "torch-dataset"])

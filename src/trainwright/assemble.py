@@ -31,7 +31,7 @@ from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.checkpoint.writer import Writer
 from trainwright.config import resolve, rules
 from trainwright.config.effective import effective_plan
-from trainwright.config.plans import StepPlan
+from trainwright.config.plans import OPEN_END, StepPlan
 from trainwright.config.resumed import Difference, contradictions, differences
 from trainwright.data.apart import find_layout
 from trainwright.data.cursor import Cursor, LoaderRandomness
@@ -222,7 +222,9 @@ def facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.Facts:
     """What the rules about a whole run need to know; `parts` has the user's objects as attributes."""
     eval_dataset = parts.eval_dataset
     return rules.Facts(
-        max_steps=plan.max_steps,
+        max_steps=None if plan.has_open_end else plan.max_steps,
+        has_open_end=plan.has_open_end,
+        has_own_schedule=parts.lr_scheduler is not None and not parts._created_lr_scheduler,
         is_stream=not has_length(parts.train_dataset),
         has_eval_dataset=eval_dataset is not None,
         eval_names=tuple(eval_dataset) if isinstance(eval_dataset, dict) else (),
@@ -702,8 +704,9 @@ def carry_on(
         )
 
     if not is_own:
-        continued.continue_towards(scheduler, build, before=then.num_steps, now=num_steps, is_new=is_new)
-    if num_steps != then.num_steps and then.num_steps > 0:
+        length = then.num_steps if num_steps == OPEN_END else num_steps  # without a length no rate depends on one
+        continued.continue_towards(scheduler, build, before=then.num_steps, now=length, is_new=is_new)
+    if num_steps != then.num_steps and then.num_steps > 0 and OPEN_END not in (num_steps, then.num_steps):
         how = "" if is_own or is_new else "; the rate goes on from where it stands towards the new end, without a jump"
         lines.append(f"length {then.num_steps} -> {num_steps} steps{how}")
     return lines

@@ -9,6 +9,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
+from trainwright.config import rules
+from trainwright.config.plans import StepPlan
 from trainwright.errors import ArgumentError, DataError, MissingModelError, ModelError
 from trainwright.types import has_length, is_instance_of
 
@@ -70,7 +72,9 @@ def check_head(model: Any, base_model_names: Iterable[str]) -> None:
         )
 
 
-def check_datasets(args: Any, train_dataset: Any, eval_dataset: Any, data_collator: Any) -> None:
+def check_datasets(
+    args: Any, train_dataset: Any, eval_dataset: Any, data_collator: Any, *, has_own_schedule: bool = False
+) -> None:
     """What can be known of the data when a trainer is made.
 
     Raises:
@@ -94,10 +98,15 @@ def check_datasets(args: Any, train_dataset: Any, eval_dataset: Any, data_collat
             f"train_dataset is a {type(train_dataset).__name__}, which is a stream. Drop {forming[0]}, or use a "
             "dataset whose items have an index."
         )
-    if train_dataset is not None and not has_length(train_dataset) and args.max_steps <= 0:
+    if train_dataset is None or has_length(train_dataset) or args.max_steps > 0:
+        return
+    needs = rules.needs_length(args, has_own_schedule=has_own_schedule)
+    if needs is not None:
         raise DataError(
             f"train_dataset is a {type(train_dataset).__name__} without a length and max_steps={args.max_steps}, so "
-            "nobody knows when training ends. Set max_steps, or pass a dataset with __len__."
+            f"the number of steps is not known, and {needs} needs it. Set max_steps, or pass a dataset with __len__, "
+            "or choose settings that do not need it (lr_scheduler_type='constant', 'constant_with_warmup' or "
+            "'inverse_sqrt', intervals in whole steps): then num_train_epochs whole passes are trained."
         )
 
 
@@ -148,6 +157,19 @@ def check_has_batches(dataloader: Any) -> None:
         raise DataError(
             "The training dataloader gives no batch. With dataloader_drop_last=True a dataset smaller than one batch "
             "is dropped whole: lower per_device_train_batch_size, or set dataloader_drop_last=False."
+        )
+
+
+def check_ends_together(plan: StepPlan, chunk: int | None, num_processes: int) -> None:
+    """Several processes must take the same number of steps; our own loaders see to it (`chunk` is theirs).
+
+    Raises:
+        DataError: the end of a dataloader that the user made is not known, and other processes may see another one.
+    """
+    if plan.has_open_end and num_processes > 1 and chunk is None:
+        raise DataError(
+            f"The training dataloader is your own and has no length, and {num_processes} processes train: nobody sees "
+            "to it that it ends for all at the same step. Set max_steps, or leave get_train_dataloader to the trainer."
         )
 
 

@@ -84,7 +84,14 @@ class RandomStates(Protocol):
 
 
 class BatchSource(Protocol):
-    """The part of a loader that the training loop uses: batches of an epoch, from any position in it."""
+    """The part of a loader that the training loop uses: batches of an epoch, from any position in it.
+
+    Attributes:
+        has_ended: the batch that was given last is the last one of its epoch.
+    """
+
+    @property
+    def has_ended(self) -> bool: ...
 
     def epoch(self, epoch: int, *, skip_batches: int = 0, after_first: Any = None) -> Iterator[Batch]: ...
     def begin_window(self) -> None: ...

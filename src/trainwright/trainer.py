@@ -101,7 +101,8 @@ class Trainer(RunHooks):
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         checks.check_optimizers(self.args, optimizers, optimizer_cls_and_kwargs, model_init)
-        checks.check_datasets(self.args, train_dataset, eval_dataset, self.data_collator)
+        own = optimizers[1] is not None
+        checks.check_datasets(self.args, train_dataset, eval_dataset, self.data_collator, has_own_schedule=own)
         checks.check_metrics(self.args, compute_metrics)
         self.callback_handler = assemble.make_callbacks(
             self.args,

@@ -184,10 +184,28 @@ ALONE = [
 # rule: settings, facts, words of the message, legal settings and facts
 RUN = [
     (
-        "stream_needs_max_steps",
-        ({}, {"is_stream": True}),
-        "num_train_epochs max_steps",
-        ({"max_steps": 5}, {"is_stream": True}),
+        "open_end_is_possible",
+        ({}, {"has_open_end": True}),
+        "lr_scheduler_type='linear' max_steps",
+        ({"lr_scheduler_type": "constant"}, {"has_open_end": True}),
+    ),
+    (
+        "open_end_is_possible",
+        ({"save_steps": 0.5}, {"has_open_end": True, "has_own_schedule": True}),
+        "save_steps=0.5 max_steps",
+        ({"save_steps": 0.5, "save_strategy": "no"}, {"has_open_end": True, "has_own_schedule": True}),
+    ),
+    (
+        "open_end_is_possible",
+        ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 0.5}, {"has_open_end": True}),
+        "warmup_steps=0.5 max_steps",
+        ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5}, {"has_open_end": True}),
+    ),
+    (
+        "open_end_is_possible",
+        ({"lr_scheduler_type": "inverse_sqrt", "num_train_epochs": 1.5}, {"has_open_end": True}),
+        "num_train_epochs=1.5 max_steps",
+        ({"lr_scheduler_type": "inverse_sqrt", "num_train_epochs": 2}, {"has_open_end": True}),
     ),
     (
         "warmup_fits",

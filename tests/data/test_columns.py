@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import datasets
 import pytest
 import torch
 from torch import nn
-from transformers import default_data_collator
+from transformers import DataCollatorWithPadding, default_data_collator
 
 from trainwright import RemoveColumnsCollator
 from trainwright.data.columns import is_columnar, remove_unused
+from trainwright.data.sample import WithOthers
 from trainwright.errors import DataError
 
-from .._support.small import data, make_trainer
+from .._support.small import OURS, REFERENCE, data, differing, make_trainer, models, module
 
 ITEMS = [{"x": 1, "labels": 0, "text": "a", "index": 7}, {"x": 2, "labels": 1, "text": "b", "index": 8}]
 
@@ -140,3 +142,146 @@ def test_a_transform_on_the_fly_gets_the_columns_it_reads(tmp_path: Path) -> Non
     trainer = make_trainer(tmp_path, train_dataset=raw.with_transform(transform), num_train_epochs=1)
     batch = next(iter(trainer.get_train_dataloader()))
     assert set(batch) == {"x", "labels"}
+
+
+# -- a collator of the user's own ------------------------------------------------------------------------------------
+
+WRAPS = pytest.mark.parametrize("wrap", [list, data.hf_dataset, data.TorchDataset], ids=["list", "columns", "torch"])
+
+
+class ReadsText:
+    """Makes the labels of a column that the model does not take."""
+
+    def __init__(self, read: Any = lambda item: item["text"]) -> None:
+        self.read = read
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        labels = torch.tensor(["ab".index(self.read(item)) for item in features])
+        return {"x": torch.tensor([item["x"] for item in features]), "labels": labels}
+
+
+ASKS = [lambda item: item["text"], lambda item: item.get("text"), lambda item: item.pop("text"),
+        lambda item: item["text"] if "text" in item and "no" not in item else None]  # fmt: skip
+
+
+@WRAPS
+@pytest.mark.parametrize("ask", ASKS, ids=["item", "get", "pop", "in"])
+def test_a_column_that_only_the_collator_reads_is_there(ask: Any, wrap: Any, tmp_path: Path) -> None:
+    dataset = wrap([{k: v for k, v in item.items() if k != "labels"} for item in ITEMS])
+    trainer = make_trainer(tmp_path, model=Linear(), train_dataset=dataset, data_collator=ReadsText(ask),
+                           train_sampling_strategy="sequential")  # fmt: skip
+    (batch,) = trainer.get_train_dataloader()
+    assert batch["labels"].tolist() == [0, 1]
+    assert trainer.train().global_step == 2
+
+
+def test_workers_read_it_too(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, model=Linear(), train_dataset=data.hf_dataset(ITEMS), dataloader_num_workers=1,
+                           data_collator=ReadsText())  # fmt: skip
+    assert trainer.train().global_step == 2
+
+
+@WRAPS
+def test_a_collator_that_makes_everything_of_other_columns(wrap: Any, tmp_path: Path) -> None:
+    def collate(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        words = [item["text"] for item in features]
+        return {"x": torch.tensor([len(word) for word in words]), "labels": torch.zeros(len(words)).long()}
+
+    dataset = wrap([{"text": "a"}, {"text": "bb"}])
+    assert make_trainer(tmp_path, model=Linear(), train_dataset=dataset, data_collator=collate).train().global_step == 2
+
+
+@WRAPS
+def test_a_collator_that_treats_all_entries_alike_gets_what_it_can_pad(wrap: Any, tmp_path: Path) -> None:
+    """As under the original, where the text is not there: it would not become a tensor."""
+
+    def collate(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        copies = [{**item} for item in features]
+        assert [dict(item) for item in features] == copies
+        return {name: torch.tensor([item[name] for item in features]) for name in features[0]}
+
+    trainer = make_trainer(tmp_path, model=Linear(), train_dataset=wrap(ITEMS), data_collator=collate)
+    assert trainer.train().global_step == 2
+
+
+@WRAPS
+def test_an_input_that_the_collator_takes_out_is_gone(wrap: Any, tmp_path: Path) -> None:
+    def collate(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        labels = [item.pop("labels") for item in features]
+        assert not any("labels" in item or item.get("labels") is not None for item in features)
+        return {"labels": torch.tensor(labels), "x": torch.tensor([item["x"] for item in features])}
+
+    trainer = make_trainer(tmp_path, model=Linear(), train_dataset=wrap(ITEMS), data_collator=collate)
+    assert trainer.train().global_step == 2
+
+
+@pytest.mark.parametrize("kind", [DataCollatorWithPadding, lambda t: functools.partial(DataCollatorWithPadding(t))])
+@pytest.mark.parametrize("wrap", [list, data.hf_dataset], ids=["list", "columns"])
+def test_collators_of_transformers_get_what_the_model_takes(kind: Any, wrap: Any, tmp_path: Path) -> None:
+    items = [{**item, "text": "raw"} for item in data.ragged_texts(8)]
+    outcomes = []
+    for side in (OURS, REFERENCE):
+        model = module(kind=models.bert)
+        trainer = make_trainer(tmp_path / side.name, side, model=model, train_dataset=wrap(items),
+                               data_collator=kind(data.tokenizer()))  # fmt: skip
+        outcomes.append(side.train(trainer))
+    assert differing(outcomes[0].weights, outcomes[1].weights) == {}
+
+
+def test_columns_that_nobody_asks_for_are_not_read() -> None:
+    reads: list[str] = []
+
+    class Columns:
+        """Stands in for the shape of a `datasets.Dataset` that is read here."""
+
+        def __init__(self, *names: str) -> None:
+            self.column_names = names
+
+        def remove_columns(self, names: list[str]) -> Any:
+            return Columns(*(name for name in self.column_names if name not in names))
+
+        def select_columns(self, name: str) -> Any:
+            return Columns(name)
+
+        def __getitem__(self, index: int) -> dict[str, int]:
+            reads.extend(self.column_names)
+            return dict.fromkeys(self.column_names, index)
+
+    sample = WithOthers(Columns("x", "image"), ["image"])[3]
+    assert (dict(sample), reads) == ({"x": 3}, ["x"])
+    assert (sample["image"], reads) == (3, ["x", "image"])
+    with pytest.raises(KeyError):
+        sample["neither"]
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks by the older name
+def test_labels_are_found_through_an_adapter(tmp_path: Path) -> None:
+    """And so are the columns: PEFT's own forward takes anything."""
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(module(kind=models.bert), peft.LoraConfig(target_modules=["query"], r=2))
+    items = [{**item, "text": "raw"} for item in data.ragged_texts(8)]
+    trainer = make_trainer(tmp_path, model=model, train_dataset=data.hf_dataset(items),
+                           processing_class=data.tokenizer(), num_train_epochs=1)  # fmt: skip
+    assert trainer.label_names == ["labels"]
+    assert "text" not in next(iter(trainer.get_train_dataloader()))
+    assert trainer.train().global_step == 2
+    assert "eval_loss" in trainer.evaluate(data.hf_dataset(items))
+
+
+class ScoresTargets(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 2)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        logits = self.linear(x[:, None].float())
+        return {"logits": logits} | ({} if target is None else {"loss": nn.functional.cross_entropy(logits, target)})
+
+
+def test_label_names_say_what_a_label_is(tmp_path: Path) -> None:
+    items = [{"x": 1, "target": 0, "text": "a"}, {"x": 2, "target": 1, "text": "b"}]
+    trainer = make_trainer(tmp_path, model=ScoresTargets(), train_dataset=data.hf_dataset(items),
+                           label_names=["target"],
+                           compute_metrics=lambda p: {"sum": float(p.label_ids.sum())})  # fmt: skip
+    trainer.train()
+    assert trainer.evaluate(data.hf_dataset(items))["eval_sum"] == 1.0

@@ -18,7 +18,15 @@ PHASES = {
     "evaluate": 6,
     "save": 8,
 }  # phase -> the step that is finished when it ends; data are fetched a batch ahead
-CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGINT: -signal.SIGINT}
+CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 138}
+
+
+def code_of(number: signal.Signals) -> int:
+    """For SIGINT that of any script with these imports: hooks of some packages (torch._inductor) change it."""
+    if number in CODES:
+        return CODES[number]
+    script = "import transformers.optimization\nraise KeyboardInterrupt"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True).returncode
 
 
 def start(folder: Path, phase: str) -> "subprocess.Popen[str]":
@@ -65,7 +73,8 @@ def test_the_last_finished_step_is_saved_and_the_run_goes_on_as_if_nothing_had_h
     wait_for(process, "HERE")
     process.send_signal(number)
     said = finish(process)
-    assert process.returncode == CODES[number], said
+    assert process.returncode == code_of(number) != 0, said
+    assert number != signal.SIGINT or said.rstrip().endswith("KeyboardInterrupt")
     assert f"Interrupted by {number.name} after step {PHASES[phase]}, which is saved" in said
     assert get_last_checkpoint(tmp_path) == str(tmp_path / f"checkpoint-{PHASES[phase]}")
     again = start(tmp_path, "none")

@@ -8,6 +8,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from trainwright.callbacks.base import TrainerCallback
+from trainwright.config.plans import OPEN_END
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
 from trainwright.types import has_length
@@ -48,7 +49,7 @@ class ProgressCallback(TrainerCallback):
         self._is_live = _can_redraw()
         self.current_step = state.global_step
         if state.is_world_process_zero and self._is_live:
-            self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
+            self.training_bar = tqdm(total=known_steps(state), initial=state.global_step, dynamic_ncols=True)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.training_bar is not None:
@@ -76,7 +77,8 @@ class ProgressCallback(TrainerCallback):
         if self.training_bar is not None:
             self.training_bar.write(str(shown))
         elif not _can_redraw():
-            _print_line(f"step {state.global_step}/{state.max_steps} {shown}" if state.max_steps else str(shown))
+            total = "" if known_steps(state) is None else f"/{state.max_steps}"
+            _print_line(f"step {state.global_step}{total} {shown}" if state.max_steps else str(shown))
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._close_training_bar()
@@ -102,6 +104,11 @@ class PrinterCallback(TrainerCallback):
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_local_process_zero:
             _print_line(str(readable(kwargs["logs"])))
+
+
+def known_steps(state: TrainerState) -> int | None:
+    """Steps of the whole run; None where it ends when data of unknown length do."""
+    return None if state.max_steps == OPEN_END else state.max_steps
 
 
 def _can_redraw() -> bool:

@@ -22,7 +22,7 @@ def effective_plan(args: Any, plan: StepPlan, state: Any, *, device: Any) -> lis
     lines = [
         f"batch     {_batch(args)} per device x {plan.micro_batches} accumulated x {args.world_size} processes"
         f"{', about' if _varies(args) else ' ='} {plan.total_batch_size} samples a step",
-        f"length    {plan.max_steps} steps, {_length(args, plan)}",
+        f"length    {_length(args, plan)}",
         f"optimizer {_text(args.optim)}, learning rate {args.learning_rate:g}, {_text(args.lr_scheduler_type)} after "
         f"{warmup} warm-up steps, on {device} in {_precision(args)}",
         f"rhythm    {_rhythms(args, state)}",
@@ -71,9 +71,12 @@ def _rhythms(args: Any, steps: Any) -> str:
 
 
 def _length(args: Any, plan: StepPlan) -> str:
+    if plan.has_open_end:
+        return f"until the data ends, {args.num_train_epochs:g} passes over data of unknown length"
     if args.max_steps > 0:
-        return "by max_steps"
-    return f"{args.num_train_epochs:g} epochs of {plan.steps_per_epoch} steps over {plan.num_examples} samples"
+        return f"{plan.max_steps} steps, by max_steps"
+    each = f"{plan.steps_per_epoch} steps over {plan.num_examples} samples"
+    return f"{plan.max_steps} steps, {args.num_train_epochs:g} epochs of {each}"
 
 
 def _rhythm(strategy: Any, steps: float | None) -> str:

@@ -236,7 +236,9 @@ class DataFields:
         None, "How workers start (None: the system's default).", choices=START_METHODS
     )
     dataloader_in_order: bool = option(True, "Keep the order of batches; False: as workers finish them.")
-    remove_unused_columns: bool = option(True, "Drop dataset columns that the model's forward does not take.")
+    remove_unused_columns: bool = option(
+        True, "Drop dataset columns that forward does not take; your own data_collator gets them by name."
+    )
     label_names: list[str] | None = option(None, "Inputs that are labels (None: from the model's forward).")
     train_sampling_strategy: str = option("random", "Order of the training samples.", choices=SAMPLING)
     length_column_name: str = option("length", "Column with each sample's length, for grouping by length.")

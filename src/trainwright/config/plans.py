@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# Steps and batches of data whose end is not known before it comes: more than any run has, so comparisons hold.
+OPEN_END = sys.maxsize
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
@@ -17,7 +20,7 @@ class StepPlan:
         num_epochs: epochs begun (the last one may be cut short); very large where the data has no length.
         steps_per_epoch: optimizer steps in a full epoch.
         batches_per_epoch: micro-batches in a full epoch, per process.
-        max_steps: optimizer steps of the whole run.
+        max_steps: optimizer steps of the whole run; OPEN_END where the run ends with the data, whenever that is.
         micro_batches: micro-batches in an optimizer step (gradient accumulation).
         num_examples: samples in the training data.
         num_train_samples: samples that the whole run trains on, repeats counted.
@@ -37,6 +40,11 @@ class StepPlan:
     total_batch_size: int
     max_grad_norm: float = 1.0
     shift: int = 0
+
+    @property
+    def has_open_end(self) -> bool:
+        """Whether the run ends with the last pass over data of unknown length."""
+        return self.max_steps == OPEN_END
 
     @classmethod
     def from_values(cls, values: tuple[Any, ...], *, micro_batches: int, max_grad_norm: float) -> StepPlan:
@@ -82,6 +90,8 @@ class Lengths:
         return epochs, steps_per_epoch, examples, samples, self.total_batch_size, self.num_batches, max_steps
 
     def _of_stream(self) -> tuple[int, int, int, float, int, int, int]:
+        if self.max_steps <= 0:
+            return math.ceil(self.num_train_epochs), OPEN_END, 0, 0, self.total_batch_size, OPEN_END, OPEN_END
         samples = self.max_steps * self.total_batch_size
         batches = self.max_steps * self.micro_batches
         return sys.maxsize, self.max_steps, samples, samples, self.total_batch_size, batches, self.max_steps

@@ -9,6 +9,8 @@ from typing import Any
 from trainwright.config.help import defaults_of
 
 BY_LENGTH = ("group_by_length", "batch_rebalance")
+# Schedules whose rate at a step is the same however long the run is.
+WITHOUT_LENGTH = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy")
 COMPUTED_BY_EVALUATION = ("loss", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
@@ -17,6 +19,8 @@ class Facts:
     """What is known when training starts. None: not known, and then no rule speaks about it."""
 
     max_steps: int | None = None
+    has_open_end: bool | None = None  # the run ends when data of unknown length do
+    has_own_schedule: bool = False
     is_stream: bool | None = None  # the training data has no length
     has_eval_dataset: bool | None = None
     eval_names: tuple[str, ...] = ()  # of several evaluation sets
@@ -60,14 +64,33 @@ def rule(function: Rule) -> Rule:
 # -- the length of the run --------------------------------------------------------------------------------------------
 
 
-@rule
-def stream_needs_max_steps(args: Any, facts: Facts) -> str | None:
-    if facts.is_stream and args.max_steps <= 0:
-        return (
-            f"The training data has no length, so num_train_epochs={args.num_train_epochs} says nothing about the "
-            "number of steps. Set max_steps."
-        )
+def needs_length(args: Any, *, has_own_schedule: bool = False) -> str | None:
+    """The first setting that only a run of known length can obey, as a person reads it; None if there is none."""
+    if args.lr_scheduler_type not in WITHOUT_LENGTH and not has_own_schedule:
+        return f"lr_scheduler_type={str(getattr(args.lr_scheduler_type, 'value', args.lr_scheduler_type))!r}"
+    names = ["warmup_steps", *(f"{w}_steps" for w in ("logging", "eval", "save") if is_by_steps(args, w))]
+    for name in names:
+        if 0 < (getattr(args, name) or 0) < 1:
+            return f"{name}={getattr(args, name):g} (a share of all steps)"
+    if args.num_train_epochs != int(args.num_train_epochs):
+        return f"num_train_epochs={args.num_train_epochs:g} (a part of a pass)"
     return None
+
+
+def is_by_steps(args: Any, what: str) -> bool:
+    return bool(getattr(args, f"{what}_strategy") == "steps")
+
+
+@rule
+def open_end_is_possible(args: Any, facts: Facts) -> str | None:
+    needs = needs_length(args, has_own_schedule=facts.has_own_schedule) if facts.has_open_end else None
+    if needs is None:
+        return None
+    return (
+        f"The training data has no length, and {needs} needs to know how many steps there are. Set max_steps, or, "
+        f"to train num_train_epochs={args.num_train_epochs:g} whole passes, choose settings that do not need it "
+        "(lr_scheduler_type='constant', 'constant_with_warmup' or 'inverse_sqrt', intervals in whole steps)."
+    )
 
 
 @rule

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from trainwright.data.sample import Sample, WithOthers
 from trainwright.errors import DataError
 from trainwright.types import optional_class
 
@@ -23,25 +25,45 @@ def has_transform(dataset: Any) -> bool:
     return bool(dataset.format["type"] == "custom")
 
 
-def remove_unused(dataset: Any, columns: Sequence[str], *, model_name: str, description: str | None) -> Any:
+def is_own(collator: Any) -> bool:
+    """Whether the user wrote a collator: then it may read columns that the model does not take."""
+    while isinstance(collator, functools.partial):
+        collator = collator.func
+    module = getattr(collator, "__module__", None) or type(collator).__module__
+    return str(module).partition(".")[0] not in ("transformers", "torch", "trainwright")
+
+
+def remove_unused(
+    dataset: Any, columns: Sequence[str], *, model_name: str, description: str | None, for_own: bool = False
+) -> Any:
     """A `datasets.Dataset` with only the columns that the model takes.
 
+    `for_own`: a collator of the user's own gets the others too, where it asks for them by name (`sample.py`).
+
     Raises:
-        DataError: none of its columns is an input of the model.
+        DataError: none of its columns is an input of the model, nor is there such a collator.
     """
     unused = [name for name in dataset.column_names if name not in columns]
+    if for_own:
+        if not unused or len(unused) == len(dataset.column_names):  # then it makes the inputs of all that there is
+            return dataset
+        _say(unused, model_name, description, module_logger, for_own=True)
+        return WithOthers(dataset, unused)
     if len(unused) == len(dataset.column_names):
         raise DataError(
             f"No column of the {description or ''} dataset ({', '.join(dataset.column_names)}) is an input of "
             f"{model_name}.forward ({', '.join(columns)}). Rename the columns, or set remove_unused_columns=False "
             "and bring a data_collator that makes the model's inputs from them."
         )
-    _say(unused, model_name, description, module_logger)
+    _say(unused, model_name, description, module_logger, for_own=False)
     return dataset.remove_columns(unused) if unused else dataset
 
 
 class RemoveColumnsCollator:
     """Drops the entries of each item that the model does not take, then calls the collator.
+
+    A collator of the user's own still gets an entry that was dropped where it asks for it by name; collators of
+    transformers and torch do not, since they would pad or stack all that they get.
 
     Args:
         data_collator: makes a batch of a list of items.
@@ -65,6 +87,7 @@ class RemoveColumnsCollator:
         self.description = description
         self.message_logged = False
         self._kept = frozenset(signature_columns)
+        self._is_own = is_own(data_collator)
 
     def __call__(self, features: list[Any]) -> Any:
         if type(features[0]) is dict and all(map(self._kept.issuperset, features)):  # nothing to drop: the usual case
@@ -86,12 +109,23 @@ class RemoveColumnsCollator:
         if not self.message_logged:
             self.message_logged = True
             unused = [name for name in feature if name not in self._kept]
-            _say(unused, self.model_name or "the model", self.description, self.logger)
-        return {name: value for name, value in feature.items() if name in self._kept}
+            _say(unused, self.model_name or "the model", self.description, self.logger, for_own=self._is_own)
+        taken = {name: value for name, value in feature.items() if name in self._kept}
+        if not self._is_own:
+            return taken
+        if not taken:
+            return feature  # of all that there is the collator makes the inputs
+        return Sample(taken, {name: value for name, value in feature.items() if name not in self._kept})
 
 
-def _say(unused: Sequence[str], model_name: str, description: str | None, logger: Any) -> None:
-    if unused and logger is not None:
+def _say(unused: Sequence[str], model_name: str, description: str | None, logger: Any, *, for_own: bool) -> None:
+    if for_own and unused and logger is not None:
+        logger.info(
+            "%s.forward does not take these columns of the %s data: %s. Your data_collator gets them where it asks "
+            "for them by name; what goes through a sample does not find them, except with remove_unused_columns=False.",
+            model_name, (description or "").lower() or "given", ", ".join(unused),
+        )  # fmt: skip
+    elif unused and logger is not None:
         logger.info(
             "Columns dropped from the %s data because %s.forward does not take them: %s. "
             "Keep them for your own collator with remove_unused_columns=False.",

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, TensorDataset
 
+from trainwright.config.plans import OPEN_END
 from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import Cursor, LoaderRandomness
@@ -54,6 +55,7 @@ class Loader:
         self._before_ahead: dict[str, Any] | None = None
         self._window_start: tuple[dict[str, Any], dict[str, Any] | None] | None = None
         self._progress = self._progress_before = Progress()  # in a stream
+        self.has_ended = False  # the batch given last was the last one of its epoch
 
     def __len__(self) -> int:
         return len(self.dataloader)
@@ -75,6 +77,7 @@ class Loader:
         `after_first` is called once the first one is fetched: the place where an interrupted run's random states
         belong, since it had fetched that batch before it was interrupted.
         """
+        self.has_ended = False
         self._seek(epoch, skip_batches)
         batches = self._fetch_from(skip_batches, resumes=after_first is not None)
         ahead = self._fetch(batches)
@@ -87,6 +90,7 @@ class Loader:
             ahead = self._fetch(batches)
             if origin is not None:
                 self._progress.add(origin)
+            self.has_ended = ahead is _END
             yield batch
 
     def _fetch(self, batches: Iterator[Batch]) -> Any:
@@ -108,6 +112,7 @@ class Loader:
     def rewind(self) -> None:
         """Back to the beginning of the window, whose data will not be trained on any more."""
         self._progress = self._progress_before
+        self.has_ended = False
         if self._window_start is not None:
             states, self._before_ahead = self._window_start
             self._set_random_state(states)
@@ -115,7 +120,7 @@ class Loader:
     def cursor(self, epoch: int, batches: int, *, batches_per_epoch: int) -> Cursor:
         """The position after `batches` batches of an epoch; the end of one is the beginning of the next."""
         samples = self._samples_before(epoch, batches)
-        if batches >= batches_per_epoch:
+        if batches >= batches_per_epoch or (batches_per_epoch == OPEN_END and self.has_ended):
             epoch, samples = epoch + 1, 0
         return Cursor(epoch=epoch, samples=samples, seed=self._seed, num_samples=self.num_samples, unit=self.unit)
 

@@ -60,6 +60,10 @@ def go_on(
         batches_left: of the cursor's epoch, in this run's batches.
         counts_epochs: the run ends after so many epochs, not after so many steps.
     """
+    if plan.has_open_end:
+        if before == now:
+            return plan, ""
+        return plan, f"steps are now of {now} samples instead of {before}, until the data ends"
     shift = cursor.shift
     if before != now:
         shift = step - (cursor.epoch + 1) * plan.steps_per_epoch + math.ceil(batches_left / plan.micro_batches)

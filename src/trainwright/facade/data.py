@@ -114,7 +114,13 @@ class DataHooks(Parts):
         self._set_signature_columns_if_needed()
         assert self._signature_columns is not None
         name = type(self.model).__name__
-        return columns.remove_unused(dataset, self._signature_columns, model_name=name, description=description)
+        return columns.remove_unused(
+            dataset,
+            self._signature_columns,
+            model_name=name,
+            description=description,
+            for_own=columns.is_own(self.data_collator),
+        )
 
     def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
         """The collator, given only the entries of each sample that `forward` takes."""

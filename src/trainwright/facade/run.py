@@ -81,6 +81,7 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         )
         rules.check_run(args, assemble.facts(plan, self, self._engine.device))
         self._loader = assemble.make_loader(dataloader)
+        checks.check_ends_together(plan, self._loader.chunk, self._engine.num_processes)
         self._plan, note = assemble.plan_of_the_rest(
             plan, self._loader, resume_from_checkpoint, args, batch_size=self._train_batch_size
         )
@@ -269,13 +270,15 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         run, plan = self._run, self._plan
         num_steps = run.state.global_step - run.first_step
         train_loss = run.finish_loss() / max(num_steps, 0.001)
-        share = num_steps / max(run.state.max_steps, 1)
+        num_samples = (num_train_samples or plan.num_train_samples) * num_steps / max(run.state.max_steps, 1)
+        if plan.has_open_end:
+            run.state.max_steps, num_samples = run.state.global_step, num_steps * plan.total_batch_size
         tokens = run.state.num_input_tokens_seen - run.first_tokens
         counts_tokens = self.args.include_num_input_tokens_seen != "no"
         metrics = speed_metrics(
             "train",
             start_time,
-            num_samples=(num_train_samples or plan.num_train_samples) * share,
+            num_samples=num_samples,
             num_steps=num_steps,
             num_tokens=tokens if counts_tokens else None,
         )

@@ -66,8 +66,7 @@ def run_epoch(session: Session, run: RunState, hooks: TrainHooks, epoch: int) ->
     run.begin_epoch(epoch, batches_done=skipped)
     update = Update()
     for window in windows(session, run, hooks, batches_of(session, hooks, epoch), skipped):
-        batches_done = run.batches_in_epoch + len(window.batches)
-        done = take_step(session, run, hooks, window, epoch=epoch + batches_done / plan.batches_per_epoch)
+        done = take_step(session, run, hooks, window, epoch=look_ahead(session, run, window, epoch))
         if done is None:
             break
         update = done
@@ -77,13 +76,29 @@ def run_epoch(session: Session, run: RunState, hooks: TrainHooks, epoch: int) ->
             break
     if run.batches_in_epoch == 0 and not run.should_stop:
         logger.warning(
-            "The training data gave no batch in epoch %d; training stops at step %d of %d. "
-            "A stream that is exhausted needs a dataset that can be iterated again, or a smaller max_steps.",
-            epoch, run.state.global_step, plan.max_steps,
+            "The training data gave no batch in epoch %d; training stops at step %d%s. "
+            "A stream that is exhausted needs a dataset that can be iterated again, or a smaller %s.",
+            epoch, run.state.global_step, *(("", "num_train_epochs") if plan.has_open_end
+                                            else (f" of {plan.max_steps}", "max_steps")),
         )  # fmt: skip
         run.control.should_training_stop = True
     session.events.fire("on_epoch_end", run)
     after_step(session, run, hooks, update, epoch=epoch)
+
+
+def look_ahead(session: Session, run: RunState, window: Window, epoch: int) -> float:
+    """Where the run stands when a window is trained, in epochs; those of unknown length count when they are over.
+
+    The loader knows whether another batch comes, so also such a run knows its last step before it takes it.
+    """
+    plan = session.plan
+    if not plan.has_open_end:
+        return epoch + (run.batches_in_epoch + len(window.batches)) / plan.batches_per_epoch
+    if not session.loader.has_ended:
+        return float(epoch)
+    if epoch + 1 == plan.num_epochs:
+        run.state.max_steps = run.state.global_step + 1
+    return epoch + 1.0
 
 
 def batches_of(session: Session, hooks: TrainHooks, epoch: int) -> Iterator[Batch]:
@@ -112,7 +127,7 @@ def windows(
             return
         remaining -= len(samples)
         yield Window(samples, num_items)
-        if len(samples) < size:
+        if len(samples) < size or (session.plan.has_open_end and session.loader.has_ended):
             return
 
 

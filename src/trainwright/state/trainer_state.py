@@ -23,7 +23,7 @@ class TrainerState:
     Attributes:
         epoch: epochs done, with the share of the current one as its fraction.
         global_step: optimizer steps done.
-        max_steps: optimizer steps of the whole run.
+        max_steps: optimizer steps of the whole run; `sys.maxsize` until data of unknown length show their end.
         logging_steps, eval_steps, save_steps: intervals in optimizer steps (shares are already turned into counts).
         train_batch_size: samples per device and micro-batch.
         num_input_tokens_seen: input tokens trained on, where they are counted.

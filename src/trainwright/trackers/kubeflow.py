@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from trainwright.config.plans import OPEN_END
 from trainwright.errors import MissingPackageError
 from trainwright.trackers.base import TrackerCallback
 from trainwright.trackers.table import is_kubeflow_available
@@ -49,6 +50,8 @@ class KubeflowCallback(TrackerCallback):
     def _progress(self, state: Any, now: float) -> tuple[int, float | None]:
         """Percent done, at most 99 before the end, and seconds left at the speed since this process began."""
         done = state.global_step - self._first_step
+        if state.max_steps == OPEN_END:
+            return 0, None
         left = (now - self._start) / done * (state.max_steps - state.global_step) if done > 0 else None
         return min(99, int(100 * state.global_step / max(state.max_steps, 1))), left
 
