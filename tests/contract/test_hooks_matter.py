@@ -618,7 +618,8 @@ SAVED: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "max_steps":
 
 
 def files(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+    """Names in a directory, less the run's journal, which no hook writes."""
+    return {path.name for path in folder.iterdir()} - {"journal.jsonl"}
 
 
 def writes(name: str) -> Override:

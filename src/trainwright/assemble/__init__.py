@@ -1,0 +1,107 @@
+"""The composition root: arguments and the objects of the user in, working parts out.
+
+The only room that knows every wing: what a part needs of another, it gets here.
+"""
+
+from __future__ import annotations
+
+from trainwright.assemble.changes import Before, before, carry_on, restore_callbacks
+from trainwright.assemble.data import (
+    eval_sampler,
+    make_loader,
+    random_states,
+    row_collator,
+    samples_per_step,
+    train_sampler,
+    untouched_randomness,
+)
+from trainwright.assemble.parts import (
+    call_model_init,
+    facts,
+    label_smoother,
+    loss_rule,
+    make_callbacks,
+    make_engine,
+    num_bytes,
+    one_processing_class,
+    patches_for_a_run,
+    seed_everything,
+    smaller_batches,
+)
+from trainwright.assemble.resuming import (
+    best_of,
+    check_same_checkpoint,
+    find_checkpoint,
+    initial_state,
+    load_rng,
+    manifest_of,
+    owed,
+    plan_of_the_rest,
+    resume_loader,
+    rng_file,
+    run_id_after,
+)
+from trainwright.assemble.saving import (
+    check_first_checkpoint,
+    check_next_checkpoint,
+    new_run_id,
+    prepare_output,
+    rng_name,
+    rotate,
+    save_rng,
+    saves_in_background,
+    write_state,
+    written_by,
+)
+from trainwright.assemble.watching import announce, begin_journal, make_keeper, show_lines, tell_times
+
+__all__ = [
+    "Before",
+    "announce",
+    "before",
+    "begin_journal",
+    "best_of",
+    "call_model_init",
+    "carry_on",
+    "check_first_checkpoint",
+    "check_next_checkpoint",
+    "check_same_checkpoint",
+    "eval_sampler",
+    "facts",
+    "find_checkpoint",
+    "initial_state",
+    "label_smoother",
+    "load_rng",
+    "loss_rule",
+    "make_callbacks",
+    "make_engine",
+    "make_keeper",
+    "make_loader",
+    "manifest_of",
+    "new_run_id",
+    "num_bytes",
+    "one_processing_class",
+    "owed",
+    "patches_for_a_run",
+    "plan_of_the_rest",
+    "prepare_output",
+    "random_states",
+    "restore_callbacks",
+    "resume_loader",
+    "rng_file",
+    "rng_name",
+    "rotate",
+    "row_collator",
+    "run_id_after",
+    "samples_per_step",
+    "save_rng",
+    "saves_in_background",
+    "seed_everything",
+    "show_lines",
+    "smaller_batches",
+    "tell_times",
+    "train_sampler",
+    "untouched_randomness",
+    "write_state",
+    "written_by",
+]

@@ -1,0 +1,96 @@
+"""From arguments and a dataset to an order, a collator and a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, SequentialSampler
+
+from trainwright import model_facts
+from trainwright.checkpoint import rng
+from trainwright.config import resolve
+from trainwright.data.apart import find_layout
+from trainwright.data.groups import formed_order
+from trainwright.data.loader import Loader
+from trainwright.data.orders import training_order
+from trainwright.data.packing import PackedOrder
+from trainwright.data.rows import RowCollator
+from trainwright.optim.named import steps_in_backward
+from trainwright.types import has_length
+
+
+def random_states(args: Any, *, num_processes: int) -> Any:
+    """What a run that an error ends needs to save its last step; None where it does not.
+
+    Not among several processes: those that have no error wait in the next step for the one that has. Nor where the
+    weights change during the backward pass: they are between two steps then.
+    """
+    asked = resolve.checkpoint(args).saves_on_exception
+    return rng if asked and num_processes == 1 and not steps_in_backward(args) else None
+
+
+def train_sampler(args: Any, dataset: Any, model_input_name: str | None, *, batch_size: int, num_processes: int) -> Any:
+    """The order that the arguments ask for; None for a stream, which has its own."""
+    seed = args.data_seed if args.data_seed is not None else torch.initial_seed()
+    plan = resolve.sampling(
+        args, batch_size=batch_size, seed=seed, num_processes=num_processes, length_of=model_input_name
+    )
+    return training_order(dataset, plan)
+
+
+def eval_sampler(args: Any, dataset: Any, model_input_name: str | None) -> Any:
+    if dataset is None or not has_length(dataset) or isinstance(dataset, IterableDataset):
+        return None
+    return SequentialSampler(dataset)
+
+
+def row_collator(args: Any, order: PackedOrder, collate: Callable[..., Any], model: Any, processing_class: Any) -> Any:
+    """The collator that makes packed rows of what `collate` makes of samples.
+
+    Raises:
+        ModelError: samples of a row would see each other in this model.
+    """
+    takes_positions = "position_ids" in model_facts.forward_parameters(model)
+    with untouched_randomness():
+        layout = find_layout(
+            model,
+            row_length=args.packing_length,
+            num_rows=args.train_batch_size,
+            takes_positions=takes_positions,
+            length_of=order.length_of,
+        )
+    return RowCollator(
+        collate,
+        layout,
+        length_of=order.length_of,
+        pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
+        masks_first=model_facts.shifts_labels(model) or model_facts.is_causal_lm(model),
+        multiple_of=getattr(args, "pad_to_multiple_of", None),
+    )
+
+
+def samples_per_step(dataloader: Any, args: Any) -> int | None:
+    """Samples of a step over all processes, on average, where batches differ in size; None where they do not."""
+    order = formed_order(dataloader)
+    if order is None:
+        return None
+    share = order.num_samples / max(len(order), 1)  # of a batch
+    num_batches = resolve.micro_batches(args) * dataloader.batch_sampler.share.num_processes
+    return int(max(round(share * num_batches), 1))
+
+
+def make_loader(dataloader: Any) -> Loader:
+    return Loader(dataloader, random_state=rng.capture, set_random_state=rng.restore)
+
+
+@contextmanager
+def untouched_randomness() -> Any:
+    """Whatever happens inside leaves the random states as they were, so evaluating never changes training."""
+    states = rng.capture()
+    try:
+        yield
+    finally:
+        rng.restore(states)
