@@ -134,7 +134,7 @@ def test_before_a_save_nothing_is_written_that_cannot_fit(monkeypatch: pytest.Mo
     with_free(monkeypatch, 2 * weights_of(trainer.model))
     with pytest.raises(CheckpointWriteError, match="The next checkpoint needs at least"):
         trainer.train(resume_from_checkpoint=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "journal.jsonl"]
 
 
 def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
