@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# One test process for each core; the tests of a file stay together, since they share what is costly to make.
+WORKERS ?= -n auto --dist loadfile
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .PHONY: demo test test-all unit slow lint bench clean
@@ -15,7 +17,7 @@ demo: $(VENV)/.run
 test: lint unit
 
 unit: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" $(WORKERS) $(ARGS)
 
 slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
