@@ -71,7 +71,8 @@ def test_interrupted_and_resumed_is_uninterrupted(row: Row, tmp_path: Path) -> N
 def test_a_resume_right_after_an_evaluation_is_exact_too(row: Row, tmp_path: Path) -> None:
     """Schedule-free optimizers train on other weights than they evaluate on."""
     row.needs()
-    settings: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "eval_dataset": sentences(4)}
+    rhythm = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    settings: dict[str, Any] = {**rhythm, "eval_dataset": sentences(4)}
     whole = make_trainer(tmp_path / "whole", row, **settings)
     whole.train()
     first = make_trainer(tmp_path / "parts", row, callbacks=[StopAt(4)], **settings)

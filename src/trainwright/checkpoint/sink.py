@@ -34,14 +34,13 @@ class Later:
         self._writes: list[tuple[Any, Write]] = []
 
     def put(self, tree: Any, write: Write) -> None:
-        lacking = self._buffers.missing_bytes(tree)
-        if lacking > available_bytes() * SHARE_OF_MEMORY:
-            reason = f"{lacking:,} bytes of memory are too much to take for a copy"
-        else:
-            try:
+        try:
+            lacking = self._buffers.missing_bytes(tree)
+            if lacking <= available_bytes() * SHARE_OF_MEMORY:
                 return self._writes.append((self._buffers.copy_of(tree), write))
-            except NotPlainError as error:
-                reason = f"{error} cannot be copied"
+            reason = f"{lacking:,} bytes of memory are too much to take for a copy"
+        except NotPlainError as error:
+            reason = f"{error} cannot be copied"
         logger.info("Training waits while a file of a checkpoint is written: %s.", reason)
         write(tree)
 

@@ -35,8 +35,13 @@ class Buffers:
         self._copies: dict[Place, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
     def missing_bytes(self, tree: Any) -> int:
-        """Memory that a copy would take in addition to what is kept."""
-        storages = {_place(s): s for s in (tensor.untyped_storage() for tensor in tensors_of(tree))}
+        """Memory that a copy would take in addition to what is kept.
+
+        Raises:
+            NotPlainError: a tensor in it cannot be copied byte by byte.
+        """
+        originals = [check_plain(tensor) for tensor in tensors_of(tree)]
+        storages = {_place(s): s for s in (tensor.untyped_storage() for tensor in originals)}
         wanted = Counter(_kind(storage) for place, storage in storages.items() if place not in self._copies)
         return sum(kind[0] * max(count - len(self._free[kind]), 0) for kind, count in wanted.items())
 
