@@ -121,7 +121,7 @@ class LoaderPlan:
     multiprocessing_context: str | None = None
     in_order: bool = True
     seeded: bool = True  # False: the order is drawn from torch's global generator
-    shuffle_method: str = "permutation"
+    shuffle_method: str = "auto"
     seed_samples: bool = False
     rank: int = 0
     num_processes: int = 1
