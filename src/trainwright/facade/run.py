@@ -287,6 +287,7 @@ class RunHooks(CheckHooks):
         self._memory_tracker.stop_and_update_metrics(metrics, stage="train")
         self.log(metrics)
         self._writer.wait()
+        self._engine.barrier()  # train() returns on no process before all is on the disk
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
         self.callback_handler.fire("on_train_end", run)
