@@ -25,8 +25,9 @@ class Watched(Trainer):
         return super().training_step(*args, **kwargs)
 
 
-trainer = make_trainer(FOLDER, cls=Watched, model_init=make_module, eval_dataset=data.vectors(8), max_steps=6,
-                       eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2, save_async=False)  # fmt: skip
+settings = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+trainer = make_trainer(FOLDER, cls=Watched, model_init=make_module, eval_dataset=data.vectors(8), save_async=False,
+                       **settings)  # fmt: skip
 best = trainer.hyperparameter_search(
     rates,
     n_trials=4,

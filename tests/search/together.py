@@ -21,8 +21,8 @@ class Second(optuna.pruners.BasePruner):
 
 
 def trainer(folder: Path, **settings: Any) -> Any:
-    return make_trainer(folder, model_init=make_module, eval_dataset=data.vectors(8), max_steps=6,
-                        eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=6, **settings)  # fmt: skip
+    given = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 6}
+    return make_trainer(folder, model_init=make_module, eval_dataset=data.vectors(8), **given | settings)
 
 
 searching = trainer(FOLDER / "search")
