@@ -14,11 +14,11 @@ SOURCE = Path(trainwright.__file__).parent
 # From the top; a part may import what is below it. Beside it: wings never, the others where there is no circle.
 PICTURE = (
     ("cli", "__main__"),
-    ("report", "checkup", "compat", "tasks", "recipe"),
+    ("report", "compat", "tasks", "recipe"),
     ("seq2seq",),
     ("trainer",),
     ("facade",),  # the trainer's hooks, one family to a file
-    ("assemble", "checks"),
+    ("assemble", "checks", "checkup"),
     ("trackers",),
     ("loop", "engine", "checkpoint", "data", "optim", "callbacks", "patches"),
     ("metrics", "config", "search", "hub", "hooks", "journal", "model_facts"),

@@ -114,9 +114,19 @@ def test_a_checkpoint_has_the_random_states_of_every_process(done: Done, folder:
     for told in done.told:
         assert {"rng_state_0.pth", "rng_state_1.pth", "manifest.json", "optimizer.pt"} <= set(told["saved"])
         assert "rng_state.pth" not in told["saved"]
+
     manifest = json.loads((folder / "by_two/checkpoint-2/manifest.json").read_text())
     assert manifest["world_size"] == 2
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= set(manifest["files"])
+
+
+def test_one_process_writes_behind_training_and_all_return_when_it_is_done(done: Done) -> None:
+    for rank, told in enumerate(done.told):
+        behind, at_once = (["checkpoint-writer"], ["MainThread"]) if rank == 0 else ([], [])
+        steps = told["at_once"][1]
+        assert steps
+        assert told["behind"] == [behind, steps]
+        assert told["at_once"][0] == at_once
 
 
 def test_a_resume_goes_on_with_the_same_and_another_number_of_processes(

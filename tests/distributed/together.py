@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests._support.two_processes import tell
 from tests.distributed.cases import WINDOWS, judged, outcome, trainer_of
 
 from trainwright import TrainerCallback, TrainingArguments
+from trainwright.checkpoint.store import CheckpointStore
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ["RANK"])
@@ -93,6 +95,7 @@ def checkpoints() -> None:
     trainer.add_callback(StopAt(2))
     trainer.train()
     tell(saved=sorted(os.listdir(FOLDER / "by_two/checkpoint-2")))
+    tell(behind=committed_by(FOLDER / "behind"), at_once=committed_by(FOLDER / "at_once", save_async=False))
     again = trainer_of(name, FOLDER / "by_two_again", 2)
     tell(resumed=outcome(again, resume_from_checkpoint=str(FOLDER / "by_two/checkpoint-2")))
     logging.getLogger("trainwright").setLevel("WARNING")
@@ -103,6 +106,24 @@ def checkpoints() -> None:
         damaged.train(resume_from_checkpoint=True)
     except Exception as error:
         tell(nothing=f"{type(error).__name__}: {error}")
+
+
+def committed_by(folder: Path, **settings: Any) -> list[Any]:
+    """Threads that committed, and what lies there when train() returns."""
+    names: set[str] = set()
+    commit = CheckpointStore.commit
+
+    def observed(*args: Any) -> Any:
+        names.add(threading.current_thread().name)
+        time.sleep(0.3)  # a process that does not wait for the disk would be gone by then
+        return commit(*args)
+
+    CheckpointStore.commit = observed  # type: ignore[method-assign]
+    try:
+        trainer_of("means", folder, 2, save_strategy="steps", save_steps=2, **settings).train()
+    finally:
+        CheckpointStore.commit = commit  # type: ignore[method-assign]
+    return [sorted(names), CheckpointStore(folder).steps()]
 
 
 main_goes_first()

@@ -344,6 +344,9 @@ class OurFields:
     slurm_requeue: bool = option(
         False, "When SIGTERM or SIGUSR1 ends a job of Slurm, put it back into the queue once the checkpoint is saved."
     )
+    preflight: bool = option(
+        True, "Look at the first batches and the first step of a training, and warn of what is probably not meant."
+    )
     seed_samples: bool = option(
         False,
         "Random draws in samples and the collator depend on seed, epoch and sample only, not on the number of workers.",

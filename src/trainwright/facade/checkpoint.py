@@ -69,7 +69,6 @@ class CheckpointHooks(ReportHooks):
         return self.is_in_train and assemble.saves_in_background(
             self.args,
             self._run,
-            is_alone=self._engine.num_processes == 1,
             is_watched=hooks or self.callback_handler.looks_at_saves(),
         )
 
