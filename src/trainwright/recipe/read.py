@@ -141,7 +141,7 @@ def _unknown(value: Mapping[str, Any], known: Collection[str], path: Path) -> Fo
         if name not in known:
             full = ".".join((*path, str(name)))
             elsewhere = [other for other in known_paths() if other.rpartition(".")[2] == name]
-            hint = near(str(name), known) or (f" It belongs to {elsewhere[0]}." if elsewhere else "")
+            hint = f" Did you mean {elsewhere[0]}?" if elsewhere else near(str(name), known)
             yield (*path, str(name)), f"{full} is not known.{hint}"
 
 

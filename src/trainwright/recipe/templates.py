@@ -33,8 +33,8 @@ def _rest(task: str, there: set[str]) -> Iterator[str]:
         if missing:
             yield f"\n  # -- {title}"
         for one in missing:
-            help = textwrap.wrap(one.metadata.get("help", ""), WIDTH - 4)
-            yield "\n".join([*(f"  # {line}" for line in help), f"  # {one.name}: {_shown(one)}"])
+            help = textwrap.wrap(one.metadata.get("help", ""), WIDTH - 8)
+            yield "\n".join([f"  # {one.name}: {_shown(one)}", *(f"  #     {line}" for line in help)])
 
 
 def _shown(one: dataclasses.Field[Any]) -> str:

@@ -16,7 +16,9 @@ from trainwright.errors import RecipeError
 
 Path = tuple[str, ...]  # of keys, from the top; an item of a list by its number
 
-FLOAT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN)$")
+FLOAT = re.compile(
+    r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN)$"
+)
 
 
 class _Loader(yaml.SafeLoader):
