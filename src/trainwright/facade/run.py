@@ -79,7 +79,8 @@ class RunHooks(CheckHooks):
         )
         rules.check_run(args, assemble.facts(plan, self, self._engine.device))
         self._loader = assemble.make_loader(dataloader)
-        checks.check_ends_together(plan, self._loader.chunk, self._engine.num_processes)
+        if not resolve.dispatches(args, self._engine.num_processes):
+            checks.check_ends_together(plan, self._loader.chunk, self._engine.num_processes)
         self._plan, note = assemble.plan_of_the_rest(
             plan, self._loader, resume_from_checkpoint, args, batch_size=self._train_batch_size
         )
