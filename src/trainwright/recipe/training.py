@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from trainwright.config.arguments import TrainingArguments
+from trainwright.config.fields import MAYBE_PATHS, PATHS
 from trainwright.config.legacy import OLD_NAMES
 from trainwright.config.options import FALSE_WORDS, TRUE_WORDS
 from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.errors import ArgumentError
 
-PATHS = ("output_dir", "logging_dir")  # that are always paths
-MAYBE_PATHS = ("fsdp_config", "deepspeed", "accelerator_config", "generation_config", "resume_from_checkpoint")
 WORDS = {**dict.fromkeys((*TRUE_WORDS, "on"), True), **dict.fromkeys((*FALSE_WORDS, "off"), False)}
 
 
