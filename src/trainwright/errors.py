@@ -64,6 +64,14 @@ class EvaluationMemoryError(TrainwrightError, RuntimeError):
     """An evaluation in the middle of training did not fit into memory; the training itself did."""
 
 
+class SearchError(TrainwrightError, RuntimeError):
+    """A hyperparameter search that ended without a single trial to choose from."""
+
+
+class SearchSpaceError(ArgumentError):
+    """A search that cannot work as it was asked for: the same mistake would end each of its trials."""
+
+
 class NotYetError(TrainwrightError, NotImplementedError):
     """A published feature that this version does not have yet; the message names it and a way around."""
 

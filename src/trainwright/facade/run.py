@@ -151,6 +151,7 @@ class RunHooks(CheckHooks):
         state.compute_steps(self.args, max_steps)
         state.max_steps, state.num_train_epochs = max_steps, num_train_epochs
         state.is_hyper_param_search = trial is not None
+        state.trial_name, state.trial_params = assemble.name_and_params(trial, self._search, hp_name=self.hp_name)
         state.is_local_process_zero = self.is_local_process_zero()
         state.is_world_process_zero = self.is_world_process_zero()
         manifest = assemble.manifest_of(resume_from_checkpoint)
