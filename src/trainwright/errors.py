@@ -8,7 +8,17 @@ class TrainwrightError(Exception):
 
 
 class ArgumentError(TrainwrightError, ValueError):
-    """A training argument, or a combination of them, that cannot do what was asked."""
+    """A training argument, or a combination of them, that cannot do what was asked.
+
+    Attributes:
+        problems: each of them alone, where the message tells several.
+    """
+
+    problems: tuple[str, ...] = ()
+
+
+class RecipeError(ArgumentError):
+    """A configuration file that cannot be carried out; the message tells each problem with its line."""
 
 
 class GenerationConfigError(ArgumentError, OSError):
