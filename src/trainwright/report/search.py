@@ -44,7 +44,8 @@ def search_page(found: SearchRecord, *, title: str) -> str:
     sections.append(table("Best", best))
     rows = [("trial", "state", "objective", "parameters", "seconds", "error")]
     rows += [(one.id, one.state, ", ".join(map(_short, one.values)), ", ".join(_settings(one)),
-              "" if one.seconds is None else f"{one.seconds:.1f}", one.error or "") for one in found.trials]  # fmt: skip
+              "" if one.seconds is None else f"{one.seconds:.1f}", one.error or "")
+             for one in found.trials]  # fmt: skip
     sections.append(table("Trials", rows))
     return document(title, sections)
 
@@ -56,14 +57,15 @@ def _history(found: SearchRecord, number: int, direction: str, *, title: str, is
     scored = [(i, one) for i, one in enumerate(found.trials) if _value(one, number) is not None]
     for state, colour in COLOURS.items():
         chosen = [(i, one) for i, one in scored if one.state == state]
+        labels = [f"trial {one.id}" for _, one in chosen]
         chart.add_scatter(x=[i for i, _ in chosen], y=[_value(one, number) for _, one in chosen], name=state,
-                          mode="markers", marker_color=colour, text=[f"trial {one.id}" for _, one in chosen])  # fmt: skip
+                          mode="markers", marker_color=colour, text=labels)  # fmt: skip
     finished = [(i, one.values[number]) for i, one in scored if one.state == FINISHED]
     pick = min if direction == "minimize" else max
     so_far = [pick(value for _, value in finished[: n + 1]) for n in range(len(finished))]
     chart.add_scatter(x=[i for i, _ in finished], y=so_far, name="best so far", mode="lines", line_shape="hv")
     chart.update_layout(title=title, xaxis_title="trial", height=380, template="plotly_white")
-    return str(to_html(chart, includeplotlyjs=is_first, full_html=False, config={"displaylogo": False}))
+    return str(to_html(chart, include_plotlyjs=is_first, full_html=False, config={"displaylogo": False}))
 
 
 def _bars(shares: dict[str, float], *, title: str) -> str:
@@ -73,7 +75,7 @@ def _bars(shares: dict[str, float], *, title: str) -> str:
     chart = go.Figure(go.Bar(x=list(shares.values()), y=list(shares), orientation="h"))
     chart.update_layout(title=title, xaxis_range=[0, 1], yaxis_autorange="reversed", template="plotly_white",
                         height=160 + 30 * len(shares))  # fmt: skip
-    return str(to_html(chart, includeplotlyjs=False, full_html=False, config={"displaylogo": False}))
+    return str(to_html(chart, include_plotlyjs=False, full_html=False, config={"displaylogo": False}))
 
 
 def _scatter(trials: Sequence[TrialRecord], name: str, number: int) -> str:
@@ -85,7 +87,7 @@ def _scatter(trials: Sequence[TrialRecord], name: str, number: int) -> str:
                                  text=[f"trial {one.id}" for one in done]))  # fmt: skip
     chart.update_layout(title=name, xaxis_title=name, height=320, template="plotly_white",
                         xaxis_type="log" if _spans_decades(values) else None)  # fmt: skip
-    return str(to_html(chart, includeplotlyjs=False, full_html=False, config={"displaylogo": False}))
+    return str(to_html(chart, include_plotlyjs=False, full_html=False, config={"displaylogo": False}))
 
 
 def _spans_decades(values: Sequence[Any]) -> bool:
