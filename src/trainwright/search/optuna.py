@@ -15,7 +15,7 @@ import optuna
 import psutil
 from optuna.distributions import CategoricalDistribution
 from optuna.study import StudyDirection
-from optuna.trial import FixedTrial, TrialState
+from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import asked
@@ -160,10 +160,16 @@ def take_up(study: optuna.Study) -> int:
         elif trial.number not in taken and trial.params:
             earlier = trial.user_attrs.get(GOES_ON, {}).get("folders", [])
             folders = [trial.user_attrs[FOLDER], *earlier] if FOLDER in trial.user_attrs else earlier
-            study.enqueue_trial(trial.params, user_attrs={GOES_ON: {"number": trial.number, "folders": folders}})
+            study.add_trial(_once_more(trial, {GOES_ON: {"number": trial.number, "folders": folders}}))
     if study.trials:
         study.sampler.reseed_rng()  # a seeded one would draw again what it drew before
     return num_done
+
+
+def _once_more(trial: FrozenTrial, user_attrs: dict[str, Any]) -> FrozenTrial:
+    """A trial that waits, with what its sampler noted of it, which `enqueue_trial` would leave out."""
+    noted = {**trial.system_attrs, "fixed_params": trial.params}
+    return create_trial(state=TrialState.WAITING, system_attrs=noted, user_attrs=user_attrs)
 
 
 def best_of(study: optuna.Study, attempts: Attempts) -> BestRun | list[BestRun]:
