@@ -10,8 +10,10 @@ from trainwright.checkpoint import space
 from trainwright.checkup.facts import Facts
 from trainwright.checkup.finding import NOTE, CheckReport
 from trainwright.checkup.first_look import FirstLook
+from trainwright.checkup.prove.report import ProofReport
 from trainwright.config.plans import StepPlan
 from trainwright.engine.peak import supports_bf16
+from trainwright.facade import proofs
 from trainwright.facade import trial as trials
 from trainwright.facade.checkpoint import CheckpointHooks
 from trainwright.facade.memory import plan_memory
@@ -41,6 +43,16 @@ class CheckHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         """
         plan = (lambda: plan_memory(self, budget)) if memory or budget is not None else None
         return trials.full_check(self, memory=plan)
+
+    def prove(self, *, num_steps: int = 4) -> ProofReport:
+        """Computes in two ways what must be equal, on copies of the model and on the first samples.
+
+        A resume and an uninterrupted run, two ways to accumulate, two sizes of evaluation batches, one process and two.
+
+        Args:
+            num_steps: optimizer steps of each short run.
+        """
+        return proofs.prove(self, num_steps=num_steps)
 
     def _first_look(self, trial: Any) -> Any:
         """What watches the first step of a run; it has looked at what is known before it."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,8 +30,6 @@ from trainwright.types import Batch
 
 LOOKED_AT = 4  # batches, of which the largest counts
 COPIES = 5  # of the weights, that a measured step takes
-
-Sized = Callable[[], Peak]
 
 
 def plan_memory(trainer: Any, budget: int | float | str | None) -> MemoryPlan:  # any Trainer
@@ -103,11 +100,12 @@ def predicted_peak(trainer: Any, settings: dict[str, Any]) -> Peak:
     window = twin.get_batch_samples(iter(batches), len(batches), twin._engine.device)
     samples = [batch_without_values(batch, mode) for batch in window[0]]
     with mode:
-        return _track(twin, samples, window[1])
+        peaks = _track(twin, samples, window[1])
+    return max(peaks.values(), key=lambda peak: peak.total_bytes)
 
 
 def measured_peak(trainer: Any, error: Exception) -> Peak:
-    """The peak of a step, by steps with real copies on one and on two samples: memory grows evenly with samples.
+    """The peak of a step, by real ones on a quarter and on half of its samples: memory grows evenly with them.
 
     Raises:
         ModelError: there is no memory for that; `error` is why it could not be predicted.
@@ -118,25 +116,37 @@ def measured_peak(trainer: Any, error: Exception) -> Peak:
             f"The memory of a step cannot be predicted ({error}), and {COPIES} times the weights do not fit for "
             "measuring it."
         ) from error
-    peaks, rows = [], 1
-    for number in (1, 2):
-        twin = _with_settings(trainer, copy.deepcopy(trainer.model), {})
-        batches = _batches(twin)
-        rows = max(find_batch_size(batch) or 1 for batch in batches)
-        if rows > 1:
-            batches = [{name: _rows(value, number) for name, value in batch.items()} for batch in batches]
-        window, num_items = twin.get_batch_samples(iter(batches), len(batches), twin._engine.device)
-        peaks.append(_track(twin, window, num_items))
-    one, two = peaks
+    rows = max(find_batch_size(batch) or 1 for batch in _batches(_with_settings(trainer, trainer.model, {})))
+    few, more = max(rows // 4, 1), max(rows // 2, 2)
+    one, two = (_measured(trainer, number) for number in (few, more))
+    steps = (rows - few) / (more - few)
+    return max((_grown(one[m], two[m], steps) for m in one if m in two), key=lambda peak: peak.total_bytes)
+
+
+def _measured(trainer: Any, num_rows: int) -> dict[str, Peak]:
+    """The peaks of a step with the first rows of its batch, on a copy of the model."""
+    twin = _with_settings(trainer, copy.deepcopy(trainer.model), {})
+    batches = [{name: _rows(value, num_rows) for name, value in batch.items()} for batch in _batches(twin)]
+    window, num_items = twin.get_batch_samples(iter(batches), len(batches), twin._engine.device)
+    return _track(twin, window, num_items)
+
+
+def _grown(one: Peak, two: Peak, steps: float) -> Peak:
+    """A peak that goes on growing from the first to the second, so many times as far."""
 
     def grown(first: int, second: int) -> int:
-        return first + (second - first) * (rows - 1)
+        return round(first + (second - first) * steps)
 
-    names = (*one.by_kind, *two.by_kind)
-    kinds = {name: grown(one.by_kind.get(name, 0), two.by_kind.get(name, 0)) for name in names}
-    modules = {n: grown(one.by_module.get(n, 0), two.by_module.get(n, 0)) for n in (*one.by_module, *two.by_module)}
-    total = grown(one.total_bytes, two.total_bytes)
-    return Peak(total_bytes=total, by_kind=kinds, by_module=modules, moment=two.moment, is_measured=True)
+    def each(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+        return {name: grown(first.get(name, 0), second.get(name, 0)) for name in (*first, *second)}
+
+    return Peak(
+        total_bytes=grown(one.total_bytes, two.total_bytes),
+        by_kind=each(one.by_kind, two.by_kind),
+        by_module=each(one.by_module, two.by_module),
+        moment=two.moment,
+        is_measured=True,
+    )
 
 
 def _rows(value: Any, number: int) -> Any:
@@ -159,8 +169,8 @@ def _batches(twin: Any) -> list[Batch]:
     return [dict(largest)]
 
 
-def _track(twin: Any, samples: Sequence[Batch], num_items: Any) -> Peak:
-    """The peak of a step at which the optimizer has its states, and in which an earlier micro-batch left gradients."""
+def _track(twin: Any, samples: Sequence[Batch], num_items: Any) -> dict[str, Peak]:
+    """The peaks of a step at which the optimizer has its states, and in which an earlier micro-batch left gradients."""
     engine, model = twin._engine, twin.model
     tracker = Tracker(engine.device)
     with contextlib.ExitStack() as stack:
@@ -180,14 +190,10 @@ def _track(twin: Any, samples: Sequence[Batch], num_items: Any) -> Peak:
             _make_states(session, model, keeps_gradients=resolve.micro_batches(twin.args) > 1)
         tracker.count(tensors_of([*getattr(session.optimizer, "state", {}).values()]), "optimizer")
         tracker.count([parameter.grad for parameter in model.parameters()], "gradients")
-        tracker.forget_peak()
+        tracker.forget_peaks()
         tracker.moment = "forward"
         take_step(session, twin._run, told, window, epoch=0.0)
-    kinds = {kind: size for kind, size in tracker.peak.by_kind.items() if size > 0}
-    by_module = Counter(tracker.peak.by_module)
-    return Peak(
-        total_bytes=tracker.peak.total_bytes, by_kind=kinds, by_module=dict(by_module), moment=tracker.peak.moment
-    )
+    return tracker.peaks
 
 
 def _make_states(session: Session, model: Any, *, keeps_gradients: bool) -> None:

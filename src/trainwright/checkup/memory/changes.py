@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-SMALLER = "the same numbers, somewhat slower"
-ROUNDED = "rounded arithmetic; faster where the hardware has it"
-RECOMPUTED = "the same numbers, about a third slower"
-ANOTHER = "another optimizer, so other numbers"
+SMALLER = "somewhat slower"
+ROUNDED = "rounded arithmetic"
+RECOMPUTED = "about a third slower"
+ANOTHER = "another optimizer: other numbers"
 
 
 def changes(args: Any, *, can_bf16: bool) -> Iterator[tuple[dict[str, Any], str]]:
@@ -33,4 +33,4 @@ def changes(args: Any, *, can_bf16: bool) -> Iterator[tuple[dict[str, Any], str]
         for settings in step:
             together, prices = together | settings, [*prices, price]
             if len(prices) > 1 or price is ANOTHER:
-                yield dict(together), "; ".join(prices)
+                yield dict(together), ", ".join(prices)

@@ -31,6 +31,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         moment: what the step is at, as a person calls it; a backward pass is noticed by itself.
+        peaks: the fullest moment of each kind.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -43,12 +44,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._modules: Counter[str] = Counter()
         self._path: list[str] = []
         self._total = 0
-        self.peak = Peak(total_bytes=0, by_kind={})
+        self.peaks: dict[str, Peak] = {}
 
-    def forget_peak(self) -> None:
-        """From here on a new peak is looked for."""
-        self.peak = Peak(total_bytes=0, by_kind={})
-        self._look()
+    def forget_peaks(self) -> None:
+        """From here on new peaks are looked for."""
+        self.peaks = {}
 
     def count(self, tensors: Iterable[Any], kind: str) -> None:
         """Counts tensors that are there already, or says what those are for that are counted."""
@@ -97,12 +97,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind == "activations":
             self._modules[module] -= size
 
-    def _look(self, moment: str = "") -> None:
-        if self._total > self.peak.total_bytes:
+    def _look(self, moment: str) -> None:
+        before = self.peaks.get(moment)
+        if before is None or self._total > before.total_bytes:
             by_module = {name: size for name, size in self._modules.items() if size > 0}
-            self.peak = Peak(
-                total_bytes=self._total, by_kind=dict(self._kinds), by_module=by_module, moment=moment or self.moment
-            )
+            by_kind = {kind: size for kind, size in self._kinds.items() if size > 0}
+            self.peaks[moment] = Peak(total_bytes=self._total, by_kind=by_kind, by_module=by_module, moment=moment)
 
     @contextmanager
     def inside(self, model: nn.Module) -> Iterator[None]:
