@@ -11,7 +11,7 @@ import pytest
 
 from .._support.small import StopAt
 from .._support.two_processes import Done, run
-from .cases import WINDOWS, judged, outcome, trainer_of
+from .cases import WINDOWS, judged, outcome, rows, trainer_of
 
 SAVED = "means, accumulated"
 
@@ -105,6 +105,26 @@ def test_the_main_process_goes_first_and_the_others_say_less(done: Done) -> None
     assert (main["found"], other["found"]) == (False, True)
     assert (main["levels"], other["levels"]) == (20, 40)
     assert (main["should"], other["should"]) == ([True, True], [False, False])
+
+
+# -- dispatching -----------------------------------------------------------------------------------------------------
+
+
+def test_the_main_process_reads_for_all(done: Done, tmp_path: Path) -> None:
+    settings = {"num_train_epochs": 1, "train_dataset": rows(17)[:16]}
+    alone = outcome(trainer_of("counted", tmp_path, 1, **settings))
+    for rank, told in enumerate(done.told):
+        assert_close(told["Reads dispatched"], alone)
+        assert told["Reads resumed"]["weights"] == told["Reads dispatched"]["weights"]
+        assert told["Reads read"] == (16 if rank == 0 else 0)
+
+
+def test_the_main_process_reads_a_stream_to_an_end_that_all_see(done: Done) -> None:
+    main, other = done.told
+    assert main["Stream dispatched"]["step"] == 3  # 8, 8, and one with another to make the parts equal
+    assert (main["Stream read"], other["Stream read"]) == (17, 0)
+    assert main["Stream dispatched"] == other["Stream dispatched"]
+    assert main["Stream resumed"]["weights"] == main["Stream dispatched"]["weights"]
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------

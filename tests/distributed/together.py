@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 import torch.distributed as dist
 from tests._support.small import StopAt
 from tests._support.two_processes import tell
-from tests.distributed.cases import WINDOWS, judged, outcome, trainer_of
+from tests.distributed.cases import WINDOWS, judged, outcome, rows, trainer_of
+from torch.utils.data import Dataset, IterableDataset
 
 from trainwright import TrainerCallback, TrainingArguments
 from trainwright.checkpoint.store import CheckpointStore
@@ -108,6 +110,46 @@ def checkpoints() -> None:
         tell(nothing=f"{type(error).__name__}: {error}")
 
 
+class Reads(Dataset[Any]):
+    """Counts how often a sample is asked for in this process."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items, self.num_reads = items, 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        self.num_reads += 1
+        return self.items[index]
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self.items, self.num_reads = items, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.items:
+            self.num_reads += 1
+            yield item
+
+
+def dispatching() -> None:
+    """The main process reads for both: map data with a tail of one, resumed, and a stream whose end nobody knows."""
+    dispatch = {"accelerator_config": {"dispatch_batches": True}, "save_strategy": "steps", "save_steps": 2}
+    for kind in (Reads, Stream):
+        more = {"lr_scheduler_type": "constant"} if kind is Stream else {}
+        dataset = kind(rows(17)[:16] if kind is Reads else rows(17))
+        folder = FOLDER / f"dispatched_{kind.__name__}"
+        trainer = trainer_of("counted", folder, 2, train_dataset=dataset, num_train_epochs=1, **dispatch, **more)
+        whole = outcome(trainer)
+        again = trainer_of("counted", folder / "again", 2, train_dataset=kind(dataset.items), num_train_epochs=1,
+                           **dispatch, **more)  # fmt: skip
+        resumed = outcome(again, resume_from_checkpoint=str(folder / "checkpoint-2"))
+        name = kind.__name__
+        tell(**{f"{name} dispatched": whole, f"{name} resumed": resumed, f"{name} read": dataset.num_reads})
+
+
 def committed_by(folder: Path, **settings: Any) -> list[Any]:
     """Threads that committed, and what lies there when train() returns."""
     names: set[str] = set()
@@ -137,4 +179,5 @@ for name in ("means", "counted"):
     trainer.add_callback(counts)
     trainer.train()
     tell(**{f"{name}: collectives": counts.by_step})
+dispatching()
 checkpoints()

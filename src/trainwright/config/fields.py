@@ -22,6 +22,8 @@ from trainwright.config.enums import (
     SchedulerType,
 )
 
+PATHS = ("output_dir", "logging_dir")  # fields that are paths
+MAYBE_PATHS = ("fsdp_config", "deepspeed", "accelerator_config", "generation_config", "resume_from_checkpoint")
 LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
 PACKING = ("best_fit",)
 SAMPLING = ("random", "sequential", "group_by_length", "batch_rebalance")

@@ -86,9 +86,7 @@ def accelerator_settings(args: Any) -> str | None:
     """Batches are neither split nor dispatched where one process has them all."""
     config = getattr(args, "accelerator_config", None)
     if config is None or args.world_size > 1:
-        dispatches = config is not None and args.world_size > 1 and config.dispatch_batches
-        said = "accelerator_config.dispatch_batches=True has no effect: every process reads its own part of the data."
-        return said if dispatches else None
+        return None
     several = {"split_batches": False, "dispatch_batches": None, "even_batches": True}
     idle = [f"accelerator_config.{name}" for name, default in several.items() if getattr(config, name) != default]
     if (config.gradient_accumulation_kwargs or {}).get("sync_each_batch"):
@@ -172,4 +170,16 @@ def limit_without_saves(args: Any) -> str | None:
     by_time = any(getattr(args, name, None) for name in ("save_every", "max_train_time"))
     if args.save_total_limit is not None and args.save_strategy == "no" and not by_time:
         return f"save_total_limit={args.save_total_limit} has no effect with save_strategy='no'."
+    return None
+
+
+@rule
+def saving_on_exception(args: Any) -> str | None:
+    if not getattr(args, "save_on_exception", False):
+        return None
+    name = str(getattr(args.optim, "value", args.optim))
+    if args.world_size > 1:
+        return "save_on_exception has no effect in several processes: those without the error are within the next step."
+    if "lomo" in name or name.endswith("layerwise"):
+        return f"save_on_exception has no effect with optim={name!r}: it changes weights during the backward pass."
     return None

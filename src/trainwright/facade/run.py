@@ -79,7 +79,8 @@ class RunHooks(CheckHooks):
         )
         rules.check_run(args, assemble.facts(plan, self, self._engine.device))
         self._loader = assemble.make_loader(dataloader)
-        checks.check_ends_together(plan, self._loader.chunk, self._engine.num_processes)
+        if not resolve.dispatches(args, self._engine.num_processes):
+            checks.check_ends_together(plan, self._loader.chunk, self._engine.num_processes)
         self._plan, note = assemble.plan_of_the_rest(
             plan, self._loader, resume_from_checkpoint, args, batch_size=self._train_batch_size
         )
@@ -150,6 +151,7 @@ class RunHooks(CheckHooks):
         state.compute_steps(self.args, max_steps)
         state.max_steps, state.num_train_epochs = max_steps, num_train_epochs
         state.is_hyper_param_search = trial is not None
+        state.trial_name, state.trial_params = assemble.name_and_params(trial, self._search, hp_name=self.hp_name)
         state.is_local_process_zero = self.is_local_process_zero()
         state.is_world_process_zero = self.is_world_process_zero()
         manifest = assemble.manifest_of(resume_from_checkpoint)
