@@ -297,6 +297,25 @@ RUN = [
         "tf32 cuda",
         ({"tf32": True}, {"supports_tf32": True}),
     ),
+    (
+        "static_graph_sees_every_batch",
+        ({"ddp_static_graph": True, "gradient_accumulation_steps": 2}, {"num_processes": 2}),
+        "ddp_static_graph gradient_accumulation_steps=2 sync_each_batch",
+        (
+            {
+                "ddp_static_graph": True,
+                "gradient_accumulation_steps": 2,
+                "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+            },
+            {"num_processes": 2},
+        ),
+    ),
+    (
+        "updates_in_backward_stay_in_one_process",
+        ({"optim": "adalomo"}, {"num_processes": 2}),
+        "optim='adalomo' processes",
+        ({"optim": "adalomo"}, {"num_processes": 1}),
+    ),
 ]
 
 # rule: settings without effect, the nearest settings with one
