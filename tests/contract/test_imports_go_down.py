@@ -48,7 +48,7 @@ BROUGHT_ALONG = {
     "kubeflow": "trackers.kubeflow",
     "optuna": "search.optuna",
     "ray": "search.ray",
-    "deepspeed": "engine.deepspeed",
+    "deepspeed": "engine",
     "bitsandbytes": "optim",
     "galore_torch": "optim",
     "apollo_torch": "optim",

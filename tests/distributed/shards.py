@@ -58,7 +58,7 @@ def tied_trainer(model: Any, folder: Path, processes: int = 2, **config: Any) ->
     """Four steps of eight texts."""
     sharding: dict[str, Any] = {"fsdp": True, "fsdp_config": config} if processes > 1 else {}
     settings = {"per_device_train_batch_size": 8 // processes, "max_steps": 4, "logging_steps": 4, "seed": 3,
-                "learning_rate": 1e-2, "save_strategy": "no"}  # fmt: skip
+                "learning_rate": 0.1, "optim": "sgd", "save_strategy": "no"}  # fmt: skip
     return OURS.make(model, folder, settings | sharding, train_dataset=data.sequences(32))
 
 

@@ -58,7 +58,8 @@ for stage, window in WINDOWS.items():
 own = {"optimizer": {"type": "AdamW", "params": {
     "lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto", "torch_adam": True}},
     "scheduler": {"type": "WarmupDecayLR", "params": {
-        "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"}}}  # fmt: skip
+        "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto",
+        "total_num_steps": "auto"}}}  # fmt: skip
 trainer = trainer_of("means", FOLDER / "own", WORLD, **zero(1, **own))
 tell(own=told(trainer), kinds=[type(trainer.deepspeed).__name__, trainer.is_deepspeed_enabled])
 mixed = trainer_of(SAVED, FOLDER / "mixed", WORLD, bf16=True, save_strategy="steps", save_steps=2,

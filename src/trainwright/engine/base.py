@@ -30,6 +30,7 @@ class Engine(ABC):
     accelerator: Any
     device: torch.device
     non_blocking: bool = False  # batches are copied to the device without waiting
+    input_dtype: torch.dtype | None = None  # of a batch's floating-point tensors; None: the one that they have
 
     @abstractmethod
     def place(self, model: nn.Module) -> nn.Module:

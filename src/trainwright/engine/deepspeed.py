@@ -22,6 +22,7 @@ from trainwright.config.rendezvous import start_group
 from trainwright.engine import zero_states
 from trainwright.engine.accelerator import make_accelerator
 from trainwright.engine.base import NO_CONTEXT
+from trainwright.engine.precision import DTYPES
 from trainwright.engine.several import SeveralProcesses
 from trainwright.errors import ArgumentError, MissingPackageError
 from trainwright.types import Prepared
@@ -71,6 +72,8 @@ class DeepSpeedEngine(SeveralProcesses):
             given["optimizer"] = optimizer
             self._groups = [list(group["params"]) for group in optimizer.param_groups]
             config["zero_allow_untested_optimizer"] = True
+        halves = [name for name in DTYPES if settings.get(config, f"{name}.enabled") is True]
+        self.input_dtype = DTYPES[halves[0]] if halves else None
         self._runs, optimizer, _, schedule = deepspeed.initialize(model=model, config=config, **given)
         self._runs._trainwright_module = model
         if self._masters is not None:
