@@ -15,6 +15,7 @@ from trainwright.config.plans import EnginePlan
 from trainwright.config.rendezvous import leave_at_exit
 from trainwright.engine import collectives
 from trainwright.engine.base import Engine
+from trainwright.engine.loaders import dispatched
 from trainwright.engine.precision import apply_tf32
 from trainwright.engine.updates import empty_cache, is_out_of_memory
 from trainwright.engine.watch import Watch, standing_watch, start_watch
@@ -45,6 +46,9 @@ class SeveralProcesses(Engine):
 
     def empty_cache(self) -> None:
         empty_cache(self.device)
+
+    def dispatch(self, dataloader: Any) -> Any:
+        return dispatched(dataloader, self._plan.loaders, self.device)
 
     def gather(self, value: Any) -> Any:
         return collectives.gather(value, self.device)

@@ -70,7 +70,7 @@ def whole_optimizer_state(optimizer: Any, groups: Groups, *, keeps: bool) -> dic
     number = 0
     for group in groups:
         for parameter in group:
-            one = dict(single)
+            one = {name: _copy(value) for name, value in single.items()}  # one object would be counted up for each
             for name in spread:
                 value = safe_get_full_optimizer_state(parameter, name)
                 if keeps:

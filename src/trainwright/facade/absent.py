@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from trainwright.errors import NotYetError
 
 
 class AbsentHooks:
-    """Hub and hyperparameter search."""
+    """The Hub."""
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         _not_yet("init_hf_repo", "Create the repository with huggingface_hub.create_repo.")
@@ -30,29 +29,6 @@ class AbsentHooks:
 
     def _finish_current_push(self) -> None:
         """Waits for an upload that is under way; there is none."""
-
-    def hyperparameter_search(
-        self,
-        hp_space: Callable[..., Any] | None = None,
-        compute_objective: Callable[[dict[str, float]], float] | None = None,
-        n_trials: int = 20,
-        direction: str | list[str] = "minimize",
-        backend: Any = None,
-        hp_name: Callable[..., str] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        _not_yet("hyperparameter_search", "Call train() in a loop over settings meanwhile.")
-
-    def _hp_search_setup(self, trial: Any) -> None:
-        """Takes a trial's settings over; without a trial there is nothing to do."""
-        if trial is not None:
-            _not_yet("hyperparameter_search", "Set the arguments yourself and call train() without a trial.")
-
-    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        """Tells a search how a trial does; without a trial there is nothing to do."""
-
-    def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
-        _not_yet("hyperparameter_search", "Ray Tune is not connected; save with save_model().")
 
 
 def _not_yet(name: str, instead: str) -> NoReturn:
