@@ -104,6 +104,12 @@ ALONE = [
     ),
     ("one_sharding", {"fsdp": True, "deepspeed": {"a": 1}}, "fsdp deepspeed", {"deepspeed": {"a": 1}}),
     (
+        "parts_keep_their_type",
+        {"fsdp": True, "bf16_full_eval": True},
+        "bf16_full_eval fsdp bf16=True",
+        {"bf16_full_eval": True},
+    ),
+    (
         "one_accumulation",
         {
             "gradient_accumulation_steps": 2,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,10 @@ class FSDPEngine(SeveralProcesses):
     def unwrap(self, model: nn.Module) -> nn.Module:
         inner = uncompiled(model)
         return inner if self._is_new else getattr(inner, "_fsdp_wrapped_module", inner)
+
+    def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
+        # One whose text has ended goes on with the others: each forward pass is one of all processes.
+        return nullcontext({"synced_gpus": True} if self._world_size > 1 else {})
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
