@@ -26,7 +26,6 @@ from trainwright.search import asked, record
 from trainwright.search.attempts import MODEL_FOLDER
 from trainwright.search.base import BestRun, Host, Offer, Outcome, Plan
 from trainwright.search.record import SearchRecord, TrialRecord, plain
-from trainwright.search.spaces import default_hp_space_ray
 
 OBJECTIVE = "objective"
 TRIAL_NAME = "trial.json"  # in a trial's directory: what came of it, as its own process saw it
@@ -50,7 +49,7 @@ class RayBackend:
     tracker = None
 
     def default_space(self, trial: Any) -> Mapping[str, Any]:
-        return default_hp_space_ray(trial)
+        return default_domains()
 
     def check(self, host: Host, plan: Plan) -> None:
         known = [name for name in inspect.signature(ray.tune.run).parameters if name not in OURS]
