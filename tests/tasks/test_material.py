@@ -88,6 +88,13 @@ def test_labels_are_found_listed_or_renamed(tmp_path: Path) -> None:
     )
 
 
+def test_rows_without_a_label_are_refused(tmp_path: Path) -> None:
+    rows = [{**row, "label": None if i < 3 else row["label"]} for i, row in enumerate(ROWS)]
+    found = material(tmp_path, rows, eval_share=0)
+    with pytest.raises(RecipeError, match="3 of the train rows have no label"):
+        find_labels(found, "label")
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
