@@ -1,6 +1,6 @@
 """Draws the pictures of docs/command_line.md: runs real commands in a directory and shows what they print as SVG.
 
-python docs/pictures/draw.py WORKING_DIRECTORY
+python docs/pictures/draw.py WORKING_DIRECTORY [TASK]
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from rich.text import Text
 HERE = Path(__file__).parent
 WIDTH = 118
 LONGEST = 115  # characters of a line; a log line with every speed is longer
+TASK = sys.argv[2] if len(sys.argv) > 2 else "text-classification"
 PICTURES = {
-    "train": ["trainwright init text-classification", "trainwright train config.yaml"],
+    "train": [f"trainwright init {TASK}", "trainwright train config.yaml"],
     "runs": ["trainwright runs ."],
 }
 
