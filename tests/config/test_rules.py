@@ -104,6 +104,12 @@ ALONE = [
     ),
     ("one_sharding", {"fsdp": True, "deepspeed": {"a": 1}}, "fsdp deepspeed", {"deepspeed": {"a": 1}}),
     (
+        "parts_keep_their_type",
+        {"fsdp": True, "bf16_full_eval": True},
+        "bf16_full_eval fsdp bf16=True",
+        {"bf16_full_eval": True},
+    ),
+    (
         "one_accumulation",
         {
             "gradient_accumulation_steps": 2,
@@ -297,6 +303,25 @@ RUN = [
         "tf32 cuda",
         ({"tf32": True}, {"supports_tf32": True}),
     ),
+    (
+        "static_graph_sees_every_batch",
+        ({"ddp_static_graph": True, "gradient_accumulation_steps": 2}, {"num_processes": 2}),
+        "ddp_static_graph gradient_accumulation_steps=2 sync_each_batch",
+        (
+            {
+                "ddp_static_graph": True,
+                "gradient_accumulation_steps": 2,
+                "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+            },
+            {"num_processes": 2},
+        ),
+    ),
+    (
+        "updates_in_backward_stay_in_one_process",
+        ({"optim": "adalomo"}, {"num_processes": 2}),
+        "optim='adalomo' processes",
+        ({"optim": "adalomo"}, {"num_processes": 1}),
+    ),
 ]
 
 # rule: settings without effect, the nearest settings with one
@@ -311,6 +336,7 @@ IDLE = [
     ("tensorboard_folder", {"logging_dir": "logs"}, {"report_to": ["wandb", "tensorboard"]}),
     ("tensorboard_folder", {"logging_dir": "logs", "report_to": "wandb"}, {"report_to": "all"}),
     ("settings_of_several_processes", {"ddp_backend": "gloo"}, {"ddp_backend": None}),
+    ("saving_on_exception", {"save_on_exception": True, "optim": "lomo"}, {"optim": "adamw_torch"}),
     (
         "accelerator_settings",
         {"accelerator_config": {"split_batches": True}},
@@ -397,6 +423,13 @@ def test_settings_of_several_processes_have_effect_in_several(monkeypatch):
     assert idle(args) == ["ddp_backend, ddp_timeout have no effect in one process."]
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert idle(args) == []
+
+
+def test_a_save_on_an_exception_is_for_one_process(monkeypatch):
+    args = TrainingArguments(save_on_exception=True)
+    assert idle(args) == []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert [message.split(":")[0] for message in idle(args)] == ["save_on_exception has no effect in several processes"]
 
 
 def test_the_length_of_the_run_may_be_in_the_arguments():

@@ -15,8 +15,6 @@ from .bench import Bench
 from .table import companion, shows
 
 ASKED: dict[str, Any] = {
-    "deepspeed": {"train_batch_size": "auto"},
-    "fsdp": True,
     "parallelism_config": ParallelismConfig(),
     "push_to_hub": True,
 }

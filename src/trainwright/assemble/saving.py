@@ -64,7 +64,7 @@ def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool
     if loader is not None:
         randomness = loader.randomness()
         states |= {"loader_epoch_start": randomness.epoch_start, "loader_before_ahead": randomness.before_ahead}
-        states["loader_stream"] = randomness.stream
+        states |= {"loader_stream": randomness.stream, "loader_own": randomness.dataloader}
     every = engine.gather_objects(states)
     for rank, one in enumerate(every if writes else ()):
         rng.save(Path(folder) / rng_name(rank, len(every)), one)
