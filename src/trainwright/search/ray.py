@@ -121,7 +121,7 @@ def train_one(config: dict[str, Any], make: Callable[[], Host]) -> None:
     entry = record.finished(offer.id, plain(config), outcome)
     (Path(outcome.folder) / TRIAL_NAME).parent.mkdir(parents=True, exist_ok=True)
     (Path(outcome.folder) / TRIAL_NAME).write_text(json.dumps(plain(asdict(entry))), encoding="utf-8")
-    if not outcome.was_heard:
+    if not outcome.was_heard and given is None:  # one that was moved at its end has told its result already
         ray.tune.report({**outcome.metrics, OBJECTIVE: outcome.objective})
 
 
