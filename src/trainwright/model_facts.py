@@ -5,6 +5,7 @@ Read once, when a trainer is made or a run starts. Nothing here runs the model o
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -106,3 +107,10 @@ def num_parameters_without_embeddings(model: nn.Module) -> int:
     """Parameters that take part in matrix products, for the 6 x parameters x tokens estimate; 0 where unknown."""
     count = getattr(model, "num_parameters", None)
     return int(count(exclude_embeddings=True)) if callable(count) else 0
+
+
+def number_of_arguments(func: Any) -> int:
+    """How many arguments a function takes; of a partial one those that are not given yet."""
+    if isinstance(func, functools.partial):
+        return len(inspect.signature(func.func).parameters) - len(func.args) - len(func.keywords)
+    return len(inspect.signature(func).parameters)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,3 +44,33 @@ def _gathered(tensor: torch.Tensor) -> torch.Tensor:
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, mine)
     return torch.cat(parts)
+
+
+@contextmanager
+def torch_distributed_zero_first(local_rank: int) -> Iterator[None]:
+    """The process with local rank 0 goes first, the others wait for it; -1: there is only one."""
+    if local_rank > 0:
+        dist.barrier()
+    yield
+    if local_rank == 0:
+        dist.barrier()
+
+
+def find_executable_batch_size(
+    function: Callable[..., Any] | None = None, starting_batch_size: int = 128, auto_find_batch_size: bool = False
+) -> Any:
+    """A function whose first argument, the batch size, is given: fixed, or made smaller until it fits into memory.
+
+    Without `function` a decorator. Training itself does otherwise and keeps the effective batch (`loop/oom.py`).
+    """
+    if function is None:
+        return functools.partial(
+            find_executable_batch_size,
+            starting_batch_size=starting_batch_size,
+            auto_find_batch_size=auto_find_batch_size,
+        )
+    if not auto_find_batch_size:
+        return functools.partial(function, batch_size=starting_batch_size)
+    from accelerate.utils import find_executable_batch_size as smaller_until_it_fits
+
+    return smaller_until_it_fits(function=function, starting_batch_size=starting_batch_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,14 +27,26 @@ def noisy_embeddings(model: Any, alpha: float) -> Iterator[None]:
             "get_input_embeddings() to find them by. Define it, or leave neftune_noise_alpha unset."
         )
 
+    handle = find().register_forward_hook(_noise(alpha))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def activate_neftune(model: Any, neftune_noise_alpha: float, accelerator: Any = None) -> Any:
+    """The same until the handle that it returns is removed, as the original's function of this name."""
+    inner = model if accelerator is None else accelerator.unwrap_model(model)
+    embeddings = core_model(inner).get_input_embeddings()
+    embeddings.neftune_noise_alpha = neftune_noise_alpha
+    return embeddings.register_forward_hook(_noise(neftune_noise_alpha))
+
+
+def _noise(alpha: float) -> Callable[[torch.nn.Module, Any, torch.Tensor], torch.Tensor]:
     def add_noise(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         if not module.training:
             return output
         bound = alpha / math.sqrt(output.size(1) * output.size(2))
         return output + torch.zeros_like(output).uniform_(-bound, bound)
 
-    handle = find().register_forward_hook(add_noise)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return add_noise
