@@ -53,6 +53,7 @@ from trainwright.assemble.saving import (
     write_state,
     written_by,
 )
+from trainwright.assemble.uploading import hub_client, leave_uploads, make_uploader, result_of, take_up_uploads
 from trainwright.assemble.watching import announce, begin_journal, make_keeper, show_lines, tell_times
 
 __all__ = [
@@ -69,14 +70,17 @@ __all__ = [
     "eval_sampler",
     "facts",
     "find_checkpoint",
+    "hub_client",
     "initial_state",
     "label_smoother",
+    "leave_uploads",
     "load_rng",
     "loss_rule",
     "make_callbacks",
     "make_engine",
     "make_keeper",
     "make_loader",
+    "make_uploader",
     "manifest_of",
     "new_run_id",
     "num_bytes",
@@ -87,6 +91,7 @@ __all__ = [
     "prepare_output",
     "random_states",
     "restore_callbacks",
+    "result_of",
     "resume_loader",
     "rng_file",
     "rng_name",
@@ -99,6 +104,7 @@ __all__ = [
     "seed_everything",
     "show_lines",
     "smaller_batches",
+    "take_up_uploads",
     "tell_times",
     "train_sampler",
     "untouched_randomness",

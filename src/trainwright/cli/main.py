@@ -1,4 +1,4 @@
-"""`trainwright ...`: reports of runs, and comparisons between them."""
+"""`trainwright ...`: reports of runs, comparisons between them, and uploads that wait."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Annotated
 import typer
 
 from trainwright.errors import TrainwrightError
+from trainwright.hub.client import HubClient
+from trainwright.hub.outbox import Outbox
+from trainwright.hub.uploader import Uploader, listed
 from trainwright.report.compare import write_comparison
 from trainwright.report.page import write_report
 
@@ -33,6 +36,20 @@ def compare(
 ) -> None:
     """Writes one HTML file with the curves of several runs, what differs, and where their losses part."""
     _say(lambda: write_comparison(runs, output or "comparison.html"))
+
+
+@app.command()
+def push(
+    run: Annotated[Path, typer.Argument(help="Output directory of a run.")],
+    token: Annotated[str | None, typer.Option(help="Of the Hub; by default that of the login.")] = None,
+) -> None:
+    """Uploads to the Hub what a training with push_to_hub could not."""
+    num_waiting = len(Outbox(run).waiting())
+    left = Uploader(run, run.resolve().name, client=HubClient(token)).finish()
+    if left:
+        typer.echo(listed(left, run), err=True)
+        raise typer.Exit(1)
+    typer.echo(f"Uploaded: {num_waiting}")
 
 
 def _say(write: Callable[[], Path]) -> None:

@@ -11,7 +11,6 @@ NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "deepspeed": ((None,), "This version trains whole models, on one device or on several with DDP."),
     "fsdp": ((None, [], "", False), "This version trains whole models, on one device or on several with DDP."),
     "parallelism_config": ((None,), "This version trains whole models, on one device or on several with DDP."),
-    "push_to_hub": ((False,), "Call save_model(), then huggingface_hub.upload_folder."),
     "debug": (([], "", None, ["underflow_overflow"]), "Only debug='underflow_overflow' is."),
 }
 

@@ -11,7 +11,7 @@ from trainwright.checkpoint import items, weights
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import NotYetError
-from trainwright.facade.report import ReportHooks
+from trainwright.facade.hub import HubHooks
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _SAVING_HOOKS = (
 )  # fmt: skip
 
 
-class CheckpointHooks(ReportHooks):
+class CheckpointHooks(HubHooks):
     """Writes and reads checkpoints; the store decides where, the engine how."""
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -51,6 +51,8 @@ class CheckpointHooks(ReportHooks):
             after=lambda: assemble.rotate(store, self.args, run_id=manifest.run_id, newest=step, best=best),
         )
         self._run.saved_step = self._writer.newest
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(store.path(step)))
 
     def _fill_checkpoint(self, staging: Path, store: CheckpointStore) -> None:
         folder, step, best = str(staging), self.state.global_step, self.state.best_global_step
@@ -87,8 +89,13 @@ class CheckpointHooks(ReportHooks):
         return {**cursor.to_dict(), **size, "shift": plan.shift}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the model so that `from_pretrained` loads it, with the processing class and the arguments."""
+        """Writes the model so that `from_pretrained` loads it, with the processing class and the arguments.
+
+        With `push_to_hub` what the user saves goes to the Hub too.
+        """
         self._save(self.args.output_dir if output_dir is None else output_dir)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
