@@ -8,7 +8,17 @@ class TrainwrightError(Exception):
 
 
 class ArgumentError(TrainwrightError, ValueError):
-    """A training argument, or a combination of them, that cannot do what was asked."""
+    """A training argument, or a combination of them, that cannot do what was asked.
+
+    Attributes:
+        problems: each of them alone, where the message tells several.
+    """
+
+    problems: tuple[str, ...] = ()
+
+
+class RecipeError(ArgumentError):
+    """A configuration file that cannot be carried out; the message tells each problem with its line."""
 
 
 class GenerationConfigError(ArgumentError, OSError):
@@ -52,6 +62,14 @@ class MetricError(TrainwrightError, KeyError):
 
 class EvaluationMemoryError(TrainwrightError, RuntimeError):
     """An evaluation in the middle of training did not fit into memory; the training itself did."""
+
+
+class SearchError(TrainwrightError, RuntimeError):
+    """A hyperparameter search that ended without a single trial to choose from."""
+
+
+class SearchSpaceError(ArgumentError):
+    """A search that cannot work as it was asked for: the same mistake would end each of its trials."""
 
 
 class NotYetError(TrainwrightError, NotImplementedError):

@@ -5,7 +5,7 @@ These are the published names that subclasses override, so they keep the spellin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -96,6 +96,13 @@ class BatchSource(Protocol):
     def epoch(self, epoch: int, *, skip_batches: int = 0, after_first: Any = None) -> Iterator[Batch]: ...
     def begin_window(self) -> None: ...
     def rewind(self) -> None: ...
+
+
+class FirstLook(Protocol):
+    """Watches the first step of a run; it changes nothing of it."""
+
+    def window(self, batches: Sequence[Batch]) -> None: ...
+    def gradients(self, loss: torch.Tensor) -> None: ...
 
 
 class Gather(Protocol):

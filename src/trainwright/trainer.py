@@ -18,7 +18,7 @@ from trainwright.checkpoint.writer import Writer
 from trainwright.config import not_yet
 from trainwright.config.arguments import TrainingArguments
 from trainwright.data.collators import default_collator
-from trainwright.facade.run import RunHooks
+from trainwright.facade.search import SearchHooks
 from trainwright.metrics.memory import TrainerMemoryTracker
 from trainwright.metrics.types import TrainOutput
 from trainwright.patches.special_tokens import align_special_tokens
@@ -28,7 +28,7 @@ from trainwright.state.trainer_state import TrainerState
 from trainwright.types import is_instance_of
 
 
-class Trainer(RunHooks):
+class Trainer(SearchHooks):
     """Trains and evaluates a model.
 
     Args:
@@ -152,6 +152,8 @@ class Trainer(RunHooks):
         self.deepspeed = None
         self.hp_name = None
         self.hp_search_backend = None
+        self.hp_space = self.compute_objective = self.objective = None
+        self._trial = self._search = None
         self.hub_model_id = None
         self.push_in_progress = None
         self._uploader = None
@@ -202,12 +204,13 @@ class Trainer(RunHooks):
             resume_from_checkpoint: directory of a checkpoint to go on from; True for the newest complete one in
                 `output_dir`; "auto" for that or, where there is none, a fresh start; None for
                 `args.resume_from_checkpoint`, or a fresh start.
-            trial: settings of a hyperparameter search.
+            trial: a trial of a hyperparameter search; outside of one, only `model_init` gets to see it.
             ignore_keys_for_eval: entries of the model's output that evaluations leave out of the predictions.
 
         Raises:
             CheckpointError: there is no such checkpoint, or it is damaged or of another run.
         """
+        self._hp_search_setup(trial)
         with self._engine.together(self._run.interrupts):
             return self._train(resume_from_checkpoint, trial, ignore_keys_for_eval)
 
@@ -221,7 +224,6 @@ class Trainer(RunHooks):
         self.is_in_train = True
         try:
             self._renew_model(trial)
-            self._hp_search_setup(trial)
             align_special_tokens(self.model, self.processing_class)
             if checkpoint is not None:
                 self._load_from_checkpoint(checkpoint)
@@ -257,6 +259,8 @@ class Trainer(RunHooks):
         assemble.seed_everything(self.args)
         self.model = self.model_wrapped = self.call_model_init(trial)
         self.optimizer, self.lr_scheduler = None, None
+        if trial is not None:
+            self.label_smoother = assemble.label_smoother(self.model, self.args.label_smoothing_factor)
         if self.place_model_on_device:
             self._move_model_to_device(self.model, self.args.device)
 

@@ -61,7 +61,7 @@ WINDOWS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 def trainer_of(name: str, folder: Path, num_processes: int, **more: Any) -> Any:
     build, items, settings = WINDOWS[name]
     size = {"per_device_train_batch_size": TOTAL // num_processes, "per_device_eval_batch_size": 4}
-    parts = {"train_dataset": items, "eval_dataset": items[:9], "compute_metrics": accuracy}
+    parts = {"train_dataset": more.pop("train_dataset", items), "eval_dataset": items[:9], "compute_metrics": accuracy}
     return OURS.make(models.seeded(build), folder, ALWAYS | settings | size | more, **parts)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from .._support.small import StopAt
 from .._support.two_processes import Done, run
-from .cases import WINDOWS, judged, outcome, trainer_of
+from .cases import WINDOWS, judged, outcome, rows, trainer_of
 
 SAVED = "means, accumulated"
 
@@ -107,6 +107,26 @@ def test_the_main_process_goes_first_and_the_others_say_less(done: Done) -> None
     assert (main["should"], other["should"]) == ([True, True], [False, False])
 
 
+# -- dispatching -----------------------------------------------------------------------------------------------------
+
+
+def test_the_main_process_reads_for_all(done: Done, tmp_path: Path) -> None:
+    settings = {"num_train_epochs": 1, "train_dataset": rows(17)[:16]}
+    alone = outcome(trainer_of("counted", tmp_path, 1, **settings))
+    for rank, told in enumerate(done.told):
+        assert_close(told["Reads dispatched"], alone)
+        assert told["Reads resumed"]["weights"] == told["Reads dispatched"]["weights"]
+        assert told["Reads read"] == (16 if rank == 0 else 0)
+
+
+def test_the_main_process_reads_a_stream_to_an_end_that_all_see(done: Done) -> None:
+    main, other = done.told
+    assert main["Stream dispatched"]["step"] == 3  # 8, 8, and one with another to make the parts equal
+    assert (main["Stream read"], other["Stream read"]) == (17, 0)
+    assert main["Stream dispatched"] == other["Stream dispatched"]
+    assert main["Stream resumed"]["weights"] == main["Stream dispatched"]["weights"]
+
+
 # -- checkpoints -----------------------------------------------------------------------------------------------------
 
 
@@ -114,9 +134,19 @@ def test_a_checkpoint_has_the_random_states_of_every_process(done: Done, folder:
     for told in done.told:
         assert {"rng_state_0.pth", "rng_state_1.pth", "manifest.json", "optimizer.pt"} <= set(told["saved"])
         assert "rng_state.pth" not in told["saved"]
+
     manifest = json.loads((folder / "by_two/checkpoint-2/manifest.json").read_text())
     assert manifest["world_size"] == 2
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= set(manifest["files"])
+
+
+def test_one_process_writes_behind_training_and_all_return_when_it_is_done(done: Done) -> None:
+    for rank, told in enumerate(done.told):
+        behind, at_once = (["checkpoint-writer"], ["MainThread"]) if rank == 0 else ([], [])
+        steps = told["at_once"][1]
+        assert steps
+        assert told["behind"] == [behind, steps]
+        assert told["at_once"][0] == at_once
 
 
 def test_a_resume_goes_on_with_the_same_and_another_number_of_processes(

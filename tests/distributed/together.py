@@ -3,7 +3,9 @@
 import logging
 import os
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import torch
 import torch.distributed as dist
 from tests._support.small import StopAt
 from tests._support.two_processes import tell
-from tests.distributed.cases import WINDOWS, judged, outcome, trainer_of
+from tests.distributed.cases import WINDOWS, judged, outcome, rows, trainer_of
+from torch.utils.data import Dataset, IterableDataset
 
 from trainwright import TrainerCallback, TrainingArguments
+from trainwright.checkpoint.store import CheckpointStore
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ["RANK"])
@@ -93,6 +97,7 @@ def checkpoints() -> None:
     trainer.add_callback(StopAt(2))
     trainer.train()
     tell(saved=sorted(os.listdir(FOLDER / "by_two/checkpoint-2")))
+    tell(behind=committed_by(FOLDER / "behind"), at_once=committed_by(FOLDER / "at_once", save_async=False))
     again = trainer_of(name, FOLDER / "by_two_again", 2)
     tell(resumed=outcome(again, resume_from_checkpoint=str(FOLDER / "by_two/checkpoint-2")))
     logging.getLogger("trainwright").setLevel("WARNING")
@@ -103,6 +108,64 @@ def checkpoints() -> None:
         damaged.train(resume_from_checkpoint=True)
     except Exception as error:
         tell(nothing=f"{type(error).__name__}: {error}")
+
+
+class Reads(Dataset[Any]):
+    """Counts how often a sample is asked for in this process."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items, self.num_reads = items, 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        self.num_reads += 1
+        return self.items[index]
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self.items, self.num_reads = items, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.items:
+            self.num_reads += 1
+            yield item
+
+
+def dispatching() -> None:
+    """The main process reads for both: map data with a tail of one, resumed, and a stream whose end nobody knows."""
+    dispatch = {"accelerator_config": {"dispatch_batches": True}, "save_strategy": "steps", "save_steps": 2}
+    for kind in (Reads, Stream):
+        more = {"lr_scheduler_type": "constant"} if kind is Stream else {}
+        dataset = kind(rows(17)[:16] if kind is Reads else rows(17))
+        folder = FOLDER / f"dispatched_{kind.__name__}"
+        trainer = trainer_of("counted", folder, 2, train_dataset=dataset, num_train_epochs=1, **dispatch, **more)
+        whole = outcome(trainer)
+        again = trainer_of("counted", folder / "again", 2, train_dataset=kind(dataset.items), num_train_epochs=1,
+                           **dispatch, **more)  # fmt: skip
+        resumed = outcome(again, resume_from_checkpoint=str(folder / "checkpoint-2"))
+        name = kind.__name__
+        tell(**{f"{name} dispatched": whole, f"{name} resumed": resumed, f"{name} read": dataset.num_reads})
+
+
+def committed_by(folder: Path, **settings: Any) -> list[Any]:
+    """Threads that committed, and what lies there when train() returns."""
+    names: set[str] = set()
+    commit = CheckpointStore.commit
+
+    def observed(*args: Any) -> Any:
+        names.add(threading.current_thread().name)
+        time.sleep(0.3)  # a process that does not wait for the disk would be gone by then
+        return commit(*args)
+
+    CheckpointStore.commit = observed  # type: ignore[method-assign]
+    try:
+        trainer_of("means", folder, 2, save_strategy="steps", save_steps=2, **settings).train()
+    finally:
+        CheckpointStore.commit = commit  # type: ignore[method-assign]
+    return [sorted(names), CheckpointStore(folder).steps()]
 
 
 main_goes_first()
@@ -116,4 +179,5 @@ for name in ("means", "counted"):
     trainer.add_callback(counts)
     trainer.train()
     tell(**{f"{name}: collectives": counts.by_step})
+dispatching()
 checkpoints()

@@ -81,7 +81,7 @@ def no_cores_are_counted(bench: Bench) -> None:
     assert message.startswith("tpu_num_cores has no effect")
 
 
-@companion("ray_scope", "Ray's searches read it, and hyperparameter_search is not there yet")
+@companion("ray_scope", "searches by Ray read it, and this is none")
 def no_trials_are_compared(bench: Bench) -> None:
     (message,) = rules.idle(bench.args(ray_scope="all"))
     assert message.startswith("ray_scope has no effect")

@@ -24,6 +24,7 @@ from . import (  # noqa: F401 -- they fill the table
     order_fields,
     our_fields,
     precision_fields,
+    preflight_fields,
     rescue_fields,
     run_fields,
     saving_fields,

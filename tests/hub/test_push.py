@@ -329,14 +329,14 @@ def test_an_upload_that_cannot_be_read_is_left_alone(
     assert "no upload that can be read" in caplog.text
 
 
-def test_the_command_line_sends_what_waits(hub: Hub, tmp_path: Path) -> None:
+def test_the_command_line_sends_what_waits(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from trainwright.cli.main import app
 
     hub.fault = Fault(500, commits)
     train(pushing(tmp_path / "run", hub_strategy="checkpoint"))
     failed = CliRunner().invoke(app, ["push", str(tmp_path / "run"), "--token", TOKEN])
     assert failed.exit_code == 1
-    assert "last-checkpoint of me/model" in failed.output
+    assert "last-checkpoint of me/model" in caplog.text
     hub.fault = lambda method, path: None
     done = CliRunner().invoke(app, ["push", str(tmp_path / "run"), "--token", TOKEN])
     assert (done.exit_code, done.output.strip()) == (0, "Uploaded: 2")

@@ -127,6 +127,7 @@ def resume_loader(
         epoch_start=states.get("loader_epoch_start"),
         before_ahead=states.get("loader_before_ahead"),
         stream=states.get("loader_stream"),
+        dataloader=states.get("loader_own") if skips and rng_file is not None else None,
     )
     return loader.resume(cursor if skips else replace(cursor, samples=0), randomness)
 

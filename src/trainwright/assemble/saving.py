@@ -64,7 +64,7 @@ def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool
     if loader is not None:
         randomness = loader.randomness()
         states |= {"loader_epoch_start": randomness.epoch_start, "loader_before_ahead": randomness.before_ahead}
-        states["loader_stream"] = randomness.stream
+        states |= {"loader_stream": randomness.stream, "loader_own": randomness.dataloader}
     every = engine.gather_objects(states)
     for rank, one in enumerate(every if writes else ()):
         rng.save(Path(folder) / rng_name(rank, len(every)), one)
@@ -75,15 +75,14 @@ def rng_name(rank: int, num_processes: int) -> str:
     return RNG_STATE_NAME if num_processes == 1 else f"{stem}_{rank}{dot}{ending}"
 
 
-def saves_in_background(args: Any, run: RunState, *, is_alone: bool, is_watched: bool) -> bool:
+def saves_in_background(args: Any, run: RunState, *, is_watched: bool) -> bool:
     """Whether a save may return before its files are there.
 
     Args:
-        is_alone: there is one process.
         is_watched: code of the user's runs during a save or when it is done, and may look at the files.
     """
     asked = getattr(args, "save_async", None)
-    return asked is not False and is_alone and not run.is_interrupted and (asked is True or not is_watched)
+    return asked is not False and not run.is_interrupted and (asked is True or not is_watched)
 
 
 def check_first_checkpoint(args: Any, folder: str, model: Any) -> None:

@@ -43,6 +43,7 @@ def begin_journal(keeper: JournalKeeper, args: Any, folder: str, run_id: str, *,
             "changed": surroundings.changed_arguments(args),
             "environment": surroundings.environment(session.engine.device),
             "data": {name: surroundings.data_summary(dataset) for name, dataset in datasets.items()},
+            "process": surroundings.process(),
             "plan": dataclasses.asdict(session.plan),
         }
     keeper.begin(journal, run.state.global_step, checkpoint=session.start.checkpoint, facts=facts)

@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from trainwright.types import MANIFEST_NAME, TRAINING_ARGS_JSON_NAME, read_json
+from trainwright.types import MANIFEST_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, read_json
 
 FORMAT_VERSION = 1
 BLOCK_BYTES = 1 << 20
@@ -120,25 +120,30 @@ def digest(path: Path, kind: str = DIGEST) -> str:
 
 
 def find_problem(folder: Path) -> str | None:
-    """Why a checkpoint cannot be trusted, naming the file; None if all that its manifest lists is there, unchanged.
+    """Why a checkpoint cannot be trusted, naming the file; None if all that its manifest lists is there, unchanged."""
+    return next(problems(folder), None)
+
+
+def problems(folder: Path) -> Iterator[str]:
+    """All that is wrong with a checkpoint.
 
     A checkpoint without a manifest is accepted if it has a trainer state: transformers writes that file last.
     """
-    link = next(links_that_leave(folder), None)
-    if link is not None:
-        return f"{link} is a link that leaves the directory. If it is to be trusted, copy the checkpoint with cp -rL"
+    for link in links_that_leave(folder):
+        yield f"{link} is a link that leaves the directory. If it is to be trusted, copy the checkpoint with cp -rL"
     manifest = Manifest.read(folder)
     if manifest is None:
         if (folder / MANIFEST_NAME).exists():
-            return f"{MANIFEST_NAME} is damaged"
-        if (folder / TRAINING_ARGS_JSON_NAME).is_file():  # which only this package writes
-            return f"{MANIFEST_NAME} is missing"
-        return None if (folder / "trainer_state.json").is_file() else "trainer_state.json is missing"
+            yield f"{MANIFEST_NAME} is damaged"
+        elif (folder / TRAINING_ARGS_JSON_NAME).is_file():  # which only this package writes
+            yield f"{MANIFEST_NAME} is missing"
+        elif not (folder / TRAINER_STATE_NAME).is_file():
+            yield f"{TRAINER_STATE_NAME} is missing"
+        return
     for name, expected in manifest.files.items():
         problem = _problem_of_file(folder, name, expected)
         if problem is not None:
-            return problem
-    return None
+            yield problem
 
 
 def _problem_of_file(folder: Path, name: str, expected: dict[str, Any]) -> str | None:

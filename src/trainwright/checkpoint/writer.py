@@ -32,6 +32,8 @@ NICENESS = 5  # of the writing thread, where the system knows priorities of thre
 class Company(Protocol):
     """The processes of a run, as far as a save needs them."""
 
+    @property
+    def num_processes(self) -> int: ...
     def agree(self, decide: Callable[[], str]) -> str: ...
     def barrier(self) -> None: ...
 
@@ -39,7 +41,8 @@ class Company(Protocol):
 class Writer:
     """Writes the checkpoints of one trainer, one at a time.
 
-    With `goes_on` a checkpoint that cannot be written is reported, and training goes on without it.
+    With `goes_on` a checkpoint that cannot be written is reported, and training goes on without it. Only an error while
+    several processes fill a directory together ends the run all the same: the others wait for the one that failed.
 
     Attributes:
         sink: where the hooks put large files; while a checkpoint is made it may put them off.
@@ -84,14 +87,16 @@ class Writer:
         self.wait()
         begun = time.monotonic()
         before, self.newest = self.newest, manifest.step
-        later = Later(self._buffers)
+        later, parted = Later(self._buffers), False
         try:
             with failures_named(store.root):
                 folder, own = _staging(store, manifest.step, company, check, writes=writes)
             self.sink = later if in_background else AT_ONCE
             with self._collecting(), discarded_on_failure(store, own):
+                parted = company.num_processes > 1
                 write(folder)
                 company.barrier()  # overrides may have written on any process
+                parted = False
             if own is None:
                 return
             staging = own
@@ -106,6 +111,8 @@ class Writer:
             self._begin(finish) if in_background else finish()
         except BaseException as error:
             self.newest = before
+            if parted:
+                raise
             self._raise_or_report(error)
 
     @contextmanager

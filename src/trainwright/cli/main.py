@@ -1,63 +1,48 @@
-"""`trainwright ...`: reports of runs, comparisons between them, and uploads that wait."""
+"""`trainwright ...`: the commands, each in a file of its own. Nothing heavy is imported before one of them runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trainwright.errors import TrainwrightError
-from trainwright.hub.client import HubClient
-from trainwright.hub.outbox import Outbox
-from trainwright.hub.uploader import Uploader, listed
-from trainwright.report.compare import write_comparison
-from trainwright.report.page import write_report
+from trainwright.cli.check import check
+from trainwright.cli.compare import compare
+from trainwright.cli.env import env
+from trainwright.cli.export import export
+from trainwright.cli.init import init
+from trainwright.cli.push import push
+from trainwright.cli.report import report
+from trainwright.cli.resume import resume
+from trainwright.cli.runs import runs
+from trainwright.cli.train import train
+from trainwright.cli.verify import verify
 
-app = typer.Typer(help="Shows what trainings did, from their journals.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # its tracebacks show the values of variables, tokens among them
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _command in (init, check, train, resume, runs, report, compare, verify, export, push, env):
+    app.command()(_command)
 
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")]
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        from trainwright import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
 
 
-@app.command()
-def report(
-    run: Annotated[Path, typer.Argument(help="Output directory of a run, or its journal.jsonl.")],
-    output: Output = None,
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
-    """Writes one HTML file that shows a run: curves, time, incidents, checkpoints, arguments."""
-    _say(lambda: write_report(run, output))
-
-
-@app.command()
-def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Output directories of two runs or more.")],
-    output: Output = None,
-) -> None:
-    """Writes one HTML file with the curves of several runs, what differs, and where their losses part."""
-    _say(lambda: write_comparison(runs, output or "comparison.html"))
-
-
-@app.command()
-def push(
-    run: Annotated[Path, typer.Argument(help="Output directory of a run.")],
-    token: Annotated[str | None, typer.Option(help="Of the Hub; by default that of the login.")] = None,
-) -> None:
-    """Uploads to the Hub what a training with push_to_hub could not."""
-    num_waiting = len(Outbox(run).waiting())
-    left = Uploader(run, run.resolve().name, client=HubClient(token)).finish()
-    if left:
-        typer.echo(listed(left, run), err=True)
-        raise typer.Exit(1)
-    typer.echo(f"Uploaded: {num_waiting}")
-
-
-def _say(write: Callable[[], Path]) -> None:
-    try:
-        typer.echo(f"Written: {write()}")
-    except (OSError, ValueError, TrainwrightError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from error
+    # No docstring: typer would show it, and the help would no longer fit a screen of 24 lines.
+    pass
 
 
 if __name__ == "__main__":

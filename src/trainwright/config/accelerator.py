@@ -17,7 +17,8 @@ class AcceleratorConfig:
     """Settings handed to accelerate. The names are accelerate's.
 
     split_batches: the batch size given is the whole one, cut into equal parts for the processes.
-    dispatch_batches: has no effect: every process reads its own part of the data, of streams too.
+    dispatch_batches: the main process reads the training data and sends the others their parts; a last batch that
+        cannot be shared out evenly is filled up with samples of the first one. Otherwise each process reads for itself.
     even_batches: a tail that does not fill a batch of every process is split evenly among them; False: the first
         processes get full batches of it. Each sample counts once and all take the same number of steps either way.
     use_seedable_sampler: the order of samples follows from the seed alone.

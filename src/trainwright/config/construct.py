@@ -64,10 +64,11 @@ def accept_old_names(kind: type) -> None:
 
 def refuse(problems: Sequence[str], *, kind: type[ArgumentError] = ArgumentError) -> None:
     """Raise one error that tells all problems; none: do nothing."""
-    if len(problems) == 1:
-        raise kind(problems[0])
     if problems:
-        raise kind("\n".join([f"{len(problems)} problems with the arguments:", *(f"- {p}" for p in problems)]))
+        listed = "\n".join([f"{len(problems)} problems with the arguments:", *(f"- {p}" for p in problems)])
+        error = kind(problems[0] if len(problems) == 1 else listed)
+        error.problems = tuple(problems)
+        raise error
 
 
 def _is_generated(kind: type, init: Callable[..., None]) -> bool:

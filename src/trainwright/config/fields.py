@@ -22,6 +22,8 @@ from trainwright.config.enums import (
     SchedulerType,
 )
 
+PATHS = ("output_dir", "logging_dir")  # fields that are paths
+MAYBE_PATHS = ("fsdp_config", "deepspeed", "accelerator_config", "generation_config", "resume_from_checkpoint")
 LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
 PACKING = ("best_fit",)
 SAMPLING = ("random", "sequential", "group_by_length", "batch_rebalance")
@@ -343,6 +345,9 @@ class OurFields:
     save_on_exception: bool = option(False, "When training ends with an error, save the last finished step first.")
     slurm_requeue: bool = option(
         False, "When SIGTERM or SIGUSR1 ends a job of Slurm, put it back into the queue once the checkpoint is saved."
+    )
+    preflight: bool = option(
+        True, "Look at the first batches and the first step of a training, and warn of what is probably not meant."
     )
     seed_samples: bool = option(
         False,

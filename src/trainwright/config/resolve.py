@@ -115,6 +115,11 @@ def sampling(args: Any, *, batch_size: int, seed: int, num_processes: int, lengt
     )
 
 
+def dispatches(args: Any, num_processes: int) -> bool:
+    """Whether the main process reads the training data for all."""
+    return num_processes > 1 and bool(_of_accelerator(args, "dispatch_batches", False))
+
+
 def _per_process(args: Any, batch_size: int, num_processes: int) -> int:
     """Samples in a batch on each process; with `split_batches` the setting is the batch of all of them."""
     if num_processes == 1 or not _of_accelerator(args, "split_batches", False):

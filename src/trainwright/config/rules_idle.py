@@ -86,9 +86,7 @@ def accelerator_settings(args: Any) -> str | None:
     """Batches are neither split nor dispatched where one process has them all."""
     config = getattr(args, "accelerator_config", None)
     if config is None or args.world_size > 1:
-        dispatches = config is not None and args.world_size > 1 and config.dispatch_batches
-        said = "accelerator_config.dispatch_batches=True has no effect: every process reads its own part of the data."
-        return said if dispatches else None
+        return None
     several = {"split_batches": False, "dispatch_batches": None, "even_batches": True}
     idle = [f"accelerator_config.{name}" for name, default in several.items() if getattr(config, name) != default]
     if (config.gradient_accumulation_kwargs or {}).get("sync_each_batch"):

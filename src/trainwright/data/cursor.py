@@ -49,8 +49,10 @@ class LoaderRandomness:
         epoch_start: python's, numpy's and torch's states from before anything of this epoch was drawn, its order first.
         before_ahead: the same from before the batch that was fetched ahead.
         stream: what of the epoch is trained of a stream, with its own state, as `streams.Progress` has it.
+        dataloader: the state that a user's dataloader tells of itself.
     """
 
     epoch_start: dict[str, Any] | None = None
     before_ahead: dict[str, Any] | None = None
     stream: dict[str, Any] | None = None
+    dataloader: dict[str, Any] | None = None

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright.config.plans import OPEN_END
@@ -22,6 +23,7 @@ from trainwright.data.groups import GroupedDataset, GroupOrder
 from trainwright.data.permutation import FeistelOrder
 from trainwright.data.samplers import EpochBatches, ShuffledOrder
 from trainwright.data.seeded import SeededItems
+from trainwright.data.stateful import own_position
 from trainwright.data.streams import Progress, StreamDataLoader, StreamItems
 from trainwright.types import Batch, has_length
 
@@ -55,6 +57,7 @@ class Loader:
         self._before_ahead: dict[str, Any] | None = None
         self._window_start: tuple[dict[str, Any], dict[str, Any] | None] | None = None
         self._progress = self._progress_before = Progress()  # in a stream
+        self._own = own_position(dataloader) if self._batches is None and self._stream is None else None
         self.has_ended = False  # the batch given last was the last one of its epoch
 
     def __len__(self) -> int:
@@ -87,7 +90,11 @@ class Loader:
             batch, origin = ahead, self._stream.origin if self._stream is not None else None
             if self._keeps_states:
                 self._before_ahead = self._random_state()
+            if self._own is not None:
+                self._own.note()
             ahead = self._fetch(batches)
+            if self._own is not None and ahead is _END:
+                self._own.note()  # from here it begins its next epoch
             if origin is not None:
                 self._progress.add(origin)
             self.has_ended = ahead is _END
@@ -108,10 +115,14 @@ class Loader:
             self._window_start = (self._random_state(), self._before_ahead)
         if self._stream is not None:
             self._progress_before = self._progress.copy()
+        if self._own is not None:
+            self._own.begin_window()
 
     def rewind(self) -> None:
         """Back to the beginning of the window, whose data will not be trained on any more."""
         self._progress = self._progress_before
+        if self._own is not None:
+            self._own.rewind()
         self.has_ended = False
         if self._window_start is not None:
             states, self._before_ahead = self._window_start
@@ -134,7 +145,10 @@ class Loader:
 
     def randomness(self) -> LoaderRandomness:
         stream = self._progress.to_dict() if self._stream is not None else None
-        return LoaderRandomness(epoch_start=self._epoch_start, before_ahead=self._before_ahead, stream=stream)
+        own = self._own.state if self._own is not None else None
+        return LoaderRandomness(
+            epoch_start=self._epoch_start, before_ahead=self._before_ahead, stream=stream, dataloader=own
+        )
 
     def resume(self, cursor: Cursor, randomness: LoaderRandomness) -> tuple[int, int]:
         """Prepares to go on from a checkpoint's position; the next `epoch()` uses it.
@@ -155,6 +169,8 @@ class Loader:
                 self._stream.items.seed = cursor.seed
             return cursor.epoch, self._batches_of_stream(cursor.samples)
         if self._batches is None:
+            if self._own is not None:
+                self._own.resumed = randomness.dataloader
             return cursor.epoch, cursor.samples
         batches = len(self._batches) - self._batches.num_batches(cursor.samples)
         self._moved = (cursor.epoch, cursor.samples - batches * self._batches.share.chunk_size)
@@ -192,12 +208,14 @@ class Loader:
         if resumes and self._resume.epoch_start is not None:
             self._set_random_state(self._resume.epoch_start)
         self._epoch_start = self._random_state()
+        knows_place = self._own is not None and self._own.restore()
         batches: Iterator[Batch] = iter(self.dataloader)
+        if knows_place and skip_batches == 0:  # an iterator of the epoch that had ended was made first
+            self._set_random_state(self._epoch_start)
+            torch.empty((), dtype=torch.int64).random_()  # the seed that making one draws
         if resumes and self._batches is not None:
             self._batches.draw()
-        if (
-            self._batches is None and self._stream is None
-        ):  # no position to seek to: what is trained already is read again and thrown away
+        if self._batches is None and self._stream is None and not knows_place:  # what is trained is read again
             collections.deque(itertools.islice(batches, skip_batches), maxlen=0)
         if resumes and self._resume.before_ahead is not None:
             self._set_random_state(self._resume.before_ahead)

@@ -25,19 +25,7 @@ def build_dataloader(
     dataset: Any, plan: LoaderPlan, *, sampler: Any, collate: Callable[[list[Any]], Any]
 ) -> DataLoader[Any]:
     """A DataLoader over the dataset; the order comes from the sampler, or from the dataset itself if it is a stream."""
-    options: dict[str, Any] = {
-        "collate_fn": collate,
-        "num_workers": plan.workers,
-        "pin_memory": plan.pin_memory,
-        "persistent_workers": plan.persistent_workers and plan.workers > 0,
-        "multiprocessing_context": plan.multiprocessing_context,
-        "prefetch_factor": plan.prefetch_factor,
-        "in_order": plan.in_order,
-    }
-    seeds = {"num_workers": plan.workers, "rank": plan.rank} if plan.is_training else {}
-    if plan.workers > 0:
-        end_workers_at_exit()
-    options["worker_init_fn"] = partial(start_worker, seeds=seeds)
+    options = _options(plan, collate)
     share = Share(batch_size=plan.batch_size, rank=plan.rank, num_processes=plan.num_processes, even=plan.even_tail)
     if isinstance(dataset, IterableDataset):
         items = StreamItems(dataset, share, drop_last=plan.drop_last, seed=plan.seed, seeds_always=plan.seed_samples)
@@ -56,6 +44,34 @@ def build_dataloader(
         options["collate_fn"] = SeededCollator(options["collate_fn"])
     kind = SharedDataLoader if plan.num_processes > 1 else DataLoader
     return kind(dataset, batch_sampler=batches, **options)
+
+
+def build_whole(
+    dataset: Any, plan: LoaderPlan, *, sampler: Any, collate: Callable[[list[Any]], Any]
+) -> DataLoader[Any]:
+    """A DataLoader of the batches of all processes together, as one process reads them for the others."""
+    whole = replace(plan, batch_size=plan.batch_size * plan.num_processes, rank=0, num_processes=1)
+    if isinstance(dataset, IterableDataset):
+        return DataLoader(dataset, batch_size=whole.batch_size, drop_last=whole.drop_last, **_options(whole, collate))
+    return build_dataloader(dataset, whole, sampler=sampler, collate=collate)
+
+
+def _options(plan: LoaderPlan, collate: Callable[[list[Any]], Any]) -> dict[str, Any]:
+    """What torch's DataLoader takes besides the data and their order."""
+    options: dict[str, Any] = {
+        "collate_fn": collate,
+        "num_workers": plan.workers,
+        "pin_memory": plan.pin_memory,
+        "persistent_workers": plan.persistent_workers and plan.workers > 0,
+        "multiprocessing_context": plan.multiprocessing_context,
+        "prefetch_factor": plan.prefetch_factor,
+        "in_order": plan.in_order,
+    }
+    seeds = {"num_workers": plan.workers, "rank": plan.rank} if plan.is_training else {}
+    if plan.workers > 0:
+        end_workers_at_exit()
+    options["worker_init_fn"] = partial(start_worker, seeds=seeds)
+    return options
 
 
 def _order(dataset: Any, sampler: Any, plan: LoaderPlan) -> Order:

@@ -20,6 +20,7 @@ from trainwright.config.rendezvous import leave_at_exit
 from trainwright.engine import collectives
 from trainwright.engine.base import NO_CONTEXT, Engine
 from trainwright.engine.compile import compiled, uncompiled
+from trainwright.engine.loaders import dispatched
 from trainwright.engine.precision import apply_tf32, autocast_forward
 from trainwright.engine.processes import accelerator_of_several
 from trainwright.engine.updates import Updates, empty_cache, is_out_of_memory
@@ -110,6 +111,9 @@ class AcceleratedEngine(Engine):
         empty_cache(self.device)
 
     # -- between processes -----------------------------------------------------------------------------------------
+
+    def dispatch(self, dataloader: Any) -> Any:
+        return dispatched(dataloader, self._plan.loaders, self.device)
 
     def gather(self, value: Any) -> Any:
         return collectives.gather(value, self.device)

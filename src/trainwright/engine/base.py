@@ -85,6 +85,10 @@ class Engine(ABC):
         """Around `model.generate`; gives the keywords that it needs where processes hold parts of the model."""
         return nullcontext({})
 
+    def dispatch(self, dataloader: Any) -> Any:
+        """A dataloader of whole batches that the main process reads alone; every process gets its part of each."""
+        return dataloader
+
     def gather(self, value: Any) -> Any:
         """A nested value of tensors from all processes, concatenated along the first dimension in order of rank.
 

@@ -10,7 +10,6 @@ from trainwright import assemble
 from trainwright.checkpoint import items, weights
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.errors import NotYetError
 from trainwright.facade.hub import HubHooks
 
 logger = logging.getLogger(__name__)
@@ -26,18 +25,22 @@ class CheckpointHooks(HubHooks):
     """Writes and reads checkpoints; the store decides where, the engine how."""
 
     def _get_output_dir(self, trial: Any) -> str:
-        """Where this run writes."""
-        if trial is not None:
-            raise NotYetError(
-                "hyperparameter_search is not in this version of Trainwright. Call train() in a loop over settings."
-            )
-        return str(self.args.output_dir)
+        """Where this run writes: a trial of a search has a directory of its own."""
+        if trial is None or self._search is None:
+            return str(self.args.output_dir)
+        return assemble.trial_folder(self.args.output_dir, self._search.offer, trial, hp_name=self.hp_name)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Writes `checkpoint-<step>` as a whole or not at all, then deletes what `save_total_limit` allows."""
         self.store_flos()
-        step = self.state.global_step
         store = CheckpointStore(self._get_output_dir(trial))
+        self._write_checkpoint(store, in_background=self._saves_in_background())
+        self._run.saved_step = self._writer.newest
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(store.path(self.state.global_step)))
+
+    def _write_checkpoint(self, store: CheckpointStore, *, in_background: bool) -> None:
+        step = self.state.global_step
         manifest = Manifest(step=step, run_id=self._run_id, world_size=self.args.world_size, cursor=self._cursor())
         best = self.state.best_global_step
         self._writer.save(
@@ -45,14 +48,11 @@ class CheckpointHooks(HubHooks):
             manifest,
             company=self._engine,
             writes=self.args.should_save,
-            in_background=self._saves_in_background(),
+            in_background=in_background,
             check=lambda: assemble.check_next_checkpoint(self.args, store.root, self.model, self.optimizer),
             write=lambda staging: self._fill_checkpoint(staging, store),
             after=lambda: assemble.rotate(store, self.args, run_id=manifest.run_id, newest=step, best=best),
         )
-        self._run.saved_step = self._writer.newest
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(store.path(step)))
 
     def _fill_checkpoint(self, staging: Path, store: CheckpointStore) -> None:
         folder, step, best = str(staging), self.state.global_step, self.state.best_global_step
@@ -71,7 +71,6 @@ class CheckpointHooks(HubHooks):
         return self.is_in_train and assemble.saves_in_background(
             self.args,
             self._run,
-            is_alone=self._engine.num_processes == 1,
             is_watched=hooks or self.callback_handler.looks_at_saves(),
         )
 

@@ -13,7 +13,7 @@ from trainwright.config import resolve
 from trainwright.data import columns
 from trainwright.data.groups import num_tokens
 from trainwright.data.packing import PackedOrder
-from trainwright.data.plan import build_dataloader
+from trainwright.data.plan import build_dataloader, build_whole
 from trainwright.data.rows import as_tensors
 from trainwright.errors import DataError
 from trainwright.facade.parts import Parts
@@ -73,13 +73,12 @@ class DataHooks(Parts):
         if packed is not None:
             collate = assemble.row_collator(self.args, packed, collate, self.model, self.processing_class)
         seed = self.args.data_seed if self.args.data_seed is not None else torch.initial_seed()
+        num_processes = self._engine.num_processes
         plan = resolve.loader(
-            self.args,
-            batch_size=batch_size,
-            seed=seed,
-            is_training=is_training,
-            num_processes=self._engine.num_processes,
+            self.args, batch_size=batch_size, seed=seed, is_training=is_training, num_processes=num_processes
         )
+        if is_training and resolve.dispatches(self.args, num_processes):
+            return self._engine.dispatch(build_whole(dataset, plan, sampler=sampler, collate=collate))  # type: ignore[no-any-return]
         dataloader = build_dataloader(dataset, plan, sampler=sampler, collate=collate)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             self._eval_dataloaders[dataloader_key] = dataloader

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from trainwright.loop.session import Session
 from trainwright.metrics.memory import TrainerMemoryTracker
 from trainwright.metrics.waiting import DataWait
 from trainwright.optim.modes import Pause
+from trainwright.search.base import Searching
 from trainwright.state.control import TrainerControl
 from trainwright.state.run import RunState
 from trainwright.state.trainer_state import TrainerState
@@ -63,6 +64,11 @@ class Parts:
     hub_model_id: str | None
     hp_search_backend: Any
     hp_name: Any
+    hp_space: Any
+    compute_objective: Any
+    objective: Any
+    _trial: Any
+    _search: Searching | None
     push_in_progress: Any
     save_model: Callable[..., None]
 
@@ -92,6 +98,15 @@ class Parts:
     _main_input: str
     _past: Any
     _past_index: int
+
+    if TYPE_CHECKING:  # what one family of hooks asks of another above it
+
+        def train(self, resume_from_checkpoint: Any = None, trial: Any = None) -> Any: ...
+        def call_model_init(self, trial: Any = None) -> Any: ...
+        def create_accelerator_and_postprocess(self) -> None: ...
+        def _renew_model(self, trial: Any) -> None: ...
+        def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None: ...
+        def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None: ...
 
     @property
     def state(self) -> TrainerState:

@@ -69,6 +69,14 @@ class RehearsalHooks(EvaluationHooks):
         if wanted.name not in found:
             raise self._no_such_metric(wanted.name, found)
 
+    def _names_of_metrics(self) -> set[str]:
+        """What an evaluation yields, by one over a single batch of the first evaluation set."""
+        with self._rehearsing():
+            name = next(iter(self.eval_dataset), None) if isinstance(self.eval_dataset, dict) else None
+            batch = FirstBatch(self.get_eval_dataloader(name))
+            loss_only = True if self.compute_metrics is None else None
+            return set(self.evaluation_loop(batch, "Evaluation", prediction_loss_only=loss_only).metrics or ())
+
     def _find_labels(self, eval_set: str | None) -> None:
         with assemble.untouched_randomness():
             inputs = FirstBatch(self.get_eval_dataloader(eval_set)).batch

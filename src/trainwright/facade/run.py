@@ -9,9 +9,7 @@ import torch
 from trainwright import assemble, checks
 from trainwright.config import resolve, rules
 from trainwright.config.plans import StepPlan
-from trainwright.facade.checkpoint import CheckpointHooks
-from trainwright.facade.optimizer import OptimizerHooks
-from trainwright.facade.rehearsal import RehearsalHooks
+from trainwright.facade.checkup import CheckHooks
 from trainwright.loop.fit import fit, run_epoch
 from trainwright.loop.session import Session, Start
 from trainwright.metrics.speed import speed_metrics, step_logs, utilisation
@@ -22,7 +20,7 @@ from trainwright.state.clock import EVALUATION, LOGGING, SAVING
 from trainwright.types import has_length
 
 
-class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
+class RunHooks(CheckHooks):
     """Puts a run together from the other parts and takes it from the first step to the last metric."""
 
     def set_initial_training_values(
@@ -81,7 +79,8 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         )
         rules.check_run(args, assemble.facts(plan, self, self._engine.device))
         self._loader = assemble.make_loader(dataloader)
-        checks.check_ends_together(plan, self._loader.chunk, self._engine.num_processes)
+        if not resolve.dispatches(args, self._engine.num_processes):
+            checks.check_ends_together(plan, self._loader.chunk, self._engine.num_processes)
         self._plan, note = assemble.plan_of_the_rest(
             plan, self._loader, resume_from_checkpoint, args, batch_size=self._train_batch_size
         )
@@ -116,6 +115,7 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
             scheduler_follows_metrics=schedules.follows_metrics(self.lr_scheduler),
             saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
             random_states=assemble.random_states(args, num_processes=self._engine.num_processes),
+            first_look=self._first_look(trial),
             smaller_batches=assemble.smaller_batches(args, self._engine),
             trial=trial,
             ignore_keys_for_eval=ignore_keys_for_eval,
@@ -152,6 +152,7 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         state.compute_steps(self.args, max_steps)
         state.max_steps, state.num_train_epochs = max_steps, num_train_epochs
         state.is_hyper_param_search = trial is not None
+        state.trial_name, state.trial_params = assemble.name_and_params(trial, self._search, hp_name=self.hp_name)
         state.is_local_process_zero = self.is_local_process_zero()
         state.is_world_process_zero = self.is_world_process_zero()
         manifest = assemble.manifest_of(resume_from_checkpoint)
@@ -289,6 +290,7 @@ class RunHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         self._memory_tracker.stop_and_update_metrics(metrics, stage="train")
         self.log(metrics)
         self._writer.wait()
+        self._engine.barrier()  # train() returns on no process before all is on the disk
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
         self.callback_handler.fire("on_train_end", run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import socket
 import subprocess
 import sys
 from importlib import metadata
@@ -30,6 +31,12 @@ def environment(device: Any) -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "script": sys.argv[0] if sys.argv else "",
     }
+
+
+def process() -> dict[str, Any]:
+    """Which process this is, so that a reader of the journal can tell whether it still runs."""
+    own = psutil.Process()
+    return {"host": socket.gethostname(), "pid": own.pid, "began": own.create_time()}
 
 
 def installed(package: str) -> str | None:

@@ -66,6 +66,8 @@ def run_epoch(session: Session, run: RunState, hooks: TrainHooks, epoch: int) ->
     run.begin_epoch(epoch, batches_done=skipped)
     update = Update()
     for window in windows(session, run, hooks, batches_of(session, hooks, epoch), skipped):
+        if run.state.global_step == run.first_step:
+            session.first_look.window(window.batches)
         done = take_step(session, run, hooks, window, epoch=look_ahead(session, run, window, epoch))
         if done is None:
             break

@@ -5,6 +5,7 @@ is known and not guessed. Who asks for it, and what must be found, is the façad
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -32,17 +33,21 @@ class Quiet:
     def passes(self) -> None: ...
 
 
+def first_batches(dataloader: Any, number: int) -> Iterator[Batch]:
+    """So many batches of a dataloader, read in this process: workers would read on behind them."""
+    indices = getattr(dataloader, "batch_sampler", None)
+    dataset = getattr(dataloader, "dataset", None)
+    if isinstance(dataloader, DataLoader) and indices is not None and not isinstance(dataset, IterableDataset):
+        batches = [list(batch) for batch in islice(iter(indices), number)]
+        dataloader = DataLoader(dataloader.dataset, batch_sampler=batches, collate_fn=dataloader.collate_fn)
+    return islice(iter(dataloader), number)
+
+
 class FirstBatch:
-    """The first batch of a dataloader, read in this process: workers would read on behind it."""
+    """The first batch of a dataloader."""
 
     def __init__(self, dataloader: Any) -> None:
-        indices = getattr(dataloader, "batch_sampler", None)
-        dataset = getattr(dataloader, "dataset", None)
-        if isinstance(dataloader, DataLoader) and indices is not None and not isinstance(dataset, IterableDataset):
-            first = next(iter(indices), None)
-            batches = [] if first is None else [list(first)]
-            dataloader = DataLoader(dataloader.dataset, batch_sampler=batches, collate_fn=dataloader.collate_fn)
-        for batch in dataloader:
+        for batch in first_batches(dataloader, 1):
             self.batch: Batch = batch
             return
         raise DataError("The evaluation set is empty: its dataloader gave no batch. Give it at least one sample.")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from trainwright.config.plans import StepPlan
-from trainwright.hooks import BatchSource, Events, LoopEngine, RandomStates
+from trainwright.hooks import BatchSource, Events, FirstLook, LoopEngine, RandomStates
 from trainwright.loop.loss_scale import LossRule
 from trainwright.loop.oom import SmallerBatches
+from trainwright.types import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,17 @@ class Start:
     owes_save: bool = False
 
 
+class NoLook:
+    """Nobody watches the first step."""
+
+    def window(self, batches: Sequence[Batch]) -> None: ...
+
+    def gradients(self, loss: torch.Tensor) -> None: ...
+
+
+NO_LOOK = NoLook()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """What `fit` works with.
@@ -40,6 +55,7 @@ class Session:
         saves_on_interrupt: a run that a signal ends saves its last finished step.
         random_states: set where a run that an error ends saves its last finished step too; with them it stands there
             as if nothing had been drawn since.
+        first_look: watches the first step of this run.
         smaller_batches: tries a window again that did not fit into memory; None: the error ends the run.
     """
 
@@ -53,6 +69,7 @@ class Session:
     events: Events
     start: Start
     scheduler_follows_metrics: bool = False
+    first_look: FirstLook = NO_LOOK
     smaller_batches: SmallerBatches | None = None
     saves_on_interrupt: bool = False
     random_states: RandomStates | None = None

@@ -91,6 +91,8 @@ def accumulate_what_fits(session: Session, run: RunState, hooks: TrainHooks, win
 def update_weights(session: Session, run: RunState, hooks: TrainHooks) -> Update:
     """Clips, steps the optimizer and the schedule, and clears the gradients."""
     model, events = session.model, session.events
+    if run.state.global_step == run.first_step:
+        session.first_look.gradients(run.meter.total)
     run.clock.mark(OPTIMIZER)
     grad_norm = hooks._clip_grad_norm(model) if session.plan.max_grad_norm > 0 else None
     grad_norm = hooks._get_grad_norm(model, grad_norm=grad_norm)

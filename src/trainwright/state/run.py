@@ -73,6 +73,11 @@ class RunState:
         self.clock.restart()
         self.start_time = time.time()
 
+    def forget(self) -> None:
+        """Drops what an earlier `train()` left that would show in the next one, also if it ended in an error."""
+        self.flos = self.tokens = 0
+        self.num_parts = 1
+
     def begin_epoch(self, epoch: int, *, batches_done: int) -> None:
         self.epoch = epoch
         self.batches_in_epoch = batches_done

@@ -1,0 +1,22 @@
+"""`trainwright compare`: one HTML file that shows several runs beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainwright.cli.exits import reporting
+from trainwright.cli.settings import Output
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Output directories of two runs or more.")],
+    output: Output = None,
+) -> None:
+    """Write an HTML file that shows where several runs part, and why."""
+    with reporting():
+        from trainwright.report.compare import write_comparison
+
+        typer.echo(f"Written: {write_comparison(runs, output or 'comparison.html')}")

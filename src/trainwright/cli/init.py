@@ -1,0 +1,40 @@
+"""`trainwright init`: writes a configuration file for a task, which trains as it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainwright.cli.exits import reporting
+
+
+def _tasks(incomplete: str) -> list[tuple[str, str]]:
+    from trainwright.recipe.schema import TASKS
+
+    return [(name, spec.title) for name, spec in TASKS.items() if name.startswith(incomplete)]
+
+
+def init(
+    task: Annotated[str, typer.Argument(help="What to train; the name of no task lists them.", autocompletion=_tasks)],
+    config: Annotated[Path, typer.Argument(help="File to write.", dir_okay=False)] = Path("config.yaml"),
+    everything: Annotated[bool, typer.Option("--all", help="List every setting, with its default.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+) -> None:
+    """Write a commented configuration file that trains as it stands."""
+    with reporting():
+        from trainwright.errors import RecipeError
+        from trainwright.recipe.read import near
+        from trainwright.recipe.schema import TASKS
+        from trainwright.recipe.templates import template
+        from trainwright.types import write_text
+
+        if task not in TASKS:
+            listed = "\n".join(f"    {name:<22}{spec.title}" for name, spec in TASKS.items())
+            raise RecipeError(f"{task!r} is not a task.{near(task, TASKS)} Tasks:\n{listed}")
+        if config.exists() and not force:
+            raise RecipeError(f"{config} is there already. Name another file, or say --force to write over it.")
+        config.parent.mkdir(parents=True, exist_ok=True)
+        write_text(config, template(task, with_everything=everything))
+        typer.echo(f"Written: {config}. Train with\n\n    trainwright train {config}")

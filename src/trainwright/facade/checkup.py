@@ -1,0 +1,79 @@
+"""The hooks that look at a run before it costs an hour: `check()`, `prove()`, and the first look of every `train()`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from trainwright.checkpoint import space
+from trainwright.checkup.facts import Facts
+from trainwright.checkup.finding import NOTE, CheckReport
+from trainwright.checkup.first_look import FirstLook
+from trainwright.config.plans import StepPlan
+from trainwright.engine.peak import supports_bf16
+from trainwright.facade import trial as trials
+from trainwright.facade.checkpoint import CheckpointHooks
+from trainwright.facade.optimizer import OptimizerHooks
+from trainwright.facade.rehearsal import RehearsalHooks
+from trainwright.loop.session import NO_LOOK
+from trainwright.optim.named import steps_in_backward
+
+logger = logging.getLogger(__name__)
+
+MAX_ELEMENTS = 300_000_000  # parameters that are looked at before every run: a fraction of a second
+
+
+class CheckHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
+    """Says what is probably not meant, before it has cost anything."""
+
+    def check(self, *, memory: bool = False, budget: int | float | str | None = None) -> CheckReport:
+        """Looks for what would go wrong, on the first batches and without training; the trainer stays as it is.
+
+        Args:
+            memory: also plan the memory of a step, and say what would make it fit.
+            budget: memory there is, as "24GB" or a number of bytes; None: that of the device.
+
+        Returns:
+            The findings, each with its evidence and its cure. `print` shows them; `is_fine` says that none is grave.
+        """
+        return trials.full_check(self, memory=None)
+
+    def _first_look(self, trial: Any) -> Any:
+        """What watches the first step of a run; it has looked at what is known before it."""
+        if not getattr(self.args, "preflight", True):
+            return NO_LOOK
+        facts = self._facts(self._plan, self._get_output_dir(trial), optimizer=self.optimizer, is_brief=True)
+        look = FirstLook(facts, self._tell)
+        look.start()
+        return look
+
+    def _facts(self, plan: StepPlan | None, folder: str, *, optimizer: Any, is_brief: bool) -> Facts:
+        saves, device = self.args.should_save, self._engine.device
+        optimizer_bytes = 0 if self.args.save_only_model else space.estimated_optimizer_bytes(self.model)
+        is_comparable = not steps_in_backward(self.args) and self._engine.num_processes == 1
+        return Facts(
+            args=self.args,
+            model=self.model,
+            device=device,
+            processing_class=self.processing_class,
+            optimizer=optimizer if is_comparable else None,
+            plan=plan,
+            label_names=tuple(self.label_names or ()),
+            can_return_loss=self.can_return_loss,
+            loss_is_the_models=not self._uses_outputs(),
+            folder=Path(folder) if saves else None,
+            checkpoint_bytes=space.weights_bytes(self.model) + optimizer_bytes,
+            free_bytes=space.free_bytes(Path(folder)),
+            supports_bf16=supports_bf16(device),
+            max_elements=MAX_ELEMENTS if is_brief else None,
+            is_brief=is_brief,
+        )
+
+    def _tell(self, report: CheckReport) -> None:
+        """Warns of what was found; says nothing where all is well."""
+        if not self.args.should_log:
+            return
+        for finding in report.findings:
+            level = logging.INFO if finding.severity == NOTE else logging.WARNING
+            logger.log(level, "%s", finding)

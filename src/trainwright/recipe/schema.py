@@ -1,0 +1,133 @@
+"""What a configuration file may say beside TrainingArguments: task, model and data, with help and defaults."""
+
+# ruff: noqa: RUF009 -- entry() makes a dataclass field
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "text", "conll", "images")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def entry(default: Any, help: str, *, choices: Sequence[str] | None = None, low: float | None = None) -> Any:
+    """A field with its help; `low`: the least number that it may be. Any: as dataclasses.field()."""
+    metadata = {"help": help, "choices": choices, "low": low}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnPart:
+    """A tokenizer that is learned from the training text."""
+
+    kind: str = entry("bpe", "bpe: pairs of bytes; words: one token for each.", choices=("bpe", "words"))
+    vocab_size: int = entry(2048, "Tokens at most.", low=16)
+    pattern: str | None = entry(None, "words: regular expression of a token (null: what spaces divide).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPart:
+    path: str | None = entry(None, "A directory, package:NAME/DIRECTORY, or a name on the Hub.")
+    from_scratch: bool = entry(False, "Take the model's configuration only, and draw the weights at random.")
+    config: dict[str, Any] = entry({}, "Settings of its config.json; with model_type, a model from scratch.")
+    tokenizer: str | None = entry(None, "Where the tokenizer or image processor is (null: with the model).")
+    learn_tokenizer: LearnPart | None = entry(None, "Learn a tokenizer from the training text.")
+    dtype: str | None = entry(None, "Type of the weights (null: float32).", choices=DTYPES)
+    revision: str | None = entry(None, "Branch, tag or commit on the Hub.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePart:
+    """How pixels become numbers, where the model brings no image processor."""
+
+    height: int | None = entry(None, "Rows of pixels (null: the model's image_size).", low=1)
+    width: int | None = entry(None, "Columns of pixels (null: as height).", low=1)
+    channels: int = entry(3, "1: grey, 3: colour.", low=1)
+    max_value: float = entry(255.0, "The value of a white pixel.", low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPart:
+    train: str | list[str] | None = entry(None, "Files, also as patterns (*.csv); with dataset: a split.")
+    eval: str | list[str] | None = entry(None, "The same for evaluation (null: eval_share is held out).")
+    dataset: str | None = entry(None, "Name or directory of a dataset of the package datasets.")
+    subset: str | None = entry(None, "Its configuration, where it has several.")
+    format: str | None = entry(None, "Of the files (null: by their suffix).", choices=FORMATS)
+    header: bool = entry(True, "csv, tsv: the first line names the columns; false: they are 0, 1, 2, ...")
+    sample_by: str = entry("line", "text: what one sample is.", choices=("line", "paragraph", "document"))
+    pattern: str | None = entry(None, "text: regular expression whose named groups are columns.")
+    columns: dict[str, Any] = entry({}, "What the task needs -> the column that has it.")
+    where: dict[str, Any] = entry({}, "Use only rows whose columns have these values.")
+    labels: list[Any] | dict[Any, Any] | None = entry(None, "Labels in order, or value -> label (null: those found).")
+    eval_share: float = entry(0.1, "Share of the training rows that is held out.", low=0)
+    max_train_rows: int | None = entry(None, "Train on so many rows at most.", low=1)
+    max_eval_rows: int | None = entry(None, "Evaluate on so many rows at most.", low=1)
+    split_seed: int = entry(0, "Seed of the shuffle before rows are held out or cut.", low=0)
+    max_length: int | None = entry(None, "Tokens per text; what is longer is cut off (null: the model's).", low=2)
+    max_target_length: int | None = entry(None, "seq2seq: the same for targets (null: as max_length).", low=2)
+    mask_share: float = entry(0.15, "masked-lm: share of the tokens that are hidden.", low=0)
+    image: ImagePart = field(default_factory=ImagePart, metadata={"help": "How pixels become numbers."})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """What a task asks of a file.
+
+    Attributes:
+        needs: what columns must have.
+        takes: what columns may have beside.
+        generates: whether evaluation writes text, so that there are settings of generation.
+        only: entries of `data` that have an effect in this task and not in every other.
+    """
+
+    title: str
+    needs: tuple[str, ...]
+    takes: tuple[str, ...] = ()
+    generates: bool = False
+    only: tuple[str, ...] = ()
+
+
+TASKS: dict[str, TaskSpec] = {
+    "text-classification": TaskSpec(title="one label for a text", needs=("text", "label"), takes=("text_pair",),
+                                    only=("labels", "max_length")),
+    "token-classification": TaskSpec(title="a tag for each word", needs=("words", "tags"),
+                                     only=("labels", "max_length")),
+    "causal-lm": TaskSpec(title="go on with a text", needs=("text",), only=("max_length",)),
+    "masked-lm": TaskSpec(title="fill in hidden words", needs=("text",), only=("max_length", "mask_share")),
+    "seq2seq": TaskSpec(title="a text from a text", needs=("source", "target"), generates=True,
+                        only=("max_length", "max_target_length")),
+    "image-classification": TaskSpec(title="one label for an image", needs=("image", "label"),
+                                     only=("labels", "image")),
+    "regression": TaskSpec(title="a number for a text", needs=("text", "label"), takes=("text_pair",),
+                           only=("max_length",)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A file that was read and checked: paths are absolute, and every entry is of its type.
+
+    Attributes:
+        training: arguments of TrainingArguments, as they were given.
+    """
+
+    task: str
+    model: ModelPart
+    data: DataPart
+    training: dict[str, Any]
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TASKS[self.task]
+
+    def column(self, role: str) -> str:
+        """The column that has what the task calls `role`; by default one of that name."""
+        return str(self.data.columns.get(role, role))
+
+
+def names_of(kind: type) -> list[str]:
+    return [one.name for one in dataclasses.fields(kind)]

@@ -1,0 +1,148 @@
+"""YAML with places: plain values, and the line each stands on. What the values mean is not its business.
+
+Scalars are read as YAML 1.2 does: `no` and `off` are words, 5e-5 is a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from trainwright.errors import RecipeError
+
+Path = tuple[str, ...]  # of keys, from the top; an item of a list by its number
+
+FLOAT = re.compile(
+    r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN)$"
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's core scalars in place of 1.1's."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- filled below, as PyYAML wants it
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
+
+
+@dataclass
+class Tree:
+    """A mapping that was read, and where its parts stand.
+
+    Attributes:
+        name: of the file, as errors show it.
+        value: plain dicts, lists and scalars.
+        places: path of keys -> the line it stands on, or the option that set it.
+        lines: of the file.
+    """
+
+    name: str
+    value: dict[str, Any] = field(default_factory=dict)
+    places: dict[Path, int | str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    def place(self, path: Path) -> int | str:
+        """Where a path stands; where it is not there, its nearest parent."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, 1)
+
+    def said(self, path: Path, problem: str) -> str:
+        """A problem with its place, and the line as it stands there."""
+        place = self.place(path)
+        if isinstance(place, str):
+            return f"{place}: {problem}"
+        shown = self.lines[place - 1].strip() if place <= len(self.lines) else ""
+        return f"{self.name}:{place}: {problem}" + (f"\n    {shown}" if shown else "")
+
+    def refuse(self, problems: Iterable[tuple[Path, str]]) -> None:
+        """Raises one error that tells all problems, in the order of the file; none: does nothing."""
+        found = sorted(dict.fromkeys(problems), key=lambda one: _order(self.place(one[0])))
+        if found:
+            raise RecipeError("\n".join(self.said(path, problem) for path, problem in found))
+
+    def set(self, path: Path, value: Any, *, origin: str) -> None:
+        """Puts a value in, whatever was there."""
+        inner = self.value
+        for key in path[:-1]:
+            if not isinstance(inner.get(key), dict):
+                inner[key] = {}
+            inner = inner[key]
+        inner[path[-1]] = value
+        self.places[path] = origin
+
+
+def parse(text: str, name: str) -> Tree:
+    """The mapping in a text.
+
+    Raises:
+        RecipeError: it is no YAML, no mapping, or has a key twice.
+    """
+    tree = Tree(name, lines=text.splitlines())
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return tree
+        if not isinstance(node, yaml.MappingNode):
+            raise RecipeError(f"{name}:1: this must be names with values, such as `task: text-classification`.")
+        tree.refuse(_walk(node, (), tree.places))
+        tree.value = loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        tree.places[("",)] = 1 if mark is None else mark.line + 1
+        raise RecipeError(tree.said(("",), f"this is no YAML: {error.problem or error.context}.")) from None
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{name}: this is no YAML: {error}.") from None
+    return tree
+
+
+def scalar(text: str) -> Any:
+    """The value that a text means, as in a file."""
+    return yaml.load(text, _Loader)
+
+
+def _walk(node: yaml.Node, path: Path, places: dict[Path, int | str]) -> Iterator[tuple[Path, str]]:
+    """Fills `places`; the keys that are there twice."""
+    places.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            yield from _walk(item, (*path, str(number)), places)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        inner = (*path, str(key.value))
+        if inner[-1] in seen:
+            places[inner] = key.start_mark.line + 1
+            yield inner, f"{'.'.join(inner)} is there twice."
+            continue
+        seen.add(inner[-1])
+        places[inner] = key.start_mark.line + 1
+        yield from _walk(value, inner, places)
+
+
+def _order(place: int | str) -> tuple[int, int]:
+    return (0, place) if isinstance(place, int) else (1, 0)
+
+
+def dump(value: Mapping[str, Any]) -> str:
+    """YAML that `parse` reads back to the same values."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=110)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes words that either version of YAML would take for something else."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))

@@ -1,0 +1,207 @@
+"""Optuna: studies with its samplers, pruners and storages.
+
+One process keeps the study; the others of a trial follow.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import optuna
+import psutil
+from optuna.distributions import CategoricalDistribution
+from optuna.study import StudyDirection
+from optuna.trial import FixedTrial, TrialState
+
+from trainwright.errors import SearchError, SearchSpaceError
+from trainwright.search import asked
+from trainwright.search.attempts import Attempts, follow
+from trainwright.search.base import BestRun, Host, Offer, Outcome, Plan
+
+STUDY_NAME = "search"
+OF_OPTIMIZE = ("timeout", "n_jobs", "gc_after_trial", "catch")
+OF_THE_STUDY = tuple(name for name in inspect.signature(optuna.create_study).parameters if "direction" not in name)
+
+# Attributes of a trial, for dashboards and for a search that is resumed.
+FOLDER, OWNER, INTERRUPTED, GOES_ON, METRICS = "folder", "owner", "interrupted", "goes_on_from", "metrics"
+
+
+def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
+    """Learning rate, epochs, seed, batch size."""
+    return {
+        "learning_rate": trial.suggest_float("learning_rate", 1e-6, 1e-4, log=True),
+        "num_train_epochs": trial.suggest_int("num_train_epochs", 1, 5),
+        "seed": trial.suggest_int("seed", 1, 40),
+        "per_device_train_batch_size": trial.suggest_categorical("per_device_train_batch_size", [4, 8, 16, 32, 64]),
+    }
+
+
+class OptunaBackend:
+    """Trials one after the other, each drawn by the study's sampler."""
+
+    name = "optuna"
+
+    def default_space(self, trial: Any) -> dict[str, Any]:
+        return default_hp_space_optuna(trial)
+
+    def check(self, host: Host, plan: Plan) -> None:
+        asked.check_options(plan.options, (*OF_THE_STUDY, *OF_OPTIMIZE), backend=self.name)
+        if plan.options.get("n_jobs", 1) != 1:
+            raise SearchSpaceError(
+                f"n_jobs={plan.options['n_jobs']}: trials in threads would share one trainer. Run the script several "
+                "times with one storage and study_name, load_if_exists=True, and an output_dir for each."
+            )
+        if plan.settings.resume_search and plan.options.get("storage") is None:
+            raise SearchSpaceError("resume_search=True needs a storage, for example storage='sqlite:///search.db'.")
+        sampler = optuna.samplers.RandomSampler(seed=0)
+        optuna_is_loud = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        try:
+            probe = optuna.create_study(sampler=sampler, directions=_directions(plan)).ask()
+        finally:
+            optuna.logging.set_verbosity(optuna_is_loud)
+        params = plan.space(probe)
+        asked.check_names(host.args, params)
+        asked.check_values(host.args, [*params.items(), *_ends(probe, params)])
+
+    def report(self, trial: Any, outcome: Outcome, save: Callable[[str], None] | None) -> bool:
+        study = getattr(trial, "study", None)
+        if study is None or len(study.directions) > 1:  # a library's own trial, or one without pruning
+            return False
+        step, objective = outcome.curve[-1]
+        trial.report(objective, step)
+        return bool(trial.should_prune())
+
+    def frozen(self, offer: Offer) -> Any:
+        return FixedTrial(dict(offer.params), int(offer.id))
+
+    def run(self, host: Host, plan: Plan) -> BestRun | list[BestRun]:
+        if not host.is_main:
+            follow(host, self.frozen)
+            return _same(host, list)
+        attempts = Attempts(host, plan, backend=self.name)
+        options = dict(plan.options)
+        how = {name: options.pop(name) for name in OF_OPTIMIZE if name in options}
+        goes_on = plan.settings.failed_trials == "continue" and host.num_processes == 1
+        how["catch"] = how.get("catch", (Exception,)) if goes_on else ()
+        study = open_study(plan, options)
+        num_trials = plan.num_trials
+        if plan.settings.resume_search:
+            num_trials -= take_up(study)
+        one = _Objective(host, plan, attempts)
+        with attempts.ending_together():
+            if num_trials > 0:
+                study.optimize(one, n_trials=num_trials, **how)
+            if one.mistake is not None:
+                raise one.mistake
+        return _same(host, lambda: best_of(study, attempts))
+
+
+def _same(host: Host, decide: Callable[[], Any]) -> BestRun | list[BestRun]:
+    best: BestRun | list[BestRun] = host.agree(decide)
+    return best
+
+
+class _Objective:
+    """What Optuna calls for each trial."""
+
+    def __init__(self, host: Host, plan: Plan, attempts: Attempts) -> None:
+        self._host, self._plan, self._attempts = host, plan, attempts
+        self.mistake: SearchSpaceError | None = None
+
+    def __call__(self, trial: optuna.Trial) -> Any:
+        trial.set_user_attr(OWNER, [socket.gethostname(), os.getpid()])
+        try:
+            return self._attempt(trial)
+        except SearchSpaceError as error:  # the user's mistake: `catch` must not go on to make it again
+            self.mistake = error
+            trial.study.stop()
+            raise
+        except (SystemExit, KeyboardInterrupt) as error:
+            trial.set_user_attr(INTERRUPTED, True)
+            if isinstance(error, SystemExit):  # Optuna would leave it running
+                trial.study.tell(trial, state=TrialState.FAIL)
+            raise
+
+    def _attempt(self, trial: optuna.Trial) -> Any:
+        params = self._plan.space(trial)
+        asked.check_names(self._host.args, params)
+        asked.check_values(self._host.args, params.items())
+        folders = trial.user_attrs.get(GOES_ON, {}).get("folders", [])
+        checkpoint = next((found for folder in folders if (found := self._host.find_checkpoint(folder))), None)
+        offer = Offer(id=str(trial.number), params=dict(params), checkpoint=checkpoint)
+        trial.set_user_attr(FOLDER, self._host.folder_of(offer, trial))
+        outcome = self._attempts.run(offer, trial)
+        trial.set_user_attr(METRICS, {name: value for name, value in outcome.metrics.items() if _is_number(value)})
+        if outcome.was_pruned:
+            raise optuna.TrialPruned
+        return outcome.objective
+
+
+def _directions(plan: Plan) -> list[StudyDirection]:
+    return [StudyDirection[direction.upper()] for direction in plan.directions]
+
+
+def open_study(plan: Plan, options: dict[str, Any]) -> optuna.Study:
+    if plan.settings.resume_search:
+        options = {"study_name": STUDY_NAME, **options, "load_if_exists": True}
+    return optuna.create_study(directions=_directions(plan), **options)
+
+
+def take_up(study: optuna.Study) -> int:
+    """Queues the trials that were cut off, to go on from their checkpoints; returns how many need no other."""
+    num_done = 0
+    taken = {trial.user_attrs.get(GOES_ON, {}).get("number") for trial in study.trials}
+    for trial in study.get_trials(deepcopy=False):
+        is_cut_off = trial.user_attrs.get(INTERRUPTED, False)
+        if trial.state == TrialState.RUNNING and _is_dead(trial.user_attrs.get(OWNER)):
+            study.tell(trial.number, state=TrialState.FAIL)
+            is_cut_off = True
+        elif not trial.state.is_finished():
+            continue
+        if not is_cut_off:
+            num_done += 1
+        elif trial.number not in taken and trial.params:
+            earlier = trial.user_attrs.get(GOES_ON, {}).get("folders", [])
+            folders = [trial.user_attrs[FOLDER], *earlier] if FOLDER in trial.user_attrs else earlier
+            study.enqueue_trial(trial.params, user_attrs={GOES_ON: {"number": trial.number, "folders": folders}})
+    if study.trials:
+        study.sampler.reseed_rng()  # a seeded one would draw again what it drew before
+    return num_done
+
+
+def best_of(study: optuna.Study, attempts: Attempts) -> BestRun | list[BestRun]:
+    """The best trial of all that the study has, also of earlier starts."""
+    if not any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)):
+        attempts.require_one()
+        raise SearchError("No trial of the study came to its end, so there is no best one.")
+    if len(study.directions) > 1:
+        return [BestRun(str(one.number), one.values, one.params) for one in study.best_trials]
+    best = study.best_trial
+    return BestRun(str(best.number), best.value, best.params)  # type: ignore[arg-type]
+
+
+def _ends(probe: optuna.Trial, params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The ends of ranges, and all choices, of what is drawn under an argument's own name."""
+    for name, distribution in probe.distributions.items():
+        if name not in params or params[name] != probe.params[name]:  # drawn under that name to make another value of
+            continue
+        if isinstance(distribution, CategoricalDistribution):
+            yield from ((name, choice) for choice in distribution.choices)
+        else:
+            yield from ((name, getattr(distribution, end)) for end in ("low", "high"))
+
+
+def _is_dead(owner: Any) -> bool:
+    """Whether the process that ran a trial is gone; of another machine's nothing is known."""
+    if not isinstance(owner, list) or len(owner) != 2 or owner[0] != socket.gethostname():
+        return False
+    return owner[1] == os.getpid() or not psutil.pid_exists(owner[1])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

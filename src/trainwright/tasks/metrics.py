@@ -1,0 +1,97 @@
+"""The scores of each task, from an EvalPrediction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Scores = dict[str, float]
+Span = tuple[int, int, str]
+
+
+def accuracy_and_f1(prediction: Any) -> Scores:
+    """The share of right labels, and the mean of the labels' F1 scores."""
+    guessed, labels = prediction.predictions.argmax(axis=-1), prediction.label_ids
+    scores = []
+    for label in np.unique(labels):
+        hits = np.sum((guessed == label) & (labels == label))
+        scores.append(2 * hits / (np.sum(guessed == label) + np.sum(labels == label)))
+    return {"accuracy": float(np.mean(guessed == labels)), "f1": float(np.mean(scores))}
+
+
+def of_numbers(prediction: Any) -> Scores:
+    """Pearson's correlation (0 where all predictions are alike), and two mean errors."""
+    guessed, labels = np.ravel(prediction.predictions).astype(float), np.ravel(prediction.label_ids).astype(float)
+    spread = guessed.std() * labels.std()
+    pearson = float(np.mean((guessed - guessed.mean()) * (labels - labels.mean())) / spread) if spread > 0 else 0.0
+    error = guessed - labels
+    return {"pearson": pearson, "rmse": math.sqrt(np.mean(error**2)), "mae": float(np.mean(np.abs(error)))}
+
+
+def best_guess(logits: Any, labels: Any) -> Any:
+    """Of the scores of all labels or tokens, the number of the best: all that these metrics need."""
+    return (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
+
+
+def guessed_tokens(prediction: Any) -> Scores:
+    """masked-lm: the share of hidden tokens that were guessed."""
+    hidden = prediction.label_ids != -100
+    right = (prediction.predictions == prediction.label_ids)[hidden]
+    return {"guessed": float(right.mean()) if right.size else 0.0}
+
+
+def of_spans(names: Sequence[str]) -> Callable[[Any], Scores]:
+    """Precision, recall and F1 over whole entities of the right type, where tags begin with B- and I-; and accuracy."""
+    has_spans = any(name.startswith(("B-", "I-")) for name in names)
+
+    def scores(prediction: Any) -> Scores:
+        hits = num_found = num_true = num_right = num_words = 0
+        for guessed, labels in zip(prediction.predictions, prediction.label_ids, strict=True):
+            counts = labels != -100
+            found, true = ([names[i] for i in np.asarray(ids)[counts]] for ids in (guessed, labels))
+            num_right += sum(one == other for one, other in zip(found, true, strict=True))
+            num_words += len(true)
+            if has_spans:
+                spans_found, spans_true = spans(found), spans(true)
+                hits, num_found, num_true = (hits + len(spans_found & spans_true), num_found + len(spans_found),
+                                             num_true + len(spans_true))  # fmt: skip
+        accuracy = {"accuracy": num_right / max(num_words, 1)}
+        if not has_spans:
+            return accuracy
+        f1 = 2 * hits / max(num_found + num_true, 1)
+        return {"f1": f1, "precision": hits / max(num_found, 1), "recall": hits / max(num_true, 1), **accuracy}
+
+    return scores
+
+
+def spans(tags: Sequence[str]) -> set[Span]:
+    """The entities in a row of tags: first word, word after the last, type."""
+    found: set[Span] = set()
+    start, kind = 0, ""
+    for at, tag in enumerate([*tags, "O"]):
+        if kind and tag != f"I-{kind}":
+            found.add((start, at, kind))
+            kind = ""
+        if tag.startswith("B-") or (tag.startswith("I-") and not kind):
+            start, kind = at, tag[2:]
+    return found
+
+
+def exact_match(tokenizer: Any) -> Callable[[Any], Scores]:
+    """The share of texts that were written without a mistake."""
+
+    def scores(prediction: Any) -> Scores:
+        written, true = (
+            tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
+            for ids in (prediction.predictions, prediction.label_ids)
+        )
+        return {
+            "exact_match": float(
+                np.mean([one.strip() == other.strip() for one, other in zip(written, true, strict=True)])
+            )
+        }
+
+    return scores

@@ -1,0 +1,72 @@
+"""Commands called as a person calls them: in this process where that is enough, in one of their own for signals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from click.testing import Result
+from typer.testing import CliRunner
+
+from trainwright.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A classifier of a few thousand weights, from scratch, on a table of 64 rows: a second to train.
+SMALL = """\
+task: text-classification
+model:
+  config: {model_type: bert, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 32}
+  learn_tokenizer: {kind: words, vocab_size: 64}
+data:
+  train: table.csv
+  eval_share: 0.25
+  max_length: 16
+training:
+  output_dir: run
+  max_steps: 8
+  per_device_train_batch_size: 4
+  logging_steps: 2
+  save_steps: 4
+  eval_strategy: steps
+  eval_steps: 4
+  learning_rate: 1e-2
+  use_cpu: true
+"""
+
+
+def call(*words: str) -> Result:
+    """Runs `trainwright ...` here."""
+    return CliRunner().invoke(app, list(words), prog_name="trainwright", env={"COLUMNS": "80", "LINES": "24"})
+
+
+def done(*words: str) -> str:
+    """Runs it, and fails unless it ends well; what it printed."""
+    result = call(*words)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def start(*words: str, folder: Path) -> subprocess.Popen[str]:
+    """Runs `python -m trainwright ...` in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainwright", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+
+
+def small(folder: Path, text: str = SMALL) -> Path:
+    """Writes the small configuration, and its table, into a directory."""
+    lines = ["text,label"]
+    for number in range(64):
+        word = "good" if number % 2 else "bad"
+        lines.append(f"it was a {word} film {'and a long one ' * (number % 3)},{'yes' if number % 2 else 'no'}")
+    (folder / "table.csv").write_text("\n".join(lines) + "\n")
+    path = folder / "config.yaml"
+    path.write_text(text)
+    return path

@@ -1,0 +1,127 @@
+"""Commands that look after runs and checkpoints: runs, verify, export, env, check."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from .commands import call, done, small
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a run; tests copy what they change."""
+    folder = tmp_path_factory.mktemp("trained")
+    done("train", str(small(folder)))
+    return folder
+
+
+def test_runs_shows_state_best_metric_steps_and_time(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "run", tmp_path / "deep" / "one")
+    lines = (tmp_path / "deep/one/journal.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    losses = [entry["values"]["eval_loss"] for entry in entries if entry["kind"] == "evaluation"]
+    (tmp_path / "failed").mkdir()
+    cut = [entry for entry in entries if entry["kind"] not in ("end", "time")]
+    failed = {"kind": "failed", "run": entries[0]["run"], "time": cut[-1]["time"], "step": 8, "error": "DataError"}
+    (tmp_path / "failed/journal.jsonl").write_text("\n".join(map(json.dumps, [*cut, failed])))
+    (tmp_path / "killed").mkdir()
+    cut[0]["process"]["began"] -= 100  # its number belongs to another process by now
+    (tmp_path / "killed/journal.jsonl").write_text("\n".join(map(json.dumps, cut)))
+    shown = done("runs", str(tmp_path))
+    rows = {line.split()[0]: line for line in shown.splitlines()}
+    assert "done" in rows["deep/one"]
+    assert "8/8" in rows["deep/one"]
+    assert f"eval_loss {min(losses):.4g}" in rows["deep/one"]
+    assert "failed: DataError" in rows["failed"]
+    assert "killed" in rows["killed"]
+
+
+def test_runs_tells_one_that_is_running(trained: Path, tmp_path: Path) -> None:
+    lines = (trained / "run" / "journal.jsonl").read_text().splitlines()
+    kept = [line for line in lines if json.loads(line)["kind"] not in ("end", "time")]
+    (tmp_path / "journal.jsonl").write_text("\n".join(kept))  # written by this very process
+    assert "running" in done("runs", str(tmp_path))
+
+
+def test_runs_says_where_there_is_none(tmp_path: Path) -> None:
+    assert "No run is below" in done("runs", str(tmp_path))
+
+
+def test_verify_tells_every_file_that_is_damaged(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "run", tmp_path / "run")
+    assert done("verify", "run").count("intact, step") == 2
+    with (tmp_path / "run/checkpoint-8/model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x7f")
+    (tmp_path / "run/checkpoint-8/optimizer.pt").unlink()
+    result = call("verify", "run")
+    assert result.exit_code == 1
+    assert "checkpoint-4: intact" in result.output
+    assert "checkpoint-8: damaged" in result.output
+    assert "model.safetensors was altered" in result.output
+    assert "optimizer.pt is missing" in result.output
+
+
+def test_an_export_has_the_model_and_nothing_of_the_training(trained: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    checkpoint = trained / "run" / "checkpoint-8"
+    done("export", str(checkpoint), "model")
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert not names & {"optimizer.pt", "scheduler.pt", "trainer_state.json", "manifest.json", "training_args.bin"}
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
+    own = AutoModelForSequenceClassification.from_pretrained(checkpoint)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), own.state_dict().values(), strict=True))
+    assert AutoTokenizer.from_pretrained(tmp_path / "model")("good film")["input_ids"]
+    assert model.config.id2label == {0: "no", 1: "yes"}
+    again = call("export", str(checkpoint), "model")
+    assert again.exit_code == 1
+    assert "not empty" in again.output
+
+
+def test_an_export_merges_shards(trained: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(trained / "run")
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="4KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
+    done("export", "sharded", "whole")
+    assert [path.name for path in (tmp_path / "whole").glob("*.safetensors*")] == ["model.safetensors"]
+    whole = AutoModelForSequenceClassification.from_pretrained(tmp_path / "whole").state_dict()
+    assert all(torch.equal(value, whole[name]) for name, value in model.state_dict().items())
+
+
+def test_a_damaged_checkpoint_is_not_exported(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "run" / "checkpoint-8", tmp_path / "bad")
+    (tmp_path / "bad/config.json").write_text("{}")
+    result = call("export", "bad", "model")
+    assert result.exit_code == 1
+    assert "config.json has 2 bytes instead of" in result.output
+    assert not (tmp_path / "model").exists()
+
+
+def test_env_shows_versions_and_hardware() -> None:
+    shown = done("env")
+    for said in ("torch", torch.__version__.split("+")[0], "transformers", "python", "device", "cpu", "memory"):
+        assert said in shown
+
+
+def test_check_finds_no_error_in_a_good_file_and_leaves_no_checkpoint(tmp_path: Path) -> None:
+    shown = done("check", str(small(tmp_path)))
+    assert "fine " in shown
+    assert "effective_batch" in shown
+    assert not list(tmp_path.rglob("checkpoint-*"))
+
+
+def test_check_ends_with_1_where_the_run_cannot_work(tmp_path: Path) -> None:
+    result = call("check", str(small(tmp_path)), "--set", "model.config.initializer_range=1e30")
+    assert result.exit_code == 1, result.output
+    assert "finite_loss" in result.output

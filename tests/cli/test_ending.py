@@ -1,0 +1,122 @@
+"""How commands end: exit codes, a kill at any moment, and the resume after it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from .commands import SMALL, call, done, small, start
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+LONG = SMALL
+for _short, _long in {"max_steps: 8": "max_steps: 500", "save_steps: 4": "save_steps: 50\n  save_total_limit: 2",
+                      "eval_steps: 4": "eval_steps: 250"}.items():  # fmt: skip
+    LONG = LONG.replace(_short, _long)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + 90
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > until:
+            process.kill()
+            pytest.fail(f"{path} never came:\n{process.communicate()[1]}")
+        time.sleep(0.02)
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals) -> int:
+    process.send_signal(number)
+    try:
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
+def test_a_run_that_was_killed_and_stopped_goes_on_to_the_same_weights(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    for name in ("whole", "broken"):
+        (tmp_path / name).mkdir()
+        small(tmp_path / name, LONG)
+    run = tmp_path / "broken" / "run"
+
+    process = start("train", "config.yaml", folder=tmp_path / "broken")
+    wait_for(run / "checkpoint-50", process)
+    assert end(process, signal.SIGKILL) == -signal.SIGKILL
+    assert "killed" in done("runs", str(tmp_path))
+
+    last = max(int(path.name.split("-")[1]) for path in run.glob("checkpoint-*"))
+    process = start("resume", "run", folder=tmp_path / "broken")
+    wait_for(run / f"checkpoint-{last + 50}", process)
+    assert end(process, number) == code
+    assert "intact" in done("verify", str(run))
+    assert "stopped" in done("runs", str(tmp_path))
+
+    done("resume", str(run))
+    done("train", str(tmp_path / "whole" / "config.yaml"))
+    assert (run / "model.safetensors").read_bytes() == (tmp_path / "whole/run/model.safetensors").read_bytes()
+    shown = done("runs", str(tmp_path))
+    assert shown.count("done") == 2
+    assert shown.count("500/500") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ((), 2),  # help, as for any command line that says nothing
+        (("trian", "config.yaml"), 2),
+        (("train",), 2),
+        (("train", "nowhere.yaml"), 2),
+        (("train", "config.yaml", "--set", "training.learning_rate=fast"), 2),
+        (("train", "config.yaml", "--set", "data.train=nowhere.csv"), 2),
+        (("train", "config.yaml", "--set", "training.metric_for_best_model=acuracy"), 2),
+        (("resume", "nowhere"), 2),
+        (("verify", "nowhere"), 2),
+        (("export", "nowhere", "there"), 2),
+        (("report", "nowhere"), 1),
+        (("check", "config.yaml", "--set", "data.columns.label=lable"), 2),
+        (("init", "poetry"), 2),
+    ],
+)
+def test_exit_codes(words: tuple[str, ...], code: int, tmp_path: Path) -> None:
+    small(tmp_path)
+    result = call(*words)
+    assert result.exit_code == code, result.output
+    assert not (tmp_path / "run" / "checkpoint-4").exists()
+
+
+def test_a_second_run_does_not_mix_with_the_first(tmp_path: Path) -> None:
+    path = small(tmp_path)
+    done("train", str(path))
+    again = call("train", str(path))
+    assert again.exit_code == 2
+    assert "has a run already, saved at step 8" in again.output
+    assert f"trainwright resume {tmp_path / 'run'}" in again.output.replace("\n", "")
+    assert "config.yaml:10" in again.output
+    done("train", str(path), "--set", "training.overwrite_output_dir=true", "--set", "training.max_steps=4")
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-4"]
+
+
+def test_a_resume_takes_new_settings_and_a_directory_that_was_moved(tmp_path: Path) -> None:
+    done("train", str(small(tmp_path)))
+    (tmp_path / "run").rename(tmp_path / "moved")
+    shown = done("resume", "moved", "--set", "training.max_steps=12")
+    assert "resumes   " in shown
+    assert (tmp_path / "moved" / "checkpoint-12").is_dir()
+    assert not (tmp_path / "run").exists()
+    done("resume", "moved/checkpoint-4", "--set", "training.max_steps=6")
+
+
+def test_a_token_is_not_written_down(tmp_path: Path) -> None:
+    done("train", str(small(tmp_path)), "--set", "training.hub_token=hf_secret", "--set", "training.max_steps=4")
+    found = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()]
+    assert found == []
