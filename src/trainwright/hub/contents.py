@@ -25,7 +25,7 @@ NOT_FROM_ROOT = ("_*", f"{PREFIX_CHECKPOINT_DIR}-*", "journal.jsonl", ".*.partia
                  ".git/*", ".cache/*")  # fmt: skip
 # Of a checkpoint: what only a resume needs is no part of the model.
 NOT_OF_THE_MODEL = (OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME, "rng_state*.pth", TRAINER_STATE_NAME, MANIFEST_NAME,
-                    "optimizer_*/*", "pytorch_model_fsdp*", "global_step*/*", "latest", "zero_to_fp32.py")  # fmt: skip
+                    "optimizer.bin", "optimizer_*/*", "pytorch_model_*", "global_step*/*", "latest")  # fmt: skip
 
 
 def files_below(folder: Path, *, without: Iterable[str] = ()) -> dict[str, Path]:
