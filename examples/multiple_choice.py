@@ -37,7 +37,7 @@ class ModelArguments:
     model_name_or_path: str | None = field(default=None, metadata={"help": "Default: MiniLM, a data package."})
     num_choices: int = field(default=4, metadata={"help": "Functions to choose from."})
     max_length: int = field(default=40, metadata={"help": "Tokens of a docstring with a name; the rest is cut off."})
-    max_train_samples: int = field(default=1000, metadata={"help": "Train on this many docstrings at most."})
+    max_train_samples: int = field(default=600, metadata={"help": "Train on this many docstrings at most."})
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from trainwright import (
 
 DEMO_SETTINGS = {
     "output_dir": "runs/token_classification",
-    "num_train_epochs": 4,
+    "num_train_epochs": 2,
     "per_device_train_batch_size": 32,
     "per_device_eval_batch_size": 64,
     "learning_rate": 5e-4,

@@ -311,6 +311,7 @@ IDLE = [
     ("tensorboard_folder", {"logging_dir": "logs"}, {"report_to": ["wandb", "tensorboard"]}),
     ("tensorboard_folder", {"logging_dir": "logs", "report_to": "wandb"}, {"report_to": "all"}),
     ("settings_of_several_processes", {"ddp_backend": "gloo"}, {"ddp_backend": None}),
+    ("saving_on_exception", {"save_on_exception": True, "optim": "lomo"}, {"optim": "adamw_torch"}),
     (
         "accelerator_settings",
         {"accelerator_config": {"split_batches": True}},
@@ -397,6 +398,13 @@ def test_settings_of_several_processes_have_effect_in_several(monkeypatch):
     assert idle(args) == ["ddp_backend, ddp_timeout have no effect in one process."]
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert idle(args) == []
+
+
+def test_a_save_on_an_exception_is_for_one_process(monkeypatch):
+    args = TrainingArguments(save_on_exception=True)
+    assert idle(args) == []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert [message.split(":")[0] for message in idle(args)] == ["save_on_exception has no effect in several processes"]
 
 
 def test_the_length_of_the_run_may_be_in_the_arguments():

@@ -171,3 +171,15 @@ def limit_without_saves(args: Any) -> str | None:
     if args.save_total_limit is not None and args.save_strategy == "no" and not by_time:
         return f"save_total_limit={args.save_total_limit} has no effect with save_strategy='no'."
     return None
+
+
+@rule
+def saving_on_exception(args: Any) -> str | None:
+    if not getattr(args, "save_on_exception", False):
+        return None
+    name = str(getattr(args.optim, "value", args.optim))
+    if args.world_size > 1:
+        return "save_on_exception has no effect in several processes: those without the error are within the next step."
+    if "lomo" in name or name.endswith("layerwise"):
+        return f"save_on_exception has no effect with optim={name!r}: it changes weights during the backward pass."
+    return None

@@ -14,7 +14,7 @@ import torch
 from trainwright.checkpoint.manifest import Manifest, describe_files, digest
 from trainwright.errors import CheckpointError
 
-from .._support.small import StopAt, make_trainer
+from ..._support.small import StopAt, make_trainer
 
 WITNESS = "it-was-run"
 
