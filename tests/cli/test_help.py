@@ -12,7 +12,7 @@ from trainwright.cli.main import app
 
 from .commands import call
 
-COMMANDS = [info.callback.__name__ for info in app.registered_commands if info.callback is not None]
+COMMANDS = [info.callback.__name__ for info in app.registered_commands if info.callback and not info.hidden]
 HEAVY = ("torch", "transformers", "accelerate", "numpy", "datasets", "pyarrow")
 
 
@@ -29,7 +29,7 @@ def python(code: str, **environment: str) -> str:
 
 
 def test_the_commands_are_those_that_the_issue_names() -> None:
-    expected = ["init", "check", "train", "resume", "runs", "report", "compare", "verify", "export", "push", "env"]
+    expected = ["init", "check", "train", "resume", "runs", "report", "compare", "verify", "export", "env"]
     assert expected == COMMANDS
 
 

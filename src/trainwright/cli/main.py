@@ -23,8 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # its tracebacks show the values of variables, tokens among them
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (init, check, train, resume, runs, report, compare, verify, export, push, env):
+for _command in (init, check, train, resume, runs, report, compare, verify, export, env):
     app.command()(_command)
+app.command(hidden=True)(push)  # the message that names it is enough; the help fits a screen
 
 
 def _version(is_asked: bool) -> None:
