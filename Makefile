@@ -19,10 +19,10 @@ test: lint unit
 unit: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" $(WORKERS) $(ARGS)
 
-slow: $(VENV)/.ray
+slow: $(VENV)/.engines
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
 
-test-all: lint $(VENV)/.ray
+test-all: lint $(VENV)/.engines
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.dev
@@ -56,4 +56,11 @@ $(VENV)/.dev: $(VENV)/.run requirements-optim.txt
 # Ray is large, and only slow tests start it.
 $(VENV)/.ray: $(VENV)/.dev
 	$(PIP) --editable '.[ray]'
+	touch $@
+
+# DeepSpeed is built here, without operators for GPUs and against the torch that is installed.
+$(VENV)/.engines: $(VENV)/.ray requirements-engines.txt
+	$(PIP) setuptools wheel ninja py-cpuinfo
+	DS_BUILD_OPS=0 $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation \
+		-r requirements-engines.txt
 	touch $@

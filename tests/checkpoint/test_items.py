@@ -27,6 +27,16 @@ def stepped(optimizer_of: Any) -> tuple[Any, Any, nn.Linear]:
     return optimizer, scheduler, model
 
 
+def save(optimizer: Any, scheduler: Any, folder: Path) -> None:
+    items.save_optimizer(optimizer.state_dict(), folder)
+    items.save_scheduler(scheduler, folder)
+
+
+def load(optimizer: Any, scheduler: Any, folder: Path) -> None:
+    items.load_optimizer(optimizer, folder, load=lambda fresh, state: fresh.load_state_dict(state))
+    items.load_scheduler(scheduler, folder)
+
+
 def adam(parameters: Any) -> Any:
     return torch.optim.AdamW(parameters, lr=0.1, fused=True)
 
@@ -38,11 +48,11 @@ def momentum(parameters: Any) -> Any:
 @pytest.mark.parametrize("make", [adam, momentum])
 def test_optimizer_and_schedule_come_back(make: Any, tmp_path: Path) -> None:
     optimizer, scheduler, _ = stepped(make)
-    items.save_optimizer(optimizer, scheduler, tmp_path)
+    save(optimizer, scheduler, tmp_path)
     model = nn.Linear(3, 2)
     fresh = make(model.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(fresh, 2)
-    items.load_optimizer(fresh, schedule, tmp_path)
+    load(fresh, schedule, tmp_path)
     assert str(fresh.state_dict()) == str(optimizer.state_dict())
     assert schedule.state_dict() == scheduler.state_dict()
 
@@ -50,35 +60,35 @@ def test_optimizer_and_schedule_come_back(make: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt"])
 def test_a_missing_file_is_named_with_the_way_out(name: str, tmp_path: Path) -> None:
     optimizer, scheduler, _ = stepped(adam)
-    items.save_optimizer(optimizer, scheduler, tmp_path)
+    save(optimizer, scheduler, tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(CheckpointError, match=rf"has no {name}.*without\s+resume_from_checkpoint"):
-        items.load_optimizer(optimizer, scheduler, tmp_path)
+        load(optimizer, scheduler, tmp_path)
 
 
 def test_another_number_of_parameters(tmp_path: Path) -> None:
     optimizer, scheduler, _ = stepped(adam)
-    items.save_optimizer(optimizer, scheduler, tmp_path)
+    save(optimizer, scheduler, tmp_path)
     other = adam(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).parameters())
     with pytest.raises(CheckpointError, match="does not fit this AdamW"):
-        items.load_optimizer(other, torch.optim.lr_scheduler.StepLR(other, 2), tmp_path)
+        load(other, torch.optim.lr_scheduler.StepLR(other, 2), tmp_path)
 
 
 def test_another_optimizer(tmp_path: Path) -> None:
     """Its state would be taken for Adam's and used from the first step on."""
     optimizer, scheduler, _ = stepped(momentum)
-    items.save_optimizer(optimizer, scheduler, tmp_path)
+    save(optimizer, scheduler, tmp_path)
     other = adam(nn.Linear(3, 2).parameters())
     with pytest.raises(CheckpointError, match="AdamW"):
-        items.load_optimizer(other, torch.optim.lr_scheduler.StepLR(other, 2), tmp_path)
+        load(other, torch.optim.lr_scheduler.StepLR(other, 2), tmp_path)
 
 
 def test_parameters_of_another_shape(tmp_path: Path) -> None:
     optimizer, scheduler, _ = stepped(adam)
-    items.save_optimizer(optimizer, scheduler, tmp_path)
+    save(optimizer, scheduler, tmp_path)
     other = adam(nn.Linear(4, 2).parameters())
     with pytest.raises(CheckpointError, match="AdamW"):
-        items.load_optimizer(other, torch.optim.lr_scheduler.StepLR(other, 2), tmp_path)
+        load(other, torch.optim.lr_scheduler.StepLR(other, 2), tmp_path)
 
 
 def test_arguments_are_plain_values(tmp_path: Path) -> None:

@@ -106,6 +106,12 @@ ALONE = [
     ),
     ("one_sharding", {"fsdp": True, "deepspeed": {"a": 1}}, "fsdp deepspeed", {"deepspeed": {"a": 1}}),
     (
+        "parts_keep_their_type",
+        {"fsdp": True, "bf16_full_eval": True},
+        "bf16_full_eval fsdp bf16=True",
+        {"bf16_full_eval": True},
+    ),
+    (
         "one_accumulation",
         {
             "gradient_accumulation_steps": 2,
@@ -304,6 +310,25 @@ RUN = [
         ({"tf32": True}, {"device_type": "cuda", "supports_tf32": False}),
         "tf32 cuda",
         ({"tf32": True}, {"supports_tf32": True}),
+    ),
+    (
+        "static_graph_sees_every_batch",
+        ({"ddp_static_graph": True, "gradient_accumulation_steps": 2}, {"num_processes": 2}),
+        "ddp_static_graph gradient_accumulation_steps=2 sync_each_batch",
+        (
+            {
+                "ddp_static_graph": True,
+                "gradient_accumulation_steps": 2,
+                "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+            },
+            {"num_processes": 2},
+        ),
+    ),
+    (
+        "updates_in_backward_stay_in_one_process",
+        ({"optim": "adalomo"}, {"num_processes": 2}),
+        "optim='adalomo' processes",
+        ({"optim": "adalomo"}, {"num_processes": 1}),
     ),
 ]
 

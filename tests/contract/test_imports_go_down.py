@@ -47,8 +47,7 @@ BROUGHT_ALONG = {
     "azureml": "trackers.azureml",
     "kubeflow": "trackers.kubeflow",
     "optuna": "search.optuna",
-    "ray": "search.ray",
-    "deepspeed": "engine.deepspeed",
+    "deepspeed": "engine",
     "bitsandbytes": "optim",
     "galore_torch": "optim",
     "apollo_torch": "optim",
@@ -99,6 +98,8 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
             allowed = ACCELERATE
         elif one.package == "wandb":
             allowed = ("trackers.wandb", "search.wandb")
+        elif one.package == "ray":
+            allowed = ("search.ray", "callbacks.ray_train")
         elif one.package == "torchao":  # optimizers with 8-bit states, and a recipe for fp8
             allowed = ("optim", "engine.fp8")
         elif one.module.startswith("torch.utils.tensorboard"):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
 from trainwright.config import rules
+from trainwright.errors import ArgumentError
 
 from .bench import Bench, Toy, samples, seeded
 from .table import companion, shows
@@ -95,6 +97,16 @@ def one_process_promises_nothing(bench: Bench) -> None:
     _needs_processes(bench, ddp_static_graph=True)
 
 
-@companion("fsdp_config", "it says how to shard, and fsdp is not there yet")
+@shows("fsdp")
+def sharding_needs_a_launcher(bench: Bench) -> None:
+    """What it does to a run is shown where there are several processes: `tests/distributed/test_sharded.py`."""
+    with pytest.raises(ArgumentError, match="torchrun"):
+        bench.trainer(fsdp=True)
+    with pytest.raises(ArgumentError, match="torchrun"):
+        bench.trainer(fsdp="full_shard auto_wrap")
+    bench.trainer(fsdp="")
+
+
+@companion("fsdp_config", "it says how to shard, which several processes do: tests/distributed/test_sharded.py")
 def nothing_is_sharded_by_a_configuration_alone(bench: Bench) -> None:
     assert "fsdp_config has no effect without fsdp" in rules.idle(bench.args(fsdp_config={"version": 2}))[0]

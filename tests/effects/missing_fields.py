@@ -14,8 +14,6 @@ from .bench import Bench
 from .table import shows
 
 ASKED: dict[str, Any] = {
-    "deepspeed": {"train_batch_size": "auto"},
-    "fsdp": True,
     "parallelism_config": ParallelismConfig(),
 }
 

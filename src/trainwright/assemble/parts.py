@@ -152,6 +152,7 @@ def facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.Facts:
         eval_names=tuple(eval_dataset) if isinstance(eval_dataset, dict) else (),
         has_compute_metrics=False if parts.only_loss_is_evaluated else None,
         device_type=device.type,
+        num_processes=parts.args.world_size,
         supports_bf16=supports_bf16(device),
         supports_tf32=supports_tf32(device),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from trainwright.errors import CheckpointError
 from trainwright.types import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINING_ARGS_JSON_NAME, TRAINING_ARGS_NAME
 
 
-def save_optimizer(optimizer: Any, scheduler: Any, folder: Path, *, sink: Sink = AT_ONCE) -> None:
-    sink.put(optimizer.state_dict(), lambda copied: _save_large(copied, folder / OPTIMIZER_NAME))
+def save_optimizer(state: dict[str, Any], folder: Path, *, sink: Sink = AT_ONCE) -> None:
+    sink.put(state, lambda copied: _save_large(copied, folder / OPTIMIZER_NAME))
+
+
+def save_scheduler(scheduler: Any, folder: Path) -> None:
     torch.save(scheduler.state_dict(), folder / SCHEDULER_NAME)
 
 
@@ -28,30 +32,46 @@ def _save_large(state: Any, path: Path) -> None:
         torch.serialization.set_crc32_options(were_on)
 
 
-def load_optimizer(optimizer: Any, scheduler: Any, folder: Path) -> None:
-    """Loads both.
+def load_optimizer(
+    optimizer: Any, folder: Path, *, load: Callable[[Any, dict[str, Any]], None], holds_parts: bool = False
+) -> None:
+    """Loads its state by `load(optimizer, state)`; `holds_parts`: of parameters, so that their shapes tell nothing.
 
     Raises:
-        CheckpointError: a file is missing, or the optimizer in it is of another kind. Going on with a fresh optimizer
+        CheckpointError: the file is missing, or the optimizer in it is of another kind. Going on with a fresh optimizer
             at the full rate would ruin a run silently.
     """
-    for name in (OPTIMIZER_NAME, SCHEDULER_NAME):
-        if not (folder / name).is_file():
-            raise CheckpointError(
-                f"{folder} has no {name}, so training cannot go on from it (was it written with save_only_model?). "
-                "To start a new run from its weights, load the model from that directory and call train() without "
-                "resume_from_checkpoint."
-            )
+    _check_is_there(folder, OPTIMIZER_NAME)
     state = _load(folder / OPTIMIZER_NAME)
     try:
         _check_same_settings(optimizer, state)
-        optimizer.load_state_dict(state)
+        if not holds_parts:
+            _check_same_shapes(optimizer, state)
+        load(optimizer, state)
     except (ValueError, KeyError) as error:
         raise CheckpointError(
             f"The optimizer state in {folder} does not fit this {type(optimizer).__name__}: {error}. "
             "Resume with the same optim and the same trainable parameters as before."
         ) from error
+
+
+def load_scheduler(scheduler: Any, folder: Path) -> None:
+    """Loads its state.
+
+    Raises:
+        CheckpointError: the file is missing.
+    """
+    _check_is_there(folder, SCHEDULER_NAME)
     scheduler.load_state_dict(_load(folder / SCHEDULER_NAME))
+
+
+def _check_is_there(folder: Path, name: str) -> None:
+    if not (folder / name).is_file():
+        raise CheckpointError(
+            f"{folder} has no {name}, so training cannot go on from it (was it written with save_only_model?). "
+            "To start a new run from its weights, load the model from that directory and call train() without "
+            "resume_from_checkpoint."
+        )
 
 
 def _check_same_settings(optimizer: Any, state: Any) -> None:
@@ -60,6 +80,10 @@ def _check_same_settings(optimizer: Any, state: Any) -> None:
         lacking = sorted(set(mine) - set(saved) - {"initial_lr"})
         if lacking:
             raise ValueError(f"the state has no {', '.join(lacking)}, so it is another optimizer's")
+
+
+def _check_same_shapes(optimizer: Any, state: Any) -> None:
+    """Raises ValueError if a state belongs to a parameter of another shape."""
     if not type(optimizer).__module__.startswith("torch.optim"):
         return  # others keep states of another shape than the parameter's: projected, quantised
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

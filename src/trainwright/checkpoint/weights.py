@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +31,14 @@ def save_weights(
 
     Tied and shared weights of a plain module are written once, non-contiguous ones as contiguous. A `sink` that puts
     writing off gets the weights alone; a model whose `save_pretrained` is not known to take them so is written at once.
+    With an empty `state_dict`, only what describes the model is written: its weights are elsewhere.
     """
     folder.mkdir(parents=True, exist_ok=True)
     saver: Any = getattr(model, "save_pretrained", None)
+    if state_dict is not None and not state_dict:
+        return _save_description(model, folder)
     if saver is None:
-        state = _each_once(model) if state_dict is None else {n: t.contiguous() for n, t in state_dict.items()}
+        state = _each_once(model) if state_dict is None else _without_repetitions(model, state_dict)
         path = folder / SAFE_WEIGHTS_NAME
         sink.put(state, lambda copied: safetensors.torch.save_file(copied, path, metadata={"format": "pt"}))
     elif _takes_its_weights(model):
@@ -46,6 +49,23 @@ def save_weights(
         )
     else:
         _save_pretrained(saver, folder, state_dict)
+
+
+def _save_description(model: Any, folder: Path) -> None:
+    configs: list[Any] = [getattr(model, "config", None), getattr(model, "generation_config", None)]
+    adapters = getattr(model, "peft_config", None)
+    configs += adapters.values() if isinstance(adapters, dict) else ()
+    for config in configs:
+        if hasattr(config, "save_pretrained"):
+            config.save_pretrained(folder)
+
+
+def _without_repetitions(model: nn.Module, state_dict: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Weights of a plain module, those that it has under several names under the first one."""
+    first: dict[int, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    repeated = {name for name, parameter in named if first.setdefault(id(parameter), name) != name}
+    return {name: tensor.contiguous() for name, tensor in state_dict.items() if name not in repeated}
 
 
 def _save_pretrained(saver: Any, folder: Path, state_dict: dict[str, Any] | None) -> None:
@@ -67,7 +87,10 @@ def _takes_its_weights(model: Any) -> bool:
 
 def _as_it_is_now(model: Any) -> Any:
     """The model with its settings copied: what is written later must not show what changed meanwhile."""
-    twin = copy.copy(model)
+    try:
+        twin = copy.copy(model)
+    except TypeError:  # a model in parts cannot be copied, and is not written later
+        return model
     for name in ("config", "generation_config"):
         if name in vars(model):
             vars(twin)[name] = copy.deepcopy(vars(model)[name])
@@ -109,15 +132,46 @@ def _without_progress_bars() -> Iterator[None]:
             hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def load_weights(model: nn.Module, folder: Path) -> LoadResult:
+def into_whole_model(model: nn.Module, state_dict: Mapping[str, torch.Tensor]) -> Any:
+    return model.load_state_dict(state_dict, strict=False)
+
+
+def load_weights(
+    model: nn.Module,
+    folder: Path,
+    *,
+    found: Mapping[str, torch.Tensor] | None = None,
+    load: Callable[[nn.Module, Mapping[str, torch.Tensor]], Any] = into_whole_model,
+) -> LoadResult:
     """Loads weights into a model as it stands, and returns what the file lacked or had too much.
+
+    Args:
+        found: weights of the checkpoint that were read already.
+        load: puts them into the model, and returns the keys that did not match.
 
     Raises:
         CheckpointError: no weights there, or of another shape.
     """
-    if is_adapter(model):
+    if is_adapter(model) and found is None:
         _load_adapter(model, folder)
         return LoadResult([], [])
+    state_dict = _read_all(folder) if found is None else dict(found)
+    if not is_adapter(model):
+        state_dict = _in_the_models_names(model, state_dict)
+    try:
+        result = load(model, state_dict)
+    except RuntimeError as error:
+        raise CheckpointError(f"The weights in {folder} do not fit {type(model).__name__}: {error}") from error
+    if is_adapter(model):  # the weights that it adapts are not in a checkpoint
+        return LoadResult([], list(result.unexpected_keys))
+    tie_weights: Any = getattr(model, "tie_weights", None)
+    if result.missing_keys and tie_weights is not None:
+        tie_weights()
+    shared = _shared_names(model)
+    return LoadResult([name for name in result.missing_keys if name not in shared], list(result.unexpected_keys))
+
+
+def _read_all(folder: Path) -> dict[str, torch.Tensor]:
     files = weight_files(folder)
     if not files:
         raise CheckpointError(
@@ -127,16 +181,7 @@ def load_weights(model: nn.Module, folder: Path) -> LoadResult:
     state_dict: dict[str, torch.Tensor] = {}
     for file in files:
         state_dict |= _read(file)
-    state_dict = _in_the_models_names(model, state_dict)
-    try:
-        result = model.load_state_dict(state_dict, strict=False)
-    except RuntimeError as error:
-        raise CheckpointError(f"The weights in {folder} do not fit {type(model).__name__}: {error}") from error
-    tie_weights: Any = getattr(model, "tie_weights", None)
-    if result.missing_keys and tie_weights is not None:
-        tie_weights()
-    shared = _shared_names(model)
-    return LoadResult([name for name in result.missing_keys if name not in shared], list(result.unexpected_keys))
+    return state_dict
 
 
 def _in_the_models_names(model: Any, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -111,6 +111,27 @@ def configured_precision() -> str:
     return os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
 
 
+def configured_backend() -> str | None:
+    """The backend that `accelerate launch` was configured with: "fsdp", "deepspeed", or None."""
+    chosen = [name for name in ("fsdp", "deepspeed") if is_true(os.environ.get(f"ACCELERATE_USE_{name.upper()}"))]
+    return chosen[0] if chosen else None
+
+
+def configured_deepspeed() -> dict[str, Any] | str:
+    """DeepSpeed's configuration as `accelerate launch` was told it: a file, or what its questions come to."""
+    env = os.environ
+    if env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
+        return env["ACCELERATE_DEEPSPEED_CONFIG_FILE"]
+    zero: dict[str, Any] = {"stage": int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))}
+    for name in ("optimizer", "param"):
+        device = env.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{name.upper()}_DEVICE", "none")
+        if device != "none":
+            zero[f"offload_{name}"] = {"device": device}
+    if is_true(env.get("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL")):
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    return {"zero_optimization": zero, "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}
+
+
 def of_slurm(env: Mapping[str, str]) -> dict[str, str]:
     """A task of `srun` as torch would name it, where MASTER_ADDR and MASTER_PORT say that the tasks work together.
 

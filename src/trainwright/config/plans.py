@@ -225,8 +225,30 @@ class LoadersOfOthers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FSDPPlan:
+    """How parameters, gradients and states are sharded over processes.
+
+    Attributes:
+        settings: as `fsdp_config` has them, without prefixes; None: what `accelerate launch` was configured with.
+    """
+
+    settings: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSpeedPlan:
+    """DeepSpeed's configuration.
+
+    Attributes:
+        config: with its "auto" values filled in, as far as the arguments tell them.
+    """
+
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """What selects and sets up a backend."""
+    """What selects and sets up a backend; one of `fsdp` and `deepspeed` at most."""
 
     device: Any
     world_size: int = 1
@@ -237,6 +259,9 @@ class EnginePlan:
     ddp: DDPPlan = DDPPlan()
     hang_timeout_s: float = 0.0  # 0: a standstill is not looked for
     loaders: LoadersOfOthers = LoadersOfOthers()
+    fsdp: FSDPPlan | None = None
+    deepspeed: DeepSpeedPlan | None = None
+    parallelism: Any = None  # accelerate's ParallelismConfig, which is not imported here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

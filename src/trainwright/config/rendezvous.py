@@ -28,6 +28,19 @@ def start_group(world: World, *, backend: str | None, timeout: timedelta) -> Non
     leave_at_exit()
 
 
+def start_alone(kind: str, *, backend: str | None, timeout: timedelta) -> None:
+    """Starts a group of this one process, if there is none: for backends that cannot do without."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    if dist.is_initialized():
+        return
+    default = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}.get(kind, "gloo")
+    dist.init_process_group(default if backend is None else backend, store=HashStore(), rank=0, world_size=1,
+                            timeout=timeout)  # fmt: skip
+    leave_at_exit()
+
+
 @functools.cache
 def leave_at_exit() -> None:
     """A script that ends in order leaves the group; one that dies must not wait there for the others."""

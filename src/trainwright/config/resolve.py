@@ -8,13 +8,16 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from trainwright.config.environment import world_of
+from trainwright.config.deepspeed import settled
+from trainwright.config.environment import configured_backend, configured_deepspeed, world_of
 from trainwright.config.plans import (
     CheckpointPlan,
     CompilePlan,
     DDPPlan,
+    DeepSpeedPlan,
     EnginePlan,
     EvalPlan,
+    FSDPPlan,
     GenerationPlan,
     Lengths,
     LoaderPlan,
@@ -51,6 +54,52 @@ def engine(args: Any) -> EnginePlan:
         ddp=ddp(args),
         hang_timeout_s=getattr(args, "hang_timeout", 0.0),
         loaders=loaders_of_others(args),
+        fsdp=fsdp(args),
+        deepspeed=deepspeed(args),
+        parallelism=getattr(args, "parallelism_config", None),
+    )
+
+
+def fsdp(args: Any) -> FSDPPlan | None:
+    """None where nothing is sharded, or where something else shards.
+
+    Raises:
+        ArgumentError: it was asked for, and this process was not started by a distributed launcher.
+    """
+    if args.fsdp:
+        if not world_of(args).launched:
+            raise ArgumentError(
+                "fsdp shards the model over processes, and this one was started alone. Start the script with torchrun "
+                "--nproc-per-node N, or accelerate launch; or leave fsdp out."
+            )
+        return FSDPPlan(settings=args.fsdp_config or {})
+    return FSDPPlan() if configured_backend() == "fsdp" and not args.deepspeed else None
+
+
+def deepspeed(args: Any) -> DeepSpeedPlan | None:
+    """None where it is not asked for. The launcher's configuration counts where the arguments have none."""
+    source = args.deepspeed or (configured_deepspeed() if configured_backend() == "deepspeed" else None)
+    if source is None:
+        return None
+    steps, size = micro_batches(args), args.per_device_train_batch_size
+    mixed = getattr(args, "mixed_precision", "no")
+    return DeepSpeedPlan(
+        config=settled(
+            source,
+            {
+                "train_micro_batch_size_per_gpu": size,
+                "gradient_accumulation_steps": steps,
+                "train_batch_size": size * steps * args.world_size,
+                "gradient_clipping": args.max_grad_norm or 0.0,
+                "optimizer.params.lr": args.learning_rate,
+                "optimizer.params.betas": [args.adam_beta1, args.adam_beta2],
+                "optimizer.params.eps": args.adam_epsilon,
+                "optimizer.params.weight_decay": args.weight_decay,
+                "scheduler.params.warmup_max_lr": args.learning_rate,
+                "fp16.enabled": mixed == "fp16",
+                "bf16.enabled": mixed == "bf16",
+            },
+        )
     )
 
 

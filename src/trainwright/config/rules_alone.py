@@ -190,6 +190,17 @@ def one_sharding(args: Any) -> str | None:
 
 
 @rule
+def parts_keep_their_type(args: Any) -> str | None:
+    names = [name for name in ("fp16_full_eval", "bf16_full_eval") if getattr(args, name)]
+    if args.fsdp and names:
+        return (
+            f"{names[0]}=True changes the type of whole weights for an evaluation, and fsdp keeps them in parts of one "
+            f"type. Use {names[0].partition('_')[0]}=True, or leave fsdp out."
+        )
+    return None
+
+
+@rule
 def one_accumulation(args: Any) -> str | None:
     config = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
     num_steps = config.get("num_steps", args.gradient_accumulation_steps)

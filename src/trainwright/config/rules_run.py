@@ -29,6 +29,7 @@ class Facts:
     device_type: str | None = None
     supports_bf16: bool | None = None
     supports_tf32: bool | None = None
+    num_processes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,4 +251,33 @@ def bf16_is_supported(args: Any, facts: Facts) -> str | None:
 def tf32_is_supported(args: Any, facts: Facts) -> str | None:
     if args.tf32 and facts.supports_tf32 is False:
         return f"tf32=True is not supported by this device ({facts.device_type}); Ampere GPUs and later have it."
+    return None
+
+
+# -- several processes ------------------------------------------------------------------------------------------------
+
+
+@rule
+def static_graph_sees_every_batch(args: Any, facts: Facts) -> str | None:
+    config = getattr(args, "accelerator_config", None)
+    accumulation = getattr(config, "gradient_accumulation_kwargs", None) or {}
+    if facts.num_processes == 1 or not args.ddp_static_graph or accumulation.get("sync_each_batch"):
+        return None
+    if args.gradient_accumulation_steps == 1:
+        return None
+    return (
+        f"ddp_static_graph=True with gradient_accumulation_steps={args.gradient_accumulation_steps}: torch records the "
+        "graph in the first micro-batch, in which nothing is averaged. Leave ddp_static_graph out, or set "
+        "accelerator_config={'gradient_accumulation_kwargs': {'sync_each_batch': True}}."
+    )
+
+
+@rule
+def updates_in_backward_stay_in_one_process(args: Any, facts: Facts) -> str | None:
+    if facts.num_processes > 1 and str(getattr(args.optim, "value", args.optim)) in ("lomo", "adalomo"):
+        return (
+            f"optim={str(getattr(args.optim, 'value', args.optim))!r} updates the weights during the backward pass, "
+            f"before the {facts.num_processes} processes have averaged their gradients, so their weights would part. "
+            "Use another optimizer, or one process."
+        )
     return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -29,10 +30,15 @@ class Engine(ABC):
     accelerator: Any
     device: torch.device
     non_blocking: bool = False  # batches are copied to the device without waiting
+    input_dtype: torch.dtype | None = None  # of a batch's floating-point tensors; None: the one that they have
 
     @abstractmethod
     def place(self, model: nn.Module) -> nn.Module:
         """Moves a model to where it is trained."""
+
+    def expect(self, *, num_steps: int, num_warmup_steps: int) -> None:
+        """Told before `setup` how long the run is, for backends with a schedule of their own."""
+        return None
 
     @abstractmethod
     def setup(
@@ -84,6 +90,59 @@ class Engine(ABC):
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
         """Around `model.generate`; gives the keywords that it needs where processes hold parts of the model."""
         return nullcontext({})
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    @property
+    def holds_parts(self) -> bool:
+        """Whether this process has only its part of each parameter."""
+        return False
+
+    @property
+    def writes_parts(self) -> bool:
+        """Whether checkpoints have model and optimizer in parts, each process writing its own."""
+        return False
+
+    def save_parts(self, folder: Path, optimizer: Any | None) -> None:
+        """Writes a checkpoint's model, and its optimizer if one is given, in parts. All processes call it."""
+        raise AssertionError("only called where writes_parts is True")
+
+    def weights_in_parts(self, folder: Path) -> Mapping[str, torch.Tensor] | None:
+        """The weights of a checkpoint in parts, whole, whichever processes wrote them; None: it has none in parts."""
+        from trainwright.engine import parts
+
+        return parts.read_weights(folder) if parts.has_weights(folder) else None
+
+    def load_optimizer_in_parts(self, folder: Path, model: nn.Module, optimizer: Any) -> bool:
+        """Loads the optimizer of a checkpoint in parts; False: it has none in parts."""
+        from trainwright.engine import parts
+
+        if not parts.has_optimizer(folder):
+            return False
+        parts.load_optimizer(folder, model, optimizer)
+        return True
+
+    def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
+        """All weights, in the main process, of a model whose parts are in several; None: the model has them itself.
+
+        All processes call it.
+        """
+        return None
+
+    def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
+        """Takes whole weights in, each process what it holds; returns the keys that did not match, as torch does."""
+        return model.load_state_dict(weights, strict=False)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """The optimizer's state as one process alone has it; may be empty in all but the main one. All call it."""
+        state: dict[str, Any] = optimizer.state_dict()
+        return state
+
+    def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
+        """Takes such a state in, each process what it holds."""
+        optimizer.load_state_dict(state)
+
+    # -- between processes -----------------------------------------------------------------------------------------
 
     def dispatch(self, dataloader: Any) -> Any:
         """A dataloader of whole batches that the main process reads alone; every process gets its part of each."""
@@ -139,8 +198,8 @@ class Engine(ABC):
         """Waits until all processes are here."""
         return None
 
-    def published_flags(self) -> dict[str, bool]:
-        """Attributes by which others ask a trainer for its backend."""
+    def published_flags(self) -> dict[str, Any]:
+        """Attributes by which others ask a trainer for its backend; asked again when it is set up."""
         return {
             f"is_{brand}_enabled": getattr(self.accelerator.state, f"{brand}_plugin", None) is not None
             for brand in ("deepspeed", "fsdp")

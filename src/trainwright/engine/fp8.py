@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from trainwright.errors import MissingPackageError
 
 
-def fp8_accelerator(*, cpu: bool) -> Any:
-    """An Accelerator that trains linear layers in fp8.
+@contextmanager
+def fp8_explained(mixed: str) -> Iterator[None]:
+    """Around the making of an Accelerator: says what to install where none of the packages with a recipe is there.
 
     Raises:
-        MissingPackageError: none of the packages with a recipe is installed.
+        MissingPackageError: in place of accelerate's error.
     """
-    from accelerate import Accelerator
-
     try:
-        return Accelerator(mixed_precision="fp8", cpu=cpu, kwargs_handlers=_recipes())
+        yield
     except (ImportError, ValueError) as error:
+        if mixed != "fp8":
+            raise
         raise MissingPackageError(
             f"Mixed precision fp8 was asked for, and accelerate cannot do it: {error} "
             "Install torchao (pip install torchao) or transformer-engine, or use bf16."
         ) from error
 
 
-def _recipes() -> list[Any]:
+def fp8_recipes() -> list[Any]:
     """torchao's recipe, with weights that stay plain tensors: its default keeps them ready for sharding."""
     if importlib.util.find_spec("torchao") is None:
         return []

@@ -18,7 +18,8 @@ class Gradients:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.parameters = list(parameters)
-        self._is_uniform = len({(p.device, p.dtype, type(p.data)) for p in self.parameters}) == 1
+        kinds = {(p.device, p.dtype, type(p.data)) for p in self.parameters}
+        self._is_uniform = len(kinds) == 1 and not any(hasattr(kind, "full_tensor") for *_, kind in kinds)
 
     @torch.no_grad()
     def clip(self, max_norm: float) -> torch.Tensor:
@@ -31,9 +32,11 @@ class Gradients:
             return torch.tensor(0.0)
         if not self._is_uniform:
             mixed = torch.nn.utils.get_total_norm(grads)
+            # Of tensors whose parts are in several processes it has parts itself.
+            whole: torch.Tensor = mixed.full_tensor() if hasattr(mixed, "full_tensor") else mixed
             if max_norm != math.inf:
-                torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, mixed)
-            return mixed
+                torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, whole)
+            return whole
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         if max_norm != math.inf:
             torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))

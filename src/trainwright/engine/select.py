@@ -8,6 +8,14 @@ from trainwright.engine.base import Engine
 
 def select_engine(plan: EnginePlan) -> Engine:
     """The engine for a plan."""
+    if plan.deepspeed is not None:
+        from trainwright.engine.deepspeed import DeepSpeedEngine
+
+        return DeepSpeedEngine(plan)
+    if plan.fsdp is not None:
+        from trainwright.engine.fsdp import FSDPEngine
+
+        return FSDPEngine(plan)
     if plan.world_size > 1:
         from trainwright.engine.accelerated import AcceleratedEngine
 

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from trainwright.config.plans import EnginePlan
+from trainwright.engine.accelerator import make_accelerator
 from trainwright.engine.base import Engine
 from trainwright.engine.compile import compiled, uncompiled
-from trainwright.engine.fp8 import fp8_accelerator
-from trainwright.engine.loaders import loader_configuration
 from trainwright.engine.precision import apply_tf32, autocast_forward
 from trainwright.engine.updates import Updates, empty_cache, is_out_of_memory
 from trainwright.engine.watch import Watch, standing_watch
@@ -25,24 +24,8 @@ class SingleEngine(Engine):
     """Trains in this process, on one device."""
 
     def __init__(self, plan: EnginePlan) -> None:
-        from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
-
-        # Accelerate keeps one state per process; a second trainer may have another precision or device.
-        AcceleratorState._reset_state(reset_partial_state=True)
-        mixed = plan.precision.mixed
-        scales_on_cpu = mixed == "fp16" and torch.device(plan.device).type == "cpu"  # accelerate has no scaler there
-        self._is_fp8 = mixed == "fp8"
-        if self._is_fp8:
-            self.accelerator = fp8_accelerator(cpu=plan.use_cpu)
-        else:
-            self.accelerator = Accelerator(
-                mixed_precision="no" if scales_on_cpu else mixed,
-                cpu=plan.use_cpu,
-                dataloader_config=loader_configuration(plan.loaders),
-            )
-        if scales_on_cpu:
-            self.accelerator.scaler = torch.amp.GradScaler("cpu")
+        self.accelerator = make_accelerator(plan)
+        self._is_fp8 = plan.precision.mixed == "fp8"
         self.device = torch.device(plan.device)
         self.non_blocking = plan.non_blocking
         self._compile = plan.compile

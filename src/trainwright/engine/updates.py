@@ -40,9 +40,12 @@ class Updates:
             loss = self.scaler.scale(loss)
         loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
-    def clip(self, max_norm: float) -> torch.Tensor:
+    def unscale(self) -> None:
         if self.scaler is not None:
             self.scaler.unscale_(self._optimizer)
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        self.unscale()
         return self._gradients.clip(max_norm)
 
     def step(self, optimizer: Any) -> bool:

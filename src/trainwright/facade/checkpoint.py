@@ -57,6 +57,8 @@ class CheckpointHooks(HubHooks):
     def _fill_checkpoint(self, staging: Path, store: CheckpointStore) -> None:
         folder, step, best = str(staging), self.state.global_step, self.state.best_global_step
         self.save_model(folder, _internal_call=True)
+        if self._engine.writes_parts:
+            self._engine.save_parts(staging, None if self.args.save_only_model else self.optimizer)
         if not self.args.save_only_model:
             self._save_optimizer_and_scheduler(folder)
             self._save_scaler(folder)
@@ -90,9 +92,13 @@ class CheckpointHooks(HubHooks):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Writes the model so that `from_pretrained` loads it, with the processing class and the arguments.
 
-        With `push_to_hub` what the user saves goes to the Hub too.
+        Every process calls it where several hold parts of the model. With `push_to_hub` what the user saves goes to
+        the Hub too.
         """
-        self._save(self.args.output_dir if output_dir is None else output_dir)
+        folder = self.args.output_dir if output_dir is None else output_dir
+        in_parts = _internal_call and output_dir is not None and self._engine.writes_parts
+        whole = {} if in_parts else self._engine.whole_weights(self.model)
+        self._save(folder) if whole is None else self._save(folder, state_dict=dict(whole))
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
@@ -108,8 +114,12 @@ class CheckpointHooks(HubHooks):
         items.save_arguments(self.args, folder)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self._engine.writes_parts:
+            state = self._engine.optimizer_state(self.optimizer)
+            if self.args.should_save:
+                items.save_optimizer(state, Path(output_dir), sink=self._writer.sink)
         if self.args.should_save:
-            items.save_optimizer(self.optimizer, self.lr_scheduler, Path(output_dir), sink=self._writer.sink)
+            items.save_scheduler(self.lr_scheduler, Path(output_dir))
 
     def _save_scaler(self, output_dir: str) -> None:
         if self.args.should_save:
@@ -120,7 +130,11 @@ class CheckpointHooks(HubHooks):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Loads the weights of a checkpoint into the model."""
-        result = weights.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+        self._read_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+
+    def _read_weights(self, model: Any, folder: Path) -> None:
+        in_parts = self._engine.weights_in_parts(folder)
+        result = weights.load_weights(model, folder, found=in_parts, load=self._engine.load_weights)
         self._issue_warnings_after_load(result)
 
     def _load_best_model(self) -> None:
@@ -132,11 +146,17 @@ class CheckpointHooks(HubHooks):
             logger.warning("The best model, %s, was deleted meanwhile; the model keeps the last weights.", folder)
             return
         logger.info("Loading the best model, %s (%s).", folder, self.state.best_metric)
-        self._issue_warnings_after_load(weights.load_weights(self.model, folder))
+        self._read_weights(self.model, folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            items.load_optimizer(self.optimizer, self.lr_scheduler, Path(checkpoint))
+        if checkpoint is None:
+            return
+        folder, engine = Path(checkpoint), self._engine
+        if not engine.load_optimizer_in_parts(folder, self.model_wrapped, self.optimizer):
+            items.load_optimizer(
+                self.optimizer, folder, load=engine.load_optimizer_state, holds_parts=engine.holds_parts
+            )
+        items.load_scheduler(self.lr_scheduler, folder)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:

@@ -170,6 +170,9 @@ class DataHooks(Parts):
     def _prepare_input(self, data: Any) -> Any:
         """Tensors on the device; nested containers keep their type."""
         if isinstance(data, torch.Tensor):
+            dtype = self._engine.input_dtype
+            if dtype is not None and data.is_floating_point():
+                data = data.to(dtype)
             return data.to(self._engine.device, non_blocking=self._engine.non_blocking)
         if isinstance(data, Mapping):
             kind = dict if isinstance(data, TailBatch) else type(data)

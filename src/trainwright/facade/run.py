@@ -177,12 +177,14 @@ class RunHooks(CheckHooks):
         """The model as it is trained and the loader; makes optimizer and schedule, and loads their states."""
         if self._created_lr_scheduler:  # its length belonged to an earlier train()
             self.lr_scheduler, self._created_lr_scheduler = None, False
+        self._engine.expect(num_steps=max_steps, num_warmup_steps=self.args.get_warmup_steps(max_steps))
         prepared = self._engine.setup(
             self._wrap_model(self.model),
             make_optimizer=lambda model: self._make_optimizer(model, max_steps),
             make_scheduler=lambda optimizer: self.create_scheduler(num_training_steps=max_steps, optimizer=optimizer),
         )
         self.model_wrapped, self.optimizer, self.lr_scheduler = prepared.model, prepared.optimizer, prepared.scheduler
+        vars(self).update(self._engine.published_flags())
         asked = continued.settings_of(self.optimizer, self.lr_scheduler)
         self._load_optimizer_and_scheduler(resume_from_checkpoint)
         self._load_scaler(resume_from_checkpoint)

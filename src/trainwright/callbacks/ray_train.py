@@ -1,0 +1,40 @@
+"""RayTrainReport: tells Ray Train of every save, with the metrics so far and the checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainwright.callbacks.base import TrainerCallback
+from trainwright.errors import MissingPackageError
+from trainwright.state.control import TrainerControl
+from trainwright.state.trainer_state import TrainerState
+from trainwright.types import PREFIX_CHECKPOINT_DIR
+
+
+class RayTrainReport(TrainerCallback):
+    """For a trainer inside the `train_loop_per_worker` of Ray's `TorchTrainer`.
+
+    Ray copies the checkpoint to its own storage, so `output_dir` may be a folder of the worker. All workers report; the
+    checkpoint comes from the main process.
+
+    Raises:
+        MissingPackageError: ray is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import ray.train
+        except ImportError as error:
+            raise MissingPackageError("RayTrainReport needs Ray Train: pip install 'ray[train]'") from error
+        self._ray = ray.train
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        metrics: dict[str, Any] = {}
+        for entry in state.log_history:
+            metrics |= entry
+        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        checkpoint = None
+        if state.is_world_process_zero and folder.is_dir():
+            checkpoint = self._ray.Checkpoint.from_directory(str(folder))
+        self._ray.report({**metrics, "step": state.global_step}, checkpoint=checkpoint)

@@ -1,0 +1,129 @@
+"""DeepSpeed's configuration: read, its "auto" values filled in from the arguments, and held against them. Pure.
+
+What only the model or the length of the run tells (`LATE`) stays "auto"; the engine fills it in when it has both.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import ArgumentError
+
+AUTO = "auto"
+# Place in the configuration -> argument that says the same.
+FIELDS = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "train_batch_size": "per_device_train_batch_size x gradient_accumulation_steps x processes",
+    "gradient_clipping": "max_grad_norm",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.betas": "adam_beta1, adam_beta2",
+    "optimizer.params.eps": "adam_epsilon",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_max_lr": "learning_rate",
+    "fp16.enabled": "fp16",
+    "bf16.enabled": "bf16",
+}
+MADE_IF_MISSING = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size",
+                   "gradient_clipping")  # fmt: skip
+LATE = (
+    "scheduler.params.total_num_steps",
+    "scheduler.params.warmup_num_steps",
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_param_persistence_threshold",
+)
+PLAIN = {"scheduler.params.warmup_min_lr": 0, "fp16.auto_cast": False}  # what "auto" stands for there
+
+
+def read(config: Mapping[str, Any] | str) -> dict[str, Any]:
+    """A configuration from a dict, a file, or the base64 text that some launchers make of one.
+
+    Raises:
+        ArgumentError: there is no such file, or it is no JSON.
+    """
+    if not isinstance(config, str):
+        return copy.deepcopy(dict(config))
+    try:
+        if Path(config).is_file():
+            return dict(json.loads(Path(config).read_text(encoding="utf-8")))
+        return dict(json.loads(base64.urlsafe_b64decode(config).decode()))
+    except (ValueError, binascii.Error, OSError) as error:
+        raise ArgumentError(
+            f"deepspeed={config!r} is no file with a JSON object ({error}). Give the path of one, or a dict."
+        ) from error
+
+
+def settled(config: Mapping[str, Any] | str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with its "auto" values filled in, except those that are known late.
+
+    Args:
+        values: by place, what the arguments say.
+
+    Raises:
+        ArgumentError: it fights the arguments (both values shown), or has "auto" where nothing can fill it in.
+    """
+    made = read(config)
+    problems = []
+    for place, value in values.items():
+        there = get(made, place)
+        if there == AUTO or (there is None and place in MADE_IF_MISSING):
+            put(made, place, value)
+        elif there is not None and not _is_same(there, value):
+            problems.append(f"{place}={there!r} in the configuration, and {FIELDS[place]} says {value!r}")
+    if problems:
+        raise ArgumentError(
+            "The DeepSpeed configuration fights the arguments: "
+            + "; ".join(problems)
+            + ". Change one of each pair, or "
+            'write "auto" into the configuration.'
+        )
+    for place, value in PLAIN.items():
+        if get(made, place) == AUTO:
+            put(made, place, value)
+    left = [place for place in autos(made) if place not in LATE]
+    if left:
+        raise ArgumentError(
+            f'The DeepSpeed configuration has "auto" where no argument says the value: {", ".join(left)}. '
+            "Write the values there."
+        )
+    return made
+
+
+def autos(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Places that are still "auto"."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from autos(value, f"{prefix}{key}.")
+        elif isinstance(value, str) and value == AUTO:
+            yield prefix + key
+
+
+def get(config: Mapping[str, Any], place: str) -> Any:
+    """The value at a place; None where there is none."""
+    value: Any = config
+    for key in place.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return None
+        value = value[key]
+    return value
+
+
+def put(config: dict[str, Any], place: str, value: Any) -> None:
+    *path, last = place.split(".")
+    for key in path:
+        config = config.setdefault(key, {})
+    config[last] = value
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    try:
+        return one == other or bool(float(one) == float(other))  # also 1e-5 written as text
+    except (TypeError, ValueError):
+        return False

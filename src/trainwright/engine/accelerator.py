@@ -1,0 +1,80 @@
+"""The Accelerator of a trainer: made here for every engine. The group itself is started and left in `rendezvous.py`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from trainwright.config.plans import EnginePlan
+from trainwright.config.rendezvous import start_alone
+from trainwright.engine.fp8 import fp8_explained, fp8_recipes
+from trainwright.engine.loaders import loader_configuration
+
+# Accelerate writes here which plugin it was given; the next trainer of this process may have none.
+MARKS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "FSDP_CPU_RAM_EFFICIENT_LOADING")
+
+
+def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: Any) -> Any:
+    """An Accelerator for this process, alone or among others; takes the process group that is there, or starts it.
+
+    Args:
+        cpu: keeps accelerate off other devices; default: the plan's device is the CPU.
+        plugins: accelerate's settings of a backend.
+    """
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    # Accelerate keeps one state per process; a second trainer may have another precision or device.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    is_among_others = plan.world_size > 1
+    if is_among_others or plugins:
+        os.environ.update({name: value for name, value in plan.ddp.environment.items() if name not in os.environ})
+    if plugins and not is_among_others:
+        timeout = timedelta(seconds=plan.ddp.timeout_s)
+        start_alone(torch.device(plan.device).type, backend=plan.ddp.backend, timeout=timeout)
+    on_cpu = torch.device(plan.device).type == "cpu"
+    if cpu is None:
+        cpu = on_cpu if is_among_others else plan.use_cpu
+    mixed = plan.precision.mixed
+    scales_here = mixed == "fp16" and on_cpu  # accelerate has no scaler there
+    handlers = [*_of_a_group(plan)] if is_among_others or plugins else []
+    with _unmarked(), fp8_explained(mixed):
+        accelerator = Accelerator(
+            mixed_precision="no" if scales_here else mixed,
+            cpu=cpu,
+            dataloader_config=loader_configuration(plan.loaders),
+            kwargs_handlers=handlers + (fp8_recipes() if mixed == "fp8" else []),
+            parallelism_config=plan.parallelism,
+            **plugins,
+        )
+    if scales_here:
+        accelerator.scaler = torch.amp.GradScaler("cpu")
+    return accelerator
+
+
+def _of_a_group(plan: EnginePlan) -> Iterator[Any]:
+    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+    ddp = plan.ddp
+    names = ("bucket_cap_mb", "broadcast_buffers", "static_graph")
+    chosen = {name: getattr(ddp, name) for name in names if getattr(ddp, name) is not None}
+    yield InitProcessGroupKwargs(backend=ddp.backend, timeout=timedelta(seconds=ddp.timeout_s))
+    yield DistributedDataParallelKwargs(**chosen)
+
+
+@contextmanager
+def _unmarked() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in MARKS}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,232 @@
+"""DeepSpeed's ZeRO: its engine averages, clips and updates. Checkpoints are whole: `zero_states.py` puts them together.
+
+DeepSpeed clips within its update, so `clip` takes the step and `step` says whether it was applied.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright.config import deepspeed as settings
+from trainwright.config.environment import World
+from trainwright.config.plans import EnginePlan
+from trainwright.config.rendezvous import start_group
+from trainwright.engine import zero_states
+from trainwright.engine.accelerator import make_accelerator
+from trainwright.engine.base import NO_CONTEXT
+from trainwright.engine.precision import DTYPES
+from trainwright.engine.several import SeveralProcesses
+from trainwright.errors import ArgumentError, MissingPackageError
+from trainwright.types import Prepared
+
+
+class DeepSpeedEngine(SeveralProcesses):
+    """Trains with DeepSpeed's engine around the model."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        assert plan.deepspeed is not None
+        self._config = dict(plan.deepspeed.config)
+        plugin = _plugin(self._config, on_cpu=torch.device(plan.device).type == "cpu")
+        start_group(World.detect(use_cpu=plan.use_cpu), backend=plan.ddp.backend,
+                    timeout=timedelta(seconds=plan.ddp.timeout_s))  # fmt: skip
+        super().__init__(plan, make_accelerator(plan, cpu=False, deepspeed_plugin=plugin))
+        self._runs: Any = None  # DeepSpeed's engine
+        self._groups: list[list[nn.Parameter]] = []  # as the optimizer was given them
+        self._masters: Mapping[str, torch.Tensor] | None = None  # weights that were loaded, as they are in fp32
+        self._stepped: bool | None = None
+        self._num_steps = self._num_warmup_steps = 0
+
+    def expect(self, *, num_steps: int, num_warmup_steps: int) -> None:
+        self._num_steps, self._num_warmup_steps = num_steps, num_warmup_steps
+
+    def place(self, model: nn.Module) -> nn.Module:
+        return model  # DeepSpeed moves it, or a part of it
+
+    def setup(
+        self,
+        model: nn.Module,
+        *,
+        make_optimizer: Callable[[nn.Module], Any],
+        make_scheduler: Callable[[Any], Any],
+    ) -> Prepared:
+        import deepspeed
+
+        model = self.unwrap(model)
+        config = self._filled_in(model)
+        given: dict[str, Any] = {}
+        if "optimizer" in config:
+            given["model_parameters"] = [p for p in model.parameters() if p.requires_grad]
+            self._groups = [given["model_parameters"]]
+        else:
+            optimizer = make_optimizer(model)
+            if self._runs is not None and optimizer is self._runs.optimizer:  # a second train()
+                return Prepared(self._runs, optimizer, make_scheduler(zero_states.inner(optimizer)))
+            given["optimizer"] = optimizer
+            self._groups = [list(group["params"]) for group in optimizer.param_groups]
+            config["zero_allow_untested_optimizer"] = True
+        halves = [name for name in DTYPES if settings.get(config, f"{name}.enabled") is True]
+        self.input_dtype = DTYPES[halves[0]] if halves else None
+        self._runs, optimizer, _, schedule = deepspeed.initialize(model=model, config=config, **given)
+        self._runs._trainwright_module = model
+        if self._masters is not None:
+            zero_states.set_masters(model, self._masters)
+            self._masters = None
+        own_schedule = "scheduler" in config
+        scheduler = _SteppedByEngine(schedule) if own_schedule else make_scheduler(zero_states.inner(optimizer))
+        self._stepped = None
+        return Prepared(self._runs, optimizer, scheduler)
+
+    def _filled_in(self, model: nn.Module) -> dict[str, Any]:
+        """The configuration with what only the model and the length of the run tell."""
+        made = settings.read(self._config)
+        config = getattr(model, "config", None)
+        sizes = getattr(config, "hidden_sizes", None) or [getattr(config, "hidden_size", None)]
+        known: dict[str, Any] = {
+            "scheduler.params.total_num_steps": self._num_steps,
+            "scheduler.params.warmup_num_steps": max(self._num_warmup_steps, 1),
+        }
+        if sizes[0] is not None:
+            size = max(sizes)
+            known["zero_optimization.reduce_bucket_size"] = size * size
+            known["zero_optimization.stage3_prefetch_bucket_size"] = int(0.9 * size * size)
+            known["zero_optimization.stage3_param_persistence_threshold"] = 10 * size
+        for place in list(settings.autos(made)):
+            if place not in known:
+                raise ArgumentError(
+                    f'The DeepSpeed configuration has "auto" at {place}, which follows from config.hidden_size, and '
+                    f"{type(model).__name__} has none. Write a number there."
+                )
+            settings.put(made, place, known[place])
+        return made
+
+    def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
+        if self._runs is not None and self._runs.module is self.unwrap(model):
+            return self._runs  # type: ignore[no-any-return]
+        return model.to(self.device)
+
+    def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
+        return NO_CONTEXT  # the weights that it computes with have the type already
+
+    def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
+        self._runs.set_gradient_accumulation_boundary(sync)
+        return NO_CONTEXT
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        self._stepped = None
+        self._runs.backward(loss, scale_wrt_gas=False, **kwargs)  # the loss is one of the window already
+
+    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
+        self._update()
+        norm = self._runs.get_global_grad_norm()
+        return torch.as_tensor(math.nan if norm is None else norm)
+
+    def _update(self) -> None:
+        if self._stepped is None:
+            self._runs.step()
+            self._stepped = bool(self._runs.was_step_applied())
+
+    def step(self, optimizer: Any) -> bool:
+        self._update()
+        return bool(self._stepped)
+
+    def zero_grad(self) -> None:
+        """DeepSpeed clears gradients when it has used them."""
+
+    def refresh(self, model: nn.Module) -> None:
+        """DeepSpeed keeps its own list of parameters."""
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        inner: nn.Module = getattr(model, "_trainwright_module", model)
+        return inner
+
+    def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
+        return nullcontext({"synced_gpus": True} if self._stage == 3 and self._world_size > 1 else {})
+
+    @property
+    def _stage(self) -> int:
+        return int(settings.get(self._config, "zero_optimization.stage") or 0)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    @property
+    def holds_parts(self) -> bool:
+        return self._runs is not None and self._stage > 0
+
+    @property
+    def _is_mixed(self) -> bool:
+        return any(settings.get(self._config, f"{name}.enabled") is True for name in ("fp16", "bf16"))
+
+    def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
+        if self._runs is None or not (self._stage == 3 or self._is_mixed):
+            return None
+        return zero_states.whole_weights(self._runs.module, keeps=self.accelerator.is_main_process)
+
+    def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
+        module = self.unwrap(model)
+        if self._runs is not None and self._runs.module is module and self.holds_parts:
+            return zero_states.set_masters(module, weights)
+        self._masters = weights if self._is_mixed else None
+        return module.load_state_dict(weights, strict=False)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        if not self.holds_parts:
+            return super().optimizer_state(optimizer)
+        return zero_states.whole_optimizer_state(optimizer, self._groups, keeps=self.accelerator.is_main_process)
+
+    def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
+        if not self.holds_parts:
+            super().load_optimizer_state(optimizer, state)
+        else:
+            zero_states.load_whole_optimizer_state(optimizer, self._groups, state)
+
+    def published_flags(self) -> dict[str, Any]:
+        return {**super().published_flags(), "deepspeed": self._runs}
+
+
+class _SteppedByEngine:
+    """A schedule of DeepSpeed's own: its engine steps it."""
+
+    def __init__(self, schedule: Any) -> None:
+        self._schedule = schedule
+
+    def step(self, *args: Any) -> None:
+        """Has happened."""
+
+    def get_last_lr(self) -> list[float]:
+        return list(self._schedule.get_last_lr())
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._schedule.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._schedule.load_state_dict(state)
+
+
+def _plugin(config: dict[str, Any], *, on_cpu: bool) -> Any:
+    """Accelerate's record of the configuration.
+
+    Raises:
+        MissingPackageError: DeepSpeed is not installed.
+    """
+    if on_cpu:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        import deepspeed.ops
+    except ImportError as error:
+        raise MissingPackageError(
+            "deepspeed=... needs the deepspeed package: pip install setuptools wheel ninja, then "
+            "DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed"
+        ) from error
+    if on_cpu:  # it would compile an operator for shared memory when the group starts, and wait for the compiler
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    from accelerate.utils import DeepSpeedPlugin
+
+    return DeepSpeedPlugin(hf_ds_config=settings.read(config))

@@ -1,0 +1,90 @@
+"""What all engines of several processes share: values sent between them, and the watch. Not how a model is held."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trainwright.config.plans import EnginePlan
+from trainwright.config.rendezvous import leave_at_exit
+from trainwright.engine import collectives
+from trainwright.engine.base import Engine
+from trainwright.engine.loaders import dispatched
+from trainwright.engine.precision import apply_tf32
+from trainwright.engine.updates import empty_cache, is_out_of_memory
+from trainwright.engine.watch import Watch, standing_watch, start_watch
+from trainwright.state.interrupts import Interrupts
+
+T = TypeVar("T")
+_runs = itertools.count()  # the same number for the same run in all processes: all take part in each
+
+
+class SeveralProcesses(Engine):
+    """An engine whose processes form a group, possibly of one."""
+
+    def __init__(self, plan: EnginePlan, accelerator: Any) -> None:
+        self.accelerator = accelerator
+        leave_at_exit()
+        self.device = accelerator.device
+        self.non_blocking = plan.non_blocking
+        self._plan = plan
+        self._world_size = dist.get_world_size()
+        self._watch: Watch | None = None
+        apply_tf32(plan.precision)
+
+    def place(self, model: nn.Module) -> nn.Module:
+        return model.to(self.device)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return is_out_of_memory(error)
+
+    def empty_cache(self) -> None:
+        empty_cache(self.device)
+
+    def dispatch(self, dataloader: Any) -> Any:
+        return dispatched(dataloader, self._plan.loaders, self.device)
+
+    def gather(self, value: Any) -> Any:
+        return collectives.gather(value, self.device)
+
+    def gather_objects(self, value: T) -> list[T]:
+        return collectives.gather_objects(value)
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        return collectives.total(tensor.to(self.device))
+
+    def stacked(self, tensor: torch.Tensor) -> torch.Tensor:
+        return collectives.stacked(tensor.to(self.device))
+
+    def agree(self, decide: Callable[[], T]) -> T:
+        return collectives.decided_by_main(decide)
+
+    @contextmanager
+    def together(self, interrupts: Interrupts) -> Iterator[None]:
+        if self._watch is not None or (self._world_size == 1 and not self._plan.hang_timeout_s):
+            yield
+            return
+        self._watch = start_watch(
+            rank=dist.get_rank(),
+            num_processes=self._world_size,
+            hang_timeout_s=self._plan.hang_timeout_s,
+            run=next(_runs),
+        )
+        try:
+            with standing_watch(self._watch, interrupts):
+                yield
+        finally:
+            self._watch = None
+
+    def barrier(self) -> None:
+        self.accelerator.wait_for_everyone()
+
+    @property
+    def num_processes(self) -> int:
+        return self._world_size

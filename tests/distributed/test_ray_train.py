@@ -1,0 +1,62 @@
+"""Ray Train starts two workers that train together; each save reaches it with its metrics and the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray.train")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+SCRIPT = """
+import json
+import sys
+from pathlib import Path
+
+import ray
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+FOLDER = Path(sys.argv[1])
+
+
+def work(config):
+    from tests.distributed.cases import trainer_of
+    from trainwright.callbacks.ray_train import RayTrainReport
+
+    trainer = trainer_of("means", FOLDER / "run", 2, save_strategy="epoch")
+    trainer.add_callback(RayTrainReport())
+    trainer.train()
+    told = {"world": trainer.args.world_size, "loss": trainer.state.log_history[0]["loss"]}
+    (FOLDER / f"worker{trainer.args.process_index}.json").write_text(json.dumps(told))
+
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5}, trainer_resources={"CPU": 0})
+result = TorchTrainer(work, scaling_config=scaling, run_config=RunConfig(storage_path=str(FOLDER / "ray"))).fit()
+files = sorted(path.name for path in Path(result.checkpoint.path).iterdir())
+(FOLDER / "result.json").write_text(json.dumps({"step": result.metrics["step"], "files": files}))
+ray.shutdown()
+"""
+
+
+def test_two_workers_train_together_and_report(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path]), "OMP_NUM_THREADS": "1",
+                   "RAY_USAGE_STATS_ENABLED": "0"}  # fmt: skip
+    done = subprocess.run([sys.executable, str(script), str(tmp_path)], env=environment, cwd=tmp_path, text=True,
+                          capture_output=True, timeout=300)  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    workers = [json.loads((tmp_path / f"worker{rank}.json").read_text()) for rank in range(2)]
+    assert workers[0] == workers[1]
+    assert workers[0]["world"] == 2
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["step"] == 6
+    assert {"model.safetensors", "optimizer.pt", "manifest.json"} <= set(result["files"])
