@@ -81,6 +81,9 @@ def test_it_is_drawn_and_asks_nobody_for_anything(page: Browser) -> None:
     text = page.run("return document.body.innerText")
     for said in ("Where the time went", "something was odd", "Checkpoints", "learning_rate"):
         assert said in text
+    buttons = page.run("return [...document.querySelectorAll('.modebar-btn')].map(button => button.dataset.title)")
+    assert "Zoom" in buttons
+    assert not [title for title in buttons if "share" in title.lower() or "cloud" in title.lower()]
     outside = [url for url in page.requests() if not url.startswith(("file:", "data:", "blob:"))]
     assert outside == []
 
