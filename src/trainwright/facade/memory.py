@@ -40,8 +40,8 @@ def plan_memory(trainer: Any, budget: int | float | str | None) -> MemoryPlan:  
     """
     if not trainer._engine.trains_bare or trainer.train_dataset is None:
         raise ArgumentError(
-            "The memory plan is made of a trainer with a train_dataset, in one process and with the whole model. Start "
-            "it without a launcher, fsdp, deepspeed or fp8."
+            "The memory plan is made of a trainer with a train_dataset, in one process that holds the whole model. Start "
+            "it without a launcher, and without settings that share the model out or exchange its layers."
         )
     device = trainer._engine.device
     limit = parse_size(budget) if budget is not None else _memory_of(device)

@@ -107,7 +107,8 @@ def short_twin(trainer: Any, folder: str, *, has_dropout: bool = True, **setting
 def _check_alone(trainer: Any) -> None:
     if not trainer._engine.trains_bare:
         raise ModelError(
-            "this process is one of several, or has a part of the model; start without a launcher, fsdp, deepspeed, fp8"
+            "it needs one process that holds the whole model; start without a launcher, and without settings that share "
+            "the model out or exchange its layers"
         )
 
 
