@@ -40,7 +40,7 @@ def plan_memory(trainer: Any, budget: int | float | str | None) -> MemoryPlan:  
     """
     if not trainer._engine.trains_bare or trainer.train_dataset is None:
         raise ArgumentError(
-            "The memory plan is made of a trainer with a train_dataset, in one process that holds the whole model. Start "
+            "The memory plan needs a trainer with a train_dataset, in one process that holds the whole model. Start "
             "it without a launcher, and without settings that share the model out or exchange its layers."
         )
     device = trainer._engine.device

@@ -107,7 +107,7 @@ def short_twin(trainer: Any, folder: str, *, has_dropout: bool = True, **setting
 def _check_alone(trainer: Any) -> None:
     if not trainer._engine.trains_bare:
         raise ModelError(
-            "it needs one process that holds the whole model; start without a launcher, and without settings that share "
+            "it needs one process that holds the whole model; start without a launcher and without settings that share "
             "the model out or exchange its layers"
         )
 
