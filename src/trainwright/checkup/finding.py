@@ -65,9 +65,9 @@ class CheckReport:
     def lines(self) -> Iterator[str]:
         """The report for a person."""
         for one in self.findings:
-            yield f"{one.severity:8}{one.check:16}{one.evidence}"
+            yield f"{one.severity:8}{one.check:18}{one.evidence}"
             if one.cure:
-                yield f"{'':24}-> {one.cure}"
+                yield f"{'':26}-> {one.cure}"
         if self.passed:
             yield f"{'fine':8}{', '.join(self.passed)}"
         for name, reason in self.not_done:

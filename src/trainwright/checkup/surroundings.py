@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import torch
 
-from trainwright.checkpoint.space import in_words
 from trainwright.checkup.facts import Facts
 from trainwright.checkup.finding import ERROR, NOTE, WARNING, Finding
+from trainwright.checkup.memory.plan import in_words
 from trainwright.checkup.table import FULL, START, check
 from trainwright.config import resolve
 

@@ -10,10 +10,13 @@ from trainwright.checkpoint import space
 from trainwright.checkup.facts import Facts
 from trainwright.checkup.finding import NOTE, CheckReport
 from trainwright.checkup.first_look import FirstLook
+from trainwright.checkup.prove.report import ProofReport
 from trainwright.config.plans import StepPlan
 from trainwright.engine.peak import supports_bf16
+from trainwright.facade import proofs
 from trainwright.facade import trial as trials
 from trainwright.facade.checkpoint import CheckpointHooks
+from trainwright.facade.memory import plan_memory
 from trainwright.facade.optimizer import OptimizerHooks
 from trainwright.facade.rehearsal import RehearsalHooks
 from trainwright.loop.session import NO_LOOK
@@ -31,13 +34,25 @@ class CheckHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         """Looks for what would go wrong, on the first batches and without training; the trainer stays as it is.
 
         Args:
-            memory: also plan the memory of a step, and say what would make it fit.
-            budget: memory there is, as "24GB" or a number of bytes; None: that of the device.
+            memory: also plan the memory of a step: where it goes, and what changes of settings make of it.
+            budget: memory there is, as "24GB" or a number of bytes; the plan then ends with the cheapest change that
+                fits. None: that of the device.
 
         Returns:
             The findings, each with its evidence and its cure. `print` shows them; `is_fine` says that none is grave.
         """
-        return trials.full_check(self, memory=None)
+        plan = (lambda: plan_memory(self, budget)) if memory or budget is not None else None
+        return trials.full_check(self, memory=plan)
+
+    def prove(self, *, num_steps: int = 4) -> ProofReport:
+        """Computes in two ways what must be equal, on copies of the model and on the first samples.
+
+        A resume and an uninterrupted run, two ways to accumulate, two sizes of evaluation batches, one process and two.
+
+        Args:
+            num_steps: optimizer steps of each short run.
+        """
+        return proofs.prove(self, num_steps=num_steps)
 
     def _first_look(self, trial: Any) -> Any:
         """What watches the first step of a run; it has looked at what is known before it."""

@@ -59,7 +59,7 @@ def _columns(twin: Any) -> tuple[tuple[str, ...] | None, frozenset[str] | None]:
     if names is None and hasattr(data, "__getitem__"):
         try:
             sample = data[0]
-        except (IndexError, KeyError, TypeError):
+        except Exception:  # a stream, or a dataset that wants other keys
             return None, None
         names = list(sample) if isinstance(sample, dict) else None
     if names is None:

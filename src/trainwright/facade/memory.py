@@ -1,0 +1,252 @@
+"""The memory of a training step: a twin takes two steps on stand-ins, or on a small real batch where that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trainwright import assemble
+from trainwright.checkpoint.snapshot import available_bytes, tensors_of
+from trainwright.checkup.memory.changes import changes
+from trainwright.checkup.memory.plan import Change, MemoryPlan, Peak, parse_size
+from trainwright.checkup.memory.stand_in import batch_without_values, make_mode, stand_in_for
+from trainwright.checkup.memory.tracker import Tracker
+from trainwright.config import resolve
+from trainwright.config.plans import StepPlan
+from trainwright.engine.peak import supports_bf16
+from trainwright.errors import ArgumentError, ModelError
+from trainwright.facade.twins import as_it_was, twin_of
+from trainwright.loop.rehearsal import Quiet, first_batches
+from trainwright.loop.session import Session, Start
+from trainwright.loop.step import Window, take_step
+from trainwright.metrics.nested import find_batch_size
+from trainwright.optim.named import steps_in_backward
+from trainwright.types import Batch
+
+LOOKED_AT = 4  # batches, of which the largest counts
+COPIES = 5  # of the weights, that a measured step takes
+
+
+def plan_memory(trainer: Any, budget: int | float | str | None) -> MemoryPlan:  # any Trainer
+    """Where the memory of a step goes, and what would make it fit.
+
+    Raises:
+        ArgumentError: several processes train, or there is nothing to train on.
+    """
+    if trainer._engine.num_processes > 1 or trainer.train_dataset is None:
+        raise ArgumentError(
+            "The memory plan is made of a trainer with a train_dataset in one process. Start it without a launcher."
+        )
+    device = trainer._engine.device
+    limit = parse_size(budget) if budget is not None else _memory_of(device)
+    try:
+        with as_it_was(trainer.model), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about stand-ins
+            peak = _peak_or_measured(trainer)
+            tried = [] if budget is None or peak.total_bytes <= (limit or 0) else _tried(trainer, limit)
+            if budget is None:
+                tried = _tried(trainer, None)
+    finally:
+        assemble.make_engine(trainer.args)  # accelerate's state is one per process: it belongs to the trainer again
+    return MemoryPlan(peak=peak, changes=tuple(tried), budget_bytes=limit, device=device.type)
+
+
+def _memory_of(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return available_bytes()
+
+
+def _tried(trainer: Any, budget: int | None) -> list[Change]:
+    """What changes come to, up to the first that fits."""
+    can_bf16 = trainer._engine.device.type == "cpu" or supports_bf16(trainer._engine.device) is True
+    found: list[Change] = []
+    for settings, price in changes(trainer.args, can_bf16=can_bf16):
+        try:
+            size: int | None = predicted_peak(trainer, settings).total_bytes
+            reason = ""
+        except Exception as error:
+            size, reason = None, f"{type(error).__name__}: {error}".splitlines()[0]
+        found.append(Change(settings=settings, price=price, peak_bytes=size, reason=reason))
+        if budget is not None and size is not None and size <= budget:
+            break
+    return found
+
+
+def _peak_or_measured(trainer: Any) -> Peak:
+    try:
+        return predicted_peak(trainer, {})
+    except Exception as error:  # a model may look at values, which stand-ins do not have
+        try:
+            return measured_peak(trainer, error)
+        except ModelError:
+            raise
+        except Exception as second:
+            raise ModelError(
+                f"The memory of a step can neither be predicted ({error}) nor measured ({second})."
+            ) from second
+
+
+def predicted_peak(trainer: Any, settings: dict[str, Any]) -> Peak:
+    """The peak of a step with these settings; nothing is computed and no memory taken."""
+    mode = make_mode()
+    twin = _with_settings(trainer, stand_in_for(trainer.model, mode), settings)
+    batches = _batches(twin)
+    window = twin.get_batch_samples(iter(batches), len(batches), twin._engine.device)
+    samples = [batch_without_values(batch, mode) for batch in window[0]]
+    with mode:
+        peaks = _track(twin, samples, window[1])
+    return max(peaks.values(), key=lambda peak: peak.total_bytes)
+
+
+def measured_peak(trainer: Any, error: Exception) -> Peak:
+    """The peak of a step, by real ones on a quarter and on half of its samples: memory grows evenly with them.
+
+    Raises:
+        ModelError: there is no memory for that; `error` is why it could not be predicted.
+    """
+    size = assemble.num_bytes(trainer.model)
+    if size * COPIES > _memory_of(trainer._engine.device):
+        raise ModelError(
+            f"The memory of a step cannot be predicted ({error}), and {COPIES} times the weights do not fit for "
+            "measuring it."
+        ) from error
+    rows = max(find_batch_size(batch) or 1 for batch in _batches(_with_settings(trainer, trainer.model, {})))
+    few, more = max(rows // 4, 1), max(rows // 2, 2)
+    one, two = (_measured(trainer, number) for number in (few, more))
+    steps = (rows - few) / (more - few)
+    return max((_grown(one[m], two[m], steps) for m in one if m in two), key=lambda peak: peak.total_bytes)
+
+
+def _measured(trainer: Any, num_rows: int) -> dict[str, Peak]:
+    """The peaks of a step with the first rows of its batch, on a copy of the model."""
+    twin = _with_settings(trainer, copy.deepcopy(trainer.model), {})
+    batches = [{name: _rows(value, num_rows) for name, value in batch.items()} for batch in _batches(twin)]
+    window, num_items = twin.get_batch_samples(iter(batches), len(batches), twin._engine.device)
+    return _track(twin, window, num_items)
+
+
+def _grown(one: Peak, two: Peak, steps: float) -> Peak:
+    """A peak that goes on growing from the first to the second, so many times as far."""
+
+    def grown(first: int, second: int) -> int:
+        return round(first + (second - first) * steps)
+
+    def each(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+        return {name: grown(first.get(name, 0), second.get(name, 0)) for name in (*first, *second)}
+
+    return Peak(
+        total_bytes=grown(one.total_bytes, two.total_bytes),
+        by_kind=each(one.by_kind, two.by_kind),
+        by_module=each(one.by_module, two.by_module),
+        moment=two.moment,
+        is_measured=True,
+    )
+
+
+def _rows(value: Any, number: int) -> Any:
+    return value[:number] if isinstance(value, (torch.Tensor, list)) else value
+
+
+def _with_settings(trainer: Any, model: Any, settings: dict[str, Any]) -> Any:
+    """A twin with an engine, an optimizer and a schedule of its own."""
+    twin = twin_of(trainer, model=model, **settings)
+    twin._engine = assemble.make_engine(twin.args)
+    twin._train_batch_size = twin.args.train_batch_size
+    twin.optimizer = twin.lr_scheduler = None
+    return twin
+
+
+def _batches(twin: Any) -> list[Batch]:
+    """The largest of the first batches, alone: the others of a window come and go like it."""
+    batches = list(first_batches(twin.get_train_dataloader(), LOOKED_AT))
+    largest = max(batches, key=lambda batch: sum(t.numel() for t in tensors_of(dict(batch))))
+    return [dict(largest)]
+
+
+def _track(twin: Any, samples: Sequence[Batch], num_items: Any) -> dict[str, Peak]:
+    """The peaks of a step at which the optimizer has its states, and in which an earlier micro-batch left gradients."""
+    engine, model = twin._engine, twin.model
+    tracker = Tracker(engine.device)
+    with contextlib.ExitStack() as stack:
+        for patch in assemble.patches_for_a_run(twin.args, model):
+            stack.enter_context(patch)
+        stack.enter_context(engine.mixed_precision(model, keeps_outputs=twin._uses_outputs()))
+        stack.enter_context(tracker)
+        tracker.count(model.parameters(), "weights")
+        tracker.count(model.buffers(), "buffers")
+        tracker.count(tensors_of(list(samples)), "batch")
+        stack.enter_context(tracker.inside(model))
+        session = _session(twin)
+        window, told = Window(list(samples), num_items), _Told(twin, tracker)
+        if steps_in_backward(twin.args):
+            take_step(session, twin._run, told, window, epoch=0.0)
+        else:
+            _make_states(session, model, keeps_gradients=resolve.micro_batches(twin.args) > 1)
+        tracker.count(tensors_of([*getattr(session.optimizer, "state", {}).values()]), "optimizer")
+        tracker.count([parameter.grad for parameter in model.parameters()], "gradients")
+        tracker.forget_peaks()
+        tracker.moment = "forward"
+        take_step(session, twin._run, told, window, epoch=0.0)
+    return tracker.peaks
+
+
+def _make_states(session: Session, model: Any, *, keeps_gradients: bool) -> None:
+    """Lets the optimizer make its states, as a first step would; gradients stay where a window has further batches."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    session.optimizer.step()
+    if not keeps_gradients:
+        session.engine.zero_grad()
+
+
+class _Told:
+    """The twin's hooks, with the tracker told where a step is."""
+
+    def __init__(self, twin: Any, tracker: Tracker) -> None:
+        vars(self).update(_twin=twin, _tracker=tracker)  # not through __setattr__, which is the twin's
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._twin, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._twin, name, value)
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        self._tracker.moment = "clip"
+        return self._twin._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        self._tracker.moment = "clip"
+        norm = self._twin._get_grad_norm(model, grad_norm=grad_norm)
+        self._tracker.moment = "update"
+        return norm
+
+
+def _session(twin: Any) -> Session:
+    engine = twin._engine
+    dataloader = twin.get_train_dataloader()
+    plan = StepPlan.from_values(
+        twin.set_initial_training_values(twin.args, dataloader),
+        micro_batches=resolve.micro_batches(twin.args),
+        max_grad_norm=twin.args.max_grad_norm,
+    )
+    prepared = engine.setup(
+        twin._wrap_model(twin.model),
+        make_optimizer=lambda model: twin._make_optimizer(model, plan.max_steps),
+        make_scheduler=lambda optimizer: twin.create_scheduler(num_training_steps=plan.max_steps, optimizer=optimizer),
+    )
+    twin.optimizer, twin.lr_scheduler = prepared.optimizer, prepared.scheduler
+    twin._rule, twin._plan = twin._loss_rule(), plan
+    twin._run.begin(device=engine.device, skip_non_finite=True)
+    prepared.model.train()
+    return Session(
+        engine=engine, model=prepared.model, optimizer=prepared.optimizer, scheduler=prepared.scheduler, loader=None,  # type: ignore[arg-type]
+        plan=plan, rule=twin._rule, events=Quiet(), start=Start(),
+    )  # fmt: skip
