@@ -23,7 +23,7 @@ from trainwright.engine.compile import compiled, uncompiled
 from trainwright.engine.precision import as_fp32
 from trainwright.engine.several import SeveralProcesses
 from trainwright.engine.updates import Updates
-from trainwright.errors import ModelError
+from trainwright.errors import ArgumentError, ModelError
 from trainwright.types import Prepared
 
 TRANSFORMER_WRAP, SIZE_WRAP = "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"
@@ -180,11 +180,20 @@ class FSDPEngine(SeveralProcesses):
 
 
 def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> Any:
-    """Accelerate's own settings; None: those of the launcher."""
+    """Accelerate's own settings; None: those of the launcher.
+
+    Raises:
+        ArgumentError: version 1 on the CPU.
+    """
     from accelerate.utils import FullyShardedDataParallelPlugin
 
     if settings is None:
         return FullyShardedDataParallelPlugin()
+    if int(settings.get("version", 2)) == 1 and on_cpu:
+        raise ArgumentError(
+            "fsdp_config: version 1 needs GPUs; on the CPU torch dies when it puts its states together. Leave version "
+            "out: 2 works on both."
+        )
     version, policy = int(settings.get("version", 2)), settings.get("auto_wrap_policy", TRANSFORMER_WRAP)
     chosen: dict[str, Any] = {
         "fsdp_version": version,
@@ -201,7 +210,6 @@ def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> Any:
     chosen["reshard_after_forward"] = _resharding(settings, version)
     if version == 1:
         chosen |= {name: _flag(settings, name, default) for name, default in FLAGS_OF_VERSION_1.items()}
-        chosen["sync_module_states"] = chosen["sync_module_states"] and not on_cpu  # accelerate wants a device for it
         chosen["limit_all_gathers"] = _flag(settings, "limit_all_gathers", True)
         chosen["backward_prefetch"] = str(settings.get("backward_prefetch", "NO_PREFETCH")).upper()
     return FullyShardedDataParallelPlugin(**chosen)
