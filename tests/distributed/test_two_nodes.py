@@ -68,38 +68,18 @@ def test_two_nodes_are_one_run(nodes: list[str], tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path]), "OMP_NUM_THREADS": "1",
                    "TOLD_FOLDER": str(tmp_path), "GLOO_SOCKET_IFNAME": "tw0"}  # fmt: skip
-    launches = [
-        subprocess.Popen(
-            [
-                "ip",
-                "netns",
-                "exec",
-                name,
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nnodes",
-                "2",
-                "--node-rank",
-                str(rank),
-                "--nproc-per-node",
-                "1",
-                "--master-addr",
-                ADDRESSES[0],
-                "--master-port",
-                "29577",
-                str(tmp_path / "script.py"),
-                str(tmp_path / f"node{rank}"),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            cwd=tmp_path,
-            start_new_session=True,
+    launches = []
+    for rank, name in enumerate(nodes):
+        command = [
+            *("ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1"),
+            *("--master-addr", ADDRESSES[0], "--master-port", "29577"),
+            *(str(tmp_path / "script.py"), str(tmp_path / f"node{rank}")),
+        ]
+        launches.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+                             cwd=tmp_path, start_new_session=True)
         )  # fmt: skip
-        for rank, name in enumerate(nodes)
-    ]
     try:
         outs = [launched.communicate(timeout=200)[0] for launched in launches]
     finally:
