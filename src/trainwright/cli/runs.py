@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -18,15 +19,17 @@ def runs(
         from rich.console import Console
         from rich.table import Table
 
-        from trainwright.report.runs import find_runs, readable_time
+        from trainwright.report.runs import ago, find_runs, readable_time
 
-        found = find_runs(folder)
+        found, now = find_runs(folder), time.time()
         if not found:
             typer.echo(f"No run is below {folder}: none has a journal.jsonl.")
             return
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in ("run", "state", "best", "step", "time", "last written"):
+        for name in ("run", "state", "best", "step", "time", "written"):
             table.add_column(name, justify="right" if name in ("step", "time") else "left", overflow="fold")
         for one in found:
-            table.add_row(one.name, one.state, one.best_text, one.steps_text, readable_time(one.seconds), one.last_text)
+            table.add_row(
+                one.name, one.state, one.best_text, one.steps_text, readable_time(one.seconds), ago(one.written_at, now)
+            )
         Console().print(table)

@@ -219,6 +219,9 @@ def _contradictions(recipe: Recipe) -> Found:
         yield ("model",), "model.path is missing (or, for a model from scratch, model.config with a model_type)."
     if model.tokenizer is not None and model.learn_tokenizer is not None:
         yield ("model", "tokenizer"), "model.tokenizer and model.learn_tokenizer exclude each other. Take one out."
+    if model.learn_tokenizer is not None and model.path is not None and not model.from_scratch:
+        said = "pretrained weights know the tokens of their own tokenizer. Take it out, or set model.from_scratch."
+        yield ("model", "learn_tokenizer"), f"model.learn_tokenizer: {said}"
     has_one = model.path is not None or model.tokenizer is not None or model.learn_tokenizer is not None
     if not has_one and "image" not in spec.needs:
         yield ("model",), "a model from scratch needs model.tokenizer, or model.learn_tokenizer."

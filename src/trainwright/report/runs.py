@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +42,6 @@ class Run:
     @property
     def steps_text(self) -> str:
         return f"{self.step}" if self.max_steps is None else f"{self.step}/{self.max_steps}"
-
-    @property
-    def last_text(self) -> str:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.written_at))
 
 
 def find_runs(folder: Path) -> list[Run]:
@@ -116,7 +111,7 @@ def _best(record: Record, arguments: dict[str, Any]) -> tuple[str, float] | None
         return None
     greater = arguments.get("greater_is_better")
     is_greater = not name.endswith("loss") if greater is None else greater
-    return name.removeprefix("eval_") if name != "eval_loss" else name, max(values) if is_greater else min(values)
+    return name.removeprefix("eval_"), max(values) if is_greater else min(values)
 
 
 def _lengths(entries: list[Entry]) -> Iterator[float]:
@@ -133,6 +128,15 @@ def _lengths(entries: list[Entry]) -> Iterator[float]:
         last = when
     if began is not None and last is not None:
         yield last - began
+
+
+def ago(when: float, now: float) -> str:
+    """`5 min ago`, in the largest unit of which there is more than one."""
+    seconds = max(now - when, 0.0)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
 
 
 def readable_time(seconds: float) -> str:

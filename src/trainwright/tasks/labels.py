@@ -37,6 +37,10 @@ class Labels:
 def find_labels(material: Material, role: str) -> Labels:
     """The labels of a column, as the recipe names them or as they are found; a row with another one is refused."""
     cells = {name: material.column(rows, role) for name, rows in material.parts}
+    for part, column in cells.items():
+        num_empty = sum(cell is None or cell == "" for cell in column)
+        if num_empty:
+            material.wrong(f"{num_empty} of the {part} rows have no label.", "data", "columns", role)
     given = material.recipe.data.labels
     found = {name: _values(column) for name, column in cells.items()}
     if isinstance(given, dict):
@@ -45,16 +49,16 @@ def find_labels(material: Material, role: str) -> Labels:
         labels = _in_order([str(name) for name in given])
     else:
         labels = _declared(material, role) or _in_order(_sorted(set().union(*found.values())))
-    for name, values in found.items():
+    for part, values in found.items():
         unknown = _sorted(values - labels.number_of.keys())
         if unknown:
             hint = near(unknown[0], list(labels.number_of))
-            material.wrong(f"the {name} rows have labels that are not listed: {', '.join(unknown[:5])}.{hint}",
+            material.wrong(f"the {part} rows have labels that are not listed: {', '.join(unknown[:5])}.{hint}",
                            "data", "labels")  # fmt: skip
     if len(labels.names) < 2 or len(labels.names) > MOST:
-        column = material.recipe.column(role)
+        where = material.recipe.column(role)
         said = "only one label" if len(labels.names) < 2 else f"{len(labels.names)} labels"
-        material.wrong(f"the column {column!r} has {said}: {', '.join(labels.names[:5])}.", "data", "columns", role)
+        material.wrong(f"the column {where!r} has {said}: {', '.join(labels.names[:5])}.", "data", "columns", role)
     return labels
 
 

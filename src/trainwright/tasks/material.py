@@ -171,6 +171,11 @@ def _cut(rows: Rows, most: int | None) -> Rows:
     return rows if most is None or len(rows) <= most else _taken(rows, 0, most)
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of another package says at first; the rest is advice about its own functions."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def texts(cells: Iterable[Any]) -> list[str]:
     """Cells as text; an empty one is empty text."""
     return ["" if cell is None else str(cell) for cell in cells]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from trainwright.tasks.material import Material
+from trainwright.tasks.material import Material, first_line
 
 CLASSES = {
     "text-classification": "AutoModelForSequenceClassification",
@@ -36,7 +36,7 @@ def load_config(material: Material, tokenizer: Any = None, **settings: Any) -> A
     try:
         config = AutoConfig.from_pretrained(model.path, revision=model.revision)
     except (OSError, ValueError, KeyError) as error:
-        material.wrong(f"no model can be loaded from there: {error}", "model", "path")
+        material.wrong(f"no model can be loaded from there: {first_line(error)}", "model", "path")
     _check_names(material, given, config)
     own = _of_tokenizer(tokenizer, config) if model.learn_tokenizer is not None else {}
     for name, value in {**settings, **own, **given}.items():
@@ -57,8 +57,7 @@ def load_model(material: Material, config: Any) -> Any:
             return kind.from_config(config, dtype=dtype)
         return kind.from_pretrained(model.path, config=config, revision=model.revision, dtype=dtype)
     except (OSError, ValueError, RuntimeError) as error:
-        first = str(error).strip().split("\n")[0]
-        material.wrong(f"{config.model_type} cannot be used for {material.recipe.task}: {first}",
+        material.wrong(f"{config.model_type} cannot be used for {material.recipe.task}: {first_line(error)}",
                        "model", "path" if model.path is not None else "config")  # fmt: skip
 
 

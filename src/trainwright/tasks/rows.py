@@ -143,7 +143,7 @@ def _conll(path: Path, data: DataPart) -> Iterator[Row]:
                 if words:
                     yield _sentence(words)
                 words = []
-            elif not line.startswith(("#", "-DOCSTART-")) or len(cells) > 2:
+            elif not line.startswith(("# ", "-DOCSTART-")):  # a hashtag is a word, and "#<tab>O" is one too
                 if words and len(cells) != len(words[0]):
                     raise DataError(f"{path}:{number}: it has {len(cells)} columns; the line before {len(words[0])}.")
                 words.append(cells)

@@ -22,8 +22,7 @@ def classification(material: Material, args: Any) -> Parts:
 
 
 def regression(material: Material, args: Any) -> Parts:
-    numbers = [_number(material, cell, row) for _, rows in material.parts
-               for row, cell in enumerate(material.column(rows, "label"), start=1)]  # fmt: skip
+    numbers = [_number(material, cell) for _, rows in material.parts for cell in material.column(rows, "label")]
     about = f"numbers from {min(numbers):g} to {max(numbers):g}"
     settings = {"num_labels": 1, "problem_type": "regression"}
     return _parts(material, args, settings, float, of_numbers, about)
@@ -55,14 +54,12 @@ def _parts(
     )
 
 
-def _number(material: Material, cell: Any, row: int) -> float:
+def _number(material: Material, cell: Any) -> float:
     try:
         number = float(cell)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
         column = material.recipe.column("label")
-        material.wrong(
-            f"{cell!r} in the column {column!r} is no number (row {row} after shuffling).", "data", "columns", "label"
-        )
+        material.wrong(f"{cell!r} in the column {column!r} is no number.", "data", "columns", "label")
     return number

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.recipe.schema import LearnPart
-from trainwright.tasks.material import Material, texts
+from trainwright.tasks.material import Material, first_line, texts
 
 PAD, BEGIN, END, UNKNOWN, MASK = "<pad>", "<s>", "</s>", "<unk>", "<mask>"
 FOLDER = "tokenizer"  # under output_dir: where a learned one is kept, for other processes and for a resume
@@ -33,7 +33,9 @@ def load_tokenizer(material: Material, args: Any, roles: Sequence[str], *, begin
         found: Any = AutoTokenizer.from_pretrained(where, revision=model.revision)
     except (OSError, ValueError, KeyError) as error:
         material.wrong(
-            f"no tokenizer can be loaded from there: {error}", "model", "tokenizer" if model.tokenizer else "path"
+            f"no tokenizer can be loaded from there: {first_line(error)}",
+            "model",
+            "tokenizer" if model.tokenizer else "path",
         )
     if found.pad_token is None:
         found.pad_token = found.eos_token or found.unk_token

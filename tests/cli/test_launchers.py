@@ -1,0 +1,43 @@
+"""The command line under launchers: several processes train one run, and one of them speaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .._support.two_processes import free_port, run
+from .commands import ROOT, SMALL, small
+
+pytestmark = pytest.mark.timeout(300)
+
+HERE = Path("trainwright")  # after the launcher's -m
+TORCHRUN = "torchrun --nproc-per-node 2 -m trainwright train config.yaml"
+ACCELERATE = "accelerate launch --num_processes 2 -m trainwright train config.yaml"
+
+
+def test_the_page_has_these_commands() -> None:
+    page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    assert f"$ {TORCHRUN}\n" in page
+    assert f"$ {ACCELERATE}\n" in page
+
+
+def launchers() -> dict[str, tuple[str, ...]]:
+    port = str(free_port())
+    return {
+        "torchrun": ("torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "localhost",
+                     "--master-port", port, "-m"),
+        "accelerate": ("accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1",
+                       "--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={port}", "-m"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("accelerate", marks=pytest.mark.slow)])
+def test_two_processes_train_one_run(launcher: str, tmp_path: Path) -> None:
+    config = small(tmp_path, SMALL.replace("max_steps: 8", "max_steps: 4\n  overwrite_output_dir: true"))
+    done = run(HERE, "train", str(config), folder=tmp_path, launcher=launchers()[launcher], timeout_s=250)
+    assert "x 2 processes = 8 samples a step" in done.out
+    assert done.out.count("model     BertForSequenceClassification") == 1
+    assert done.out.count("result    loss") == 1
+    assert (tmp_path / "run" / "checkpoint-4" / "manifest.json").is_file()
+    assert (tmp_path / "run" / "model.safetensors").is_file()
