@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 WORKERS ?= -n auto --dist loadfile
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test test-all unit slow lint bench clean
+.PHONY: demo test test-all unit slow lint docs bench clean
 
 # Threads that wait without spinning: on a busy machine the spinning takes the time of those that work.
 demo: $(VENV)/.run
@@ -28,6 +28,10 @@ test-all: lint $(VENV)/.engines
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+# The pages for people, in build/site; a warning is an error.
+docs: $(VENV)/.dev
+	$(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/.run
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step_overhead.py $(ARGS)

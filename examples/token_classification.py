@@ -27,9 +27,9 @@ from trainwright import (
 DEMO_SETTINGS = {
     "output_dir": "runs/token_classification",
     "num_train_epochs": 2,
-    "per_device_train_batch_size": 32,
+    "per_device_train_batch_size": 16,
     "per_device_eval_batch_size": 64,
-    "learning_rate": 5e-4,
+    "learning_rate": 3e-4,
     "warmup_steps": 0.1,
     "logging_steps": 0.25,
     "save_strategy": "epoch",

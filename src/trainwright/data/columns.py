@@ -69,7 +69,8 @@ class RemoveColumnsCollator:
         data_collator: makes a batch of a list of items.
         signature_columns: entries that are kept.
         logger: told once which entries were dropped.
-        model_name, description: named in that message.
+        model_name: named in that message.
+        description: of the data, named in that message.
     """
 
     def __init__(

@@ -78,8 +78,11 @@ class DistributedLengthGroupedSampler(DistributedSampler[int]):
 
     Args:
         batch_size: samples for which similar length matters.
-        dataset, lengths, model_input_name: as of LengthGroupedSampler.
-        num_replicas, rank: processes, and which this is; default those of torch.distributed.
+        dataset: as of LengthGroupedSampler.
+        lengths: as of LengthGroupedSampler.
+        model_input_name: as of LengthGroupedSampler.
+        num_replicas: processes; by default those of torch.distributed.
+        rank: which of them this is; by default torch.distributed knows.
         seed: epoch e is drawn from `seed + e`.
         drop_last: leave out samples that not every process would have one of; otherwise the first ones come again.
     """

@@ -32,7 +32,8 @@ class BatchRebalanceSampler(GroupOrder):
     Args:
         lengths: of each sample.
         effective_batch_size: samples per optimizer step, over all processes.
-        dp_size, grad_accum: processes, and micro-batches per optimizer step.
+        dp_size: processes.
+        grad_accum: micro-batches per optimizer step.
         shuffle: draw a new order for each epoch.
         seed: epoch e is drawn from `seed + e`.
         rank: this process.
