@@ -48,4 +48,6 @@ class OwnPosition:
 def own_position(dataloader: Any) -> OwnPosition | None:
     """None for a dataloader that does not tell where it stands."""
     names = ("state_dict", "load_state_dict")
+    if getattr(dataloader, "use_stateful_dataloader", True) is False:  # accelerate's loaders have both, and no state
+        return None
     return OwnPosition(dataloader) if all(callable(getattr(dataloader, name, None)) for name in names) else None
