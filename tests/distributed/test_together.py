@@ -127,6 +127,14 @@ def test_the_main_process_reads_a_stream_to_an_end_that_all_see(done: Done) -> N
     assert main["Stream resumed"]["weights"] == main["Stream dispatched"]["weights"]
 
 
+@pytest.mark.parametrize("name", ["budget", "packing"])
+def test_formed_batches_have_every_sample_once(done: Done, name: str) -> None:
+    one, other = (told[name] for told in done.told)
+    assert one == other
+    assert one["counts"] == one["lengths"]
+    assert one["step"] > 1
+
+
 # -- checkpoints -----------------------------------------------------------------------------------------------------
 
 

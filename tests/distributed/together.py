@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,14 @@ import torch.distributed as dist
 from tests._support.small import StopAt
 from tests._support.two_processes import tell
 from tests.distributed.cases import WINDOWS, judged, outcome, rows, trainer_of
+from tests.parity.data import tokenizer
+from tests.parity.models import llama, seeded
 from torch.utils.data import Dataset, IterableDataset
+from transformers import DataCollatorForTokenClassification
 
-from trainwright import TrainerCallback, TrainingArguments
+from trainwright import Trainer, TrainerCallback, TrainingArguments
 from trainwright.checkpoint.store import CheckpointStore
+from trainwright.types import TailBatch
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ["RANK"])
@@ -150,6 +155,33 @@ def dispatching() -> None:
         tell(**{f"{name} dispatched": whole, f"{name} resumed": resumed, f"{name} read": dataset.num_reads})
 
 
+def formed() -> None:
+    """Batches of as many samples as fit: sample i is a row of tokens i + 5, so what was trained on can be counted."""
+    lengths = [2 + 5 * i % 11 for i in range(21)]
+    items = [{"input_ids": [i + 5] * length, "labels": [i + 5] * length} for i, length in enumerate(lengths)]
+
+    class Seen(Trainer):
+        def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+            batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+            for batch in batches:
+                if not (isinstance(batch, TailBatch) and batch.num_samples == 0):  # it only keeps the processes in step
+                    counts.update(batch["input_ids"].flatten().tolist())
+            return batches, num_items
+
+    packing = {"packing": "best_fit", "packing_length": 16, "per_device_train_batch_size": 1}
+    for name, settings in {"budget": {"max_tokens_per_batch": 24}, "packing": packing}.items():
+        counts: Counter[int] = Counter()
+        args = TrainingArguments(str(FOLDER / name), num_train_epochs=1, use_cpu=True, report_to="none", **settings)
+        trainer = Seen(model=seeded(llama), args=args, train_dataset=items,
+                       data_collator=DataCollatorForTokenClassification(tokenizer()))  # fmt: skip
+        trainer.train()
+        everywhere = trainer._engine.gather_objects(dict(counts))
+        total = sum((Counter(one) for one in everywhere), Counter())
+        seen = [total[i + 5] for i in range(21)]
+        weights = float(sum(p.double().sum() for p in trainer.model.parameters()))
+        tell(**{name: {"counts": seen, "lengths": lengths, "step": trainer.state.global_step, "weights": weights}})
+
+
 def committed_by(folder: Path, **settings: Any) -> list[Any]:
     """Threads that committed, and what lies there when train() returns."""
     names: set[str] = set()
@@ -180,4 +212,5 @@ for name in ("means", "counted"):
     trainer.train()
     tell(**{f"{name}: collectives": counts.by_step})
 dispatching()
+formed()
 checkpoints()

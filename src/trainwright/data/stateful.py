@@ -47,7 +47,6 @@ class OwnPosition:
 
 def own_position(dataloader: Any) -> OwnPosition | None:
     """None for a dataloader that does not tell where it stands."""
-    names = ("state_dict", "load_state_dict")
-    if getattr(dataloader, "use_stateful_dataloader", True) is False:  # accelerate's loaders have both, and no state
-        return None
-    return OwnPosition(dataloader) if all(callable(getattr(dataloader, name, None)) for name in names) else None
+    inside = getattr(dataloader, "base_dataloader", dataloader)  # accelerate's wrappers have the methods in any case
+    tells = all(callable(getattr(inside, name, None)) for name in ("state_dict", "load_state_dict"))
+    return OwnPosition(dataloader) if tells else None
