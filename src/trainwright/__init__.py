@@ -94,7 +94,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "torch_pad_and_concatenate",
     ),
     "trainwright.search.base": ("BestRun", "default_compute_objective"),
-    "trainwright.search.optuna": ("default_hp_space_optuna",),
+    "trainwright.search.spaces": ("default_hp_space_optuna", "default_hp_space_ray", "default_hp_space_wandb"),
     "trainwright.search.table": ("is_optuna_available", "is_ray_available", "is_ray_tune_available"),
     "trainwright.loop.label_smoother": ("LabelSmoother",),
     "trainwright.optim.groups": ("get_parameter_names",),

@@ -33,15 +33,14 @@ DONE = names(
     is_mlflow_available is_comet_available is_trackio_available is_clearml_available is_neptune_available
     is_dvclive_available is_codecarbon_available is_swanlab_available is_dagshub_available is_flytekit_available
     is_flyte_deck_standard_available is_azureml_available is_kubeflow_available
-    BestRun default_compute_objective default_hp_space_optuna is_optuna_available is_ray_available
-    is_ray_tune_available
+    BestRun default_compute_objective default_hp_space_optuna default_hp_space_ray default_hp_space_wandb
+    is_optuna_available is_ray_available is_ray_tune_available
     """
 )
 
 # Published for a later version: asking for one says which name it is that is missing.
 PENDING = names(
     """
-    default_hp_space_ray default_hp_space_wandb
     FSDP_MODEL_NAME load_sharded_checkpoint DEFAULT_CALLBACKS
     DEFAULT_PROGRESS_CALLBACK JITCheckpointCallback CheckpointManager
     DistributedSamplerWithLoop ShardSampler IterableDatasetShard

@@ -21,8 +21,9 @@ from ..parity import data, models
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "```python" in path.read_text(encoding="utf-8"))
-# Their blocks are shown by tests of their own: other libraries take their imports from a fresh process.
-SHOWN_ELSEWHERE = {"compat.md"}
+# Their blocks are shown by tests of their own: other libraries take their imports from a fresh process, and searches go
+# to tests/search.
+SHOWN_ELSEWHERE = {"compat.md", "search.md"}
 
 
 def new_model() -> Any:

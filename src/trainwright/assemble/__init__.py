@@ -54,10 +54,12 @@ from trainwright.assemble.saving import (
     written_by,
 )
 from trainwright.assemble.trials import (
+    also_tracked_by,
     best_folder,
     delete_checkpoints,
     forget_run,
     name_and_params,
+    packed,
     states_of,
     tell_best,
     trial_folder,
@@ -67,6 +69,7 @@ from trainwright.assemble.watching import announce, begin_journal, make_keeper, 
 
 __all__ = [
     "Before",
+    "also_tracked_by",
     "announce",
     "before",
     "begin_journal",
@@ -99,6 +102,7 @@ __all__ = [
     "num_bytes",
     "one_processing_class",
     "owed",
+    "packed",
     "patches_for_a_run",
     "plan_of_the_rest",
     "prepare_output",

@@ -5,19 +5,37 @@ from __future__ import annotations
 import copy
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from trainwright.assemble.watching import show_lines
+from trainwright.callbacks.dispatch import CallbackHandler
+from trainwright.callbacks.flow import DefaultFlowCallback
+from trainwright.callbacks.preemption import SlurmRequeue
+from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
+from trainwright.callbacks.time_limits import TimeLimits
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.engine.base import Engine
 from trainwright.errors import CheckpointNotFoundError
 from trainwright.search import record
 from trainwright.search.attempts import MODEL_FOLDER
-from trainwright.search.base import Offer, Plan, Searching
-from trainwright.search.record import SearchRecord
+from trainwright.search.base import BestRun, Offer, Plan, Searching, values_of
+from trainwright.search.record import SearchRecord, TrialRecord
 from trainwright.search.table import drawn
 from trainwright.state.exportable import collect_states
+from trainwright.trackers.base import TrackerCallback
+from trainwright.trackers.table import get_reporting_integration_callbacks
+
+# What a trainer makes of its parts in each process: handles of devices, locks, threads, the model.
+OF_A_PROCESS = frozenset(
+    """
+    _engine accelerator gather_function callback_handler _journal _writer _run _memory_tracker _session _loader
+    _data_wait model model_wrapped optimizer lr_scheduler _eval_dataloaders _flos_model _search args _trial
+    """.split()  # noqa: SIM905 -- a line for each name would hide the file
+)
+MADE_ANEW = (DefaultFlowCallback, ProgressCallback, PrinterCallback, TimeLimits, SlurmRequeue)
 
 
 def trial_folder(output_dir: str, offer: Offer, trial: Any, *, hp_name: Callable[[Any], str] | None) -> str:
@@ -60,11 +78,38 @@ def delete_checkpoints(folder: str, run_id: str) -> None:
         store.remove(step)
 
 
-def tell_best(args: Any, plan: Plan) -> None:
+def tell_best(args: Any, plan: Plan, best: BestRun | list[BestRun]) -> None:
     """Shows the best trials of a search, as tables."""
-    found = SearchRecord.read(args.output_dir)
-    for trial in found.best():
-        show_lines(args, record.table(trial, plan.directions))
+    for one in best if isinstance(best, list) else [best]:
+        entry = TrialRecord(one.run_id, record.FINISHED, one.hyperparameters, values_of(one.objective))
+        show_lines(args, record.table(entry, plan.directions))
+
+
+@contextmanager
+def also_tracked_by(handler: CallbackHandler, name: str | None) -> Iterator[None]:
+    """With one tracker more than the arguments name, if it is not among the callbacks already."""
+    kind = None if name is None else get_reporting_integration_callbacks(name)[0]
+    if kind is None or any(isinstance(callback, kind) for callback in handler.callbacks):
+        yield
+        return
+    handler.add_callback(kind)
+    try:
+        yield
+    finally:
+        handler.pop_callback(kind)
+
+
+def packed(parts: dict[str, Any], callbacks: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    """What of a trainer goes to another process: what the user brought. Paths hold there too."""
+    own = {name: value for name, value in parts.items() if name not in OF_A_PROCESS}
+    search: Searching = parts["_search"]
+    args = copy.copy(search.args)
+    args.output_dir = os.path.abspath(args.output_dir)
+    own["args"] = args
+    own["_search"] = replace(search, args=args, plan=replace(search.plan, options={}))
+    trackers = get_reporting_integration_callbacks(args.report_to)
+    users = [one for one in callbacks if not isinstance(one, MADE_ANEW)]
+    return own, [type(one) if isinstance(one, TrackerCallback) else one for one in users if type(one) not in trackers]
 
 
 def best_folder(output_dir: str, trial_id: str) -> str:

@@ -1,4 +1,4 @@
-"""`trainwright report`: one HTML file that shows a run."""
+"""`trainwright report`: one HTML file that shows a run or a search."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from trainwright.cli.settings import Output
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Output directory of a run, or its journal.jsonl.")],
+    run: Annotated[Path, typer.Argument(help="Output directory of a run or a search, or a journal.jsonl.")],
     output: Output = None,
 ) -> None:
-    """Write an HTML file that shows a run: curves, time, incidents."""
+    """Write an HTML file that shows a run or a search."""
     with reporting():
         from trainwright.report.page import write_report
+        from trainwright.report.search import has_search, write_search_report
 
-        typer.echo(f"Written: {write_report(run, output)}")
+        write = write_search_report if has_search(run) else write_report
+        typer.echo(f"Written: {write(run, output)}")

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainwright import assemble
 from trainwright.checkpoint.store import CheckpointStore
+from trainwright.checkpoint.writer import Writer
 from trainwright.config import varied
 from trainwright.facade.run import RunHooks
+from trainwright.metrics.memory import TrainerMemoryTracker
 from trainwright.search import asked
 from trainwright.search.attempts import MODEL_FOLDER
 from trainwright.search.base import BestRun, Host, Offer, Outcome, Searching, default_compute_objective
 from trainwright.search.table import select_backend
+from trainwright.state.control import TrainerControl
+from trainwright.state.run import RunState
+from trainwright.state.trainer_state import TrainerState
 
 
 class SearchHooks(RunHooks):
@@ -60,10 +66,9 @@ class SearchHooks(RunHooks):
         self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
         states = assemble.states_of(self._stateful())
         self._search = Searching(backend=chosen, plan=plan, args=self.args, callback_states=states)
-        with self._searching():
+        with self._searching(), assemble.also_tracked_by(self.callback_handler, chosen.tracker):
             best = chosen.run(self._host(), plan)
-            if self.is_world_process_zero():
-                assemble.tell_best(self.args, plan)
+            assemble.tell_best(self.args, plan, best)
         if plan.settings.load_best_trial:
             self._load_best_trial(chosen.frozen, best)
         return best
@@ -168,6 +173,7 @@ class SearchHooks(RunHooks):
             return
         self._hear(metrics)
         search = self._search
+        search.outcome.was_heard = True
         save = self._tune_save_checkpoint if self.control.should_save else None
         if self._engine.agree(lambda: search.backend.report(trial, search.outcome, save)):
             search.outcome.was_pruned = self.control.should_training_stop = True
@@ -179,4 +185,28 @@ class SearchHooks(RunHooks):
         self._write_checkpoint(CheckpointStore(checkpoint_dir), in_background=False)
 
     def _pack(self) -> Callable[[], Host]:
-        raise NotImplementedError
+        """This trainer for another process: a function that makes it anew there."""
+        assert self._search is not None
+        parts, callbacks = assemble.packed(vars(self), self.callback_handler.callbacks)
+        return partial(_unpacked, type(self), parts, callbacks)
+
+    def _settle_in(self, callbacks: list[Any]) -> None:
+        """In another process: makes what belongs to a process, of the parts that came along."""
+        self._run = RunState(TrainerState(), TrainerControl())
+        self._writer = Writer(goes_on=getattr(self.args, "save_failure", "stop") == "continue")
+        self._memory_tracker = TrainerMemoryTracker(skip_memory_metrics=True)
+        self.model = self.model_wrapped = self.optimizer = self.lr_scheduler = self._loader = None
+        self._eval_dataloaders, self._flos_model = {}, None
+        self.create_accelerator_and_postprocess()
+        self.callback_handler = assemble.make_callbacks(
+            self.args, callbacks, engine=self._engine, writer=self._writer, model=None,
+            processing_class=self.processing_class, optimizer=None, lr_scheduler=None,
+        )  # fmt: skip
+        self._journal = assemble.make_keeper(self.callback_handler, self._run.clock)
+
+
+def _unpacked(kind: type[SearchHooks], parts: dict[str, Any], callbacks: list[Any]) -> Host:
+    trainer = kind.__new__(kind)
+    vars(trainer).update(parts)
+    trainer._settle_in(callbacks)
+    return trainer._host()

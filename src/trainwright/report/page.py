@@ -81,7 +81,7 @@ def charts(record: Record) -> str:
 
 def figure(title: str, curves: Sequence[Curve], *, is_first: bool, marks: Sequence[tuple[float, str]] = ()) -> str:
     """A chart: values on hover, zoom by dragging, and menus for smoothing and a logarithmic axis."""
-    go, to_html = _plotly()
+    go, to_html = plotly()
     chart = go.Figure()
     for strength in SMOOTHING:
         for name, steps, values in curves:
@@ -154,7 +154,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-def _plotly() -> tuple[Any, Any]:
+def plotly() -> tuple[Any, Any]:
     try:
         from plotly import graph_objects
         from plotly.io import to_html

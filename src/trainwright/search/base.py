@@ -96,11 +96,13 @@ class Outcome:
         objective: of the last evaluation.
         curve: (step, objective) of every evaluation.
         was_pruned: it was ended early, because it did worse than others.
+        was_heard: the backend was told of an evaluation in training.
     """
 
     objective: Any = None
     curve: list[tuple[int, Any]] = field(default_factory=list)
     was_pruned: bool = False
+    was_heard: bool = False
     metrics: dict[str, Any] = field(default_factory=dict)
     folder: str = ""
 
@@ -149,9 +151,14 @@ class Searching:
 
 
 class Backend(Protocol):
-    """A library that decides which trials there are."""
+    """A library that decides which trials there are.
+
+    Attributes:
+        tracker: a tracker that it needs to hear of evaluations by; None: it is told by `report`.
+    """
 
     name: str
+    tracker: str | None
 
     def default_space(self, trial: Any) -> Mapping[str, Any]:
         """The space where none was given."""

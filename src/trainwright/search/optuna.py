@@ -15,12 +15,13 @@ import optuna
 import psutil
 from optuna.distributions import CategoricalDistribution
 from optuna.study import StudyDirection
-from optuna.trial import FixedTrial, TrialState
+from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import asked
 from trainwright.search.attempts import Attempts, follow
 from trainwright.search.base import BestRun, Host, Offer, Outcome, Plan
+from trainwright.search.spaces import default_hp_space_optuna
 
 STUDY_NAME = "search"
 OF_OPTIMIZE = ("timeout", "n_jobs", "gc_after_trial", "catch")
@@ -30,22 +31,13 @@ OF_THE_STUDY = tuple(name for name in inspect.signature(optuna.create_study).par
 FOLDER, OWNER, INTERRUPTED, GOES_ON, METRICS = "folder", "owner", "interrupted", "goes_on_from", "metrics"
 
 
-def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
-    """Learning rate, epochs, seed, batch size."""
-    return {
-        "learning_rate": trial.suggest_float("learning_rate", 1e-6, 1e-4, log=True),
-        "num_train_epochs": trial.suggest_int("num_train_epochs", 1, 5),
-        "seed": trial.suggest_int("seed", 1, 40),
-        "per_device_train_batch_size": trial.suggest_categorical("per_device_train_batch_size", [4, 8, 16, 32, 64]),
-    }
-
-
 class OptunaBackend:
     """Trials one after the other, each drawn by the study's sampler."""
 
     name = "optuna"
+    tracker = None
 
-    def default_space(self, trial: Any) -> dict[str, Any]:
+    def default_space(self, trial: Any) -> Mapping[str, Any]:
         return default_hp_space_optuna(trial)
 
     def check(self, host: Host, plan: Plan) -> None:
@@ -168,10 +160,16 @@ def take_up(study: optuna.Study) -> int:
         elif trial.number not in taken and trial.params:
             earlier = trial.user_attrs.get(GOES_ON, {}).get("folders", [])
             folders = [trial.user_attrs[FOLDER], *earlier] if FOLDER in trial.user_attrs else earlier
-            study.enqueue_trial(trial.params, user_attrs={GOES_ON: {"number": trial.number, "folders": folders}})
+            study.add_trial(_once_more(trial, {GOES_ON: {"number": trial.number, "folders": folders}}))
     if study.trials:
         study.sampler.reseed_rng()  # a seeded one would draw again what it drew before
     return num_done
+
+
+def _once_more(trial: FrozenTrial, user_attrs: dict[str, Any]) -> FrozenTrial:
+    """A trial that waits, with what its sampler noted of it, which `enqueue_trial` would leave out."""
+    noted = {**trial.system_attrs, "fixed_params": trial.params}
+    return create_trial(state=TrialState.WAITING, system_attrs=noted, user_attrs=user_attrs)
 
 
 def best_of(study: optuna.Study, attempts: Attempts) -> BestRun | list[BestRun]:

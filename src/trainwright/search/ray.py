@@ -1,0 +1,159 @@
+"""Ray Tune: trials side by side in processes of their own, its schedulers, and checkpoints of ours for those that move.
+
+A trainer travels to a trial as a function that makes it anew there (`Host.pack`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.tune
+import torch
+from ray.tune.schedulers import FIFOScheduler
+
+from trainwright.errors import SearchError, SearchSpaceError
+from trainwright.search import asked, record
+from trainwright.search.attempts import MODEL_FOLDER
+from trainwright.search.base import BestRun, Host, Offer, Outcome, Plan
+from trainwright.search.record import SearchRecord, TrialRecord, plain
+
+OBJECTIVE = "objective"
+TRIAL_NAME = "trial.json"  # in a trial's directory: what came of it, as its own process saw it
+OURS = ("run_or_experiment", "config", "num_samples", "metric", "mode")
+DRAWS = 5  # of each domain, to see what it gives
+
+
+def default_domains() -> dict[str, Any]:
+    return {
+        "learning_rate": ray.tune.loguniform(1e-6, 1e-4),
+        "num_train_epochs": ray.tune.choice(list(range(1, 6))),
+        "seed": ray.tune.uniform(1, 40),
+        "per_device_train_batch_size": ray.tune.choice([4, 8, 16, 32, 64]),
+    }
+
+
+class RayBackend:
+    """Trials that Ray draws, schedules and moves."""
+
+    name = "ray"
+    tracker = None
+
+    def default_space(self, trial: Any) -> Mapping[str, Any]:
+        return default_domains()
+
+    def check(self, host: Host, plan: Plan) -> None:
+        known = [name for name in inspect.signature(ray.tune.run).parameters if name not in OURS]
+        asked.check_options(plan.options, known, backend=self.name)
+        if host.num_processes > 1:
+            raise SearchSpaceError(
+                "backend='ray' starts the processes of its trials itself. Run the script without a launcher."
+            )
+        if plan.is_multi or plan.settings.resume_search:
+            what = "several objectives" if plan.is_multi else "resume_search"
+            raise SearchSpaceError(f"backend='ray' has no {what}; backend='optuna' has.")
+        scheduler = plan.options.get("scheduler")
+        is_plain = scheduler is None or type(scheduler) is FIFOScheduler
+        if not is_plain and host.args.eval_strategy == "no":
+            raise SearchSpaceError(
+                f"scheduler={type(scheduler).__name__} decides by evaluations in training, and eval_strategy='no'. "
+                "Set it to 'steps' or 'epoch'."
+            )
+        domains = plan.space(None)
+        asked.check_names(host.args, domains)
+        asked.check_values(host.args, _draws(domains))
+
+    def report(self, trial: Any, outcome: Outcome, save: Callable[[str], None] | None) -> bool:
+        """Ray ends the process of a trial that should go no further, so none hears that it should end itself."""
+        metrics = {**outcome.metrics, OBJECTIVE: outcome.objective}
+        with tempfile.TemporaryDirectory() as folder:
+            if save is not None:
+                save(folder)
+            checkpoint = None if save is None else ray.tune.Checkpoint.from_directory(folder)
+            ray.tune.report(metrics, checkpoint=checkpoint)
+        return False
+
+    def frozen(self, offer: Offer) -> Any:
+        return dict(offer.params)
+
+    def run(self, host: Host, plan: Plan) -> BestRun:
+        folder = os.path.abspath(host.args.output_dir)
+        options = {
+            "resources_per_trial": {"cpu": 1, **({"gpu": 1} if torch.cuda.is_available() else {})},
+            "progress_reporter": ray.tune.CLIReporter(metric_columns=[OBJECTIVE]),
+            "storage_path": os.path.join(folder, "ray"),
+            "raise_on_failed_trial": plan.settings.failed_trials == "stop",
+            **plan.options,
+        }
+        trainable = ray.tune.with_parameters(train_one, make=host.pack())
+        analysis = ray.tune.run(trainable, config=dict(plan.space(None)), num_samples=plan.num_trials, **options)
+        found = SearchRecord(directions=list(plan.directions), backend=self.name)
+        for trial in analysis.trials:
+            found.add(_record_of(trial, host.folder_of(Offer(id=trial.trial_id, params=trial.config), trial.config)))
+        found.write(folder)
+        scope = os.environ.get("RAY_SCOPE") or getattr(host.args, "ray_scope", None) or "last"
+        best = analysis.get_best_trial(metric=OBJECTIVE, mode=plan.directions[0][:3], scope=scope)
+        if best is None:
+            raise SearchError("\n  ".join([f"None of {len(found.trials)} trials has an objective.", *found.errors()]))
+        for one in found.trials:
+            if one.id != best.trial_id:
+                shutil.rmtree(Path(one.folder) / MODEL_FOLDER, ignore_errors=True)
+        return BestRun(best.trial_id, best.last_result[OBJECTIVE], best.config, analysis)
+
+
+def train_one(config: dict[str, Any], make: Callable[[], Host]) -> None:
+    """A trial, in the process that Ray gave it; where Ray moved it, it goes on from its checkpoint."""
+    host = make()
+    given = ray.tune.get_checkpoint()
+    with nullcontext() if given is None else given.as_directory() as folder:
+        checkpoint = None if folder is None else host.find_checkpoint(folder)
+        offer = Offer(id=ray.tune.get_context().get_trial_id(), params=config, checkpoint=checkpoint)
+        outcome = host.run(offer, dict(config))
+    entry = record.finished(offer.id, plain(config), outcome)
+    (Path(outcome.folder) / TRIAL_NAME).parent.mkdir(parents=True, exist_ok=True)
+    (Path(outcome.folder) / TRIAL_NAME).write_text(json.dumps(plain(asdict(entry))), encoding="utf-8")
+    if not outcome.was_heard and given is None:  # one that was moved at its end has told its result already
+        ray.tune.report({**outcome.metrics, OBJECTIVE: outcome.objective})
+
+
+def _record_of(trial: Any, folder: str) -> TrialRecord:
+    """What is known of a trial when all is over: what it wrote itself, or what it reported until it was ended."""
+    seconds = (trial.last_result or {}).get("time_total_s")
+    path = Path(folder) / TRIAL_NAME
+    if path.is_file():
+        known = TrialRecord(**json.loads(path.read_text(encoding="utf-8")))
+        known.seconds = seconds
+        return known
+    objective = (trial.last_result or {}).get(OBJECTIVE)
+    error = trial.get_pickled_error() if trial.status == "ERROR" else None
+    return TrialRecord(
+        id=trial.trial_id,
+        state=record.FAILED if trial.status == "ERROR" else record.PRUNED,
+        params=plain(trial.config),
+        values=[] if objective is None else [float(objective)],
+        error=None if trial.status != "ERROR" else str(error or "it failed").strip().splitlines()[-1],
+        folder=folder,
+        seconds=seconds,
+    )
+
+
+def _draws(domains: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values of each domain, all of those that are listed."""
+    for name, domain in domains.items():
+        if isinstance(domain, Mapping) and "grid_search" in domain:
+            yield from ((name, value) for value in domain["grid_search"])
+        elif hasattr(domain, "categories"):
+            yield from ((name, value) for value in domain.categories)
+        elif hasattr(domain, "sample"):
+            yield from ((name, domain.sample()) for _ in range(DRAWS))
+        else:
+            yield name, domain

@@ -1,0 +1,38 @@
+"""A search to cut off: `cut_off.py FOLDER`. It says HERE in the fourth step of the third trial, and waits there."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+import torch
+
+from tests._support.small import data, make_trainer
+from tests.search.small import make_module, rates
+from trainwright import Trainer
+
+FOLDER = Path(sys.argv[1])
+WAITS = not (FOLDER / "search.json").exists() and "whole" not in sys.argv
+
+
+class Watched(Trainer):
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if WAITS and self._trial is not None and self._trial.number == 2 and self.state.global_step == 3:
+            print("HERE", flush=True)
+            time.sleep(4)  # long enough for the signal to arrive
+        return super().training_step(*args, **kwargs)
+
+
+settings = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+trainer = make_trainer(FOLDER, cls=Watched, model_init=make_module, eval_dataset=data.vectors(8), save_async=False,
+                       **settings)  # fmt: skip
+best = trainer.hyperparameter_search(
+    rates,
+    n_trials=4,
+    storage=f"sqlite:///{FOLDER}/study.db",
+    sampler=optuna.samplers.GridSampler({"learning_rate": [1e-3, 3e-3, 1e-2, 3e-2]}, seed=0),
+    resume_search=True,
+)
+(FOLDER / "best.json").write_text(json.dumps([best.objective, best.hyperparameters]))

@@ -1,0 +1,90 @@
+"""A search that is killed or signalled goes on: finished trials stay, the one under way is taken up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from .._support.small import differing
+from .small import saved
+
+SCRIPT = Path(__file__).with_name("cut_off.py")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    folder.mkdir(exist_ok=True)
+    return subprocess.Popen([sys.executable, str(SCRIPT), str(folder), *words], stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, env=environment, cwd=folder)  # fmt: skip
+
+
+def finished(process: subprocess.Popen[str]) -> str:
+    try:
+        out = process.communicate(timeout=200)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 0, out[-4000:]
+    return out
+
+
+def cut_off(folder: Path, number: signal.Signals) -> int:
+    """Signals a search that says HERE; returns its exit code."""
+    process = start(folder)
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if line.startswith("HERE"):
+                os.kill(process.pid, number)
+                break
+        return process.wait(100)
+    finally:
+        process.kill()
+        process.stdout.close()
+
+
+def results(folder: Path) -> Any:
+    return json.loads((folder / "best.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    finished(start(folder, "whole"))
+    return folder
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("number", "code", "step"),
+    [(signal.SIGTERM, 143, 4), pytest.param(signal.SIGKILL, -9, 2, marks=pytest.mark.slow)],
+)
+def test_a_search_that_was_cut_off_goes_on(
+    number: signal.Signals, code: int, step: int, whole: Path, tmp_path: Path
+) -> None:
+    assert cut_off(tmp_path, number) == code
+    checkpoints = sorted(path.name for path in (tmp_path / "run-2").glob("checkpoint-*"))
+    assert checkpoints[-1] == f"checkpoint-{step}"
+    out = finished(start(tmp_path))
+    study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path}/study.db")
+    states = [trial.state.name for trial in study.trials]
+    assert states == ["COMPLETE", "COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    again = study.trials[3]
+    assert again.params == study.trials[2].params
+    assert again.user_attrs["goes_on_from"]["number"] == 2
+    assert results(tmp_path) == results(whole)
+    assert (tmp_path / "run-3" / "checkpoint-2").exists() is False, out  # it went on, and did not begin anew
+    original = next(t for t in optuna.load_study(study_name="search", storage=f"sqlite:///{whole}/study.db").trials
+                    if t.params == again.params)  # fmt: skip
+    one, other = saved(tmp_path / "run-3" / "checkpoint-6"), saved(whole / f"run-{original.number}" / "checkpoint-6")
+    assert differing(one, other) == {}
+    trials = json.loads((tmp_path / "search.json").read_text())["trials"]
+    assert [trial["state"] for trial in trials if trial["id"] != "2"] == 4 * ["finished"]

@@ -1,0 +1,87 @@
+"""The record of a search: what is best, what mattered, how it is shown."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from trainwright.cli.main import app
+from trainwright.search.base import Outcome, is_better
+from trainwright.search.record import SearchRecord, TrialRecord, finished, importance
+
+from .small import drawn, searcher, space
+
+
+def trials(*pairs: tuple[dict[str, object], float]) -> list[TrialRecord]:
+    return [TrialRecord(str(i), "finished", dict(params), [value]) for i, (params, value) in enumerate(pairs)]
+
+
+def test_the_parameter_that_decides_explains_all_and_the_other_little() -> None:
+    found = importance(trials(*(({"rate": 10.0**-i, "seed": (7 * i) % 5}, float(i)) for i in range(10))))
+    assert list(found) == ["rate", "seed"]
+    assert found["rate"] == pytest.approx(1.0)
+    assert found["seed"] < 0.3
+
+
+def test_words_count_by_their_groups() -> None:
+    found = importance(trials(*(({"optim": "ab"[i % 2], "fixed": 1}, float(i % 2)) for i in range(8))))
+    assert found == {"optim": pytest.approx(1.0)}
+
+
+@given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=1, max_size=12))
+def test_a_share_lies_between_nothing_and_all(pairs: list[tuple[float, float]]) -> None:
+    for share in importance(trials(*(({"x": x}, y) for x, y in pairs))).values():
+        assert -1e-9 <= share <= 1 + 1e-9
+
+
+POINTS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=8)
+
+
+@given(POINTS)
+def test_none_is_better_than_the_best_and_every_other_has_a_better_one(points: list[tuple[int, int]]) -> None:
+    directions = ["minimize", "maximize"]
+    record = SearchRecord(directions)
+    for i, point in enumerate(points):
+        record.add(TrialRecord(str(i), "finished", values=list(map(float, point))))
+    best = {trial.id for trial in record.best()}
+    assert best
+    for one in record.trials:
+        has_better = any(is_better(other.values, one.values, directions) for other in record.trials)
+        assert (one.id in best) != has_better
+
+
+def test_a_record_reads_as_it_was_written(tmp_path: Path) -> None:
+    record = SearchRecord(["minimize"], "optuna", trials(({"a": 1, "b": "x", "c": 1e-5}, 0.5)))
+    record.add(finished("9", {}, Outcome(objective=math.nan, curve=[(2, 0.5), (4, math.nan)])))
+    record.write(tmp_path)
+    again = SearchRecord.read(tmp_path)
+    assert again.trials[0] == record.trials[0]
+    assert (again.trials[1].state, again.trials[1].values) == ("failed", ["nan"])
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"trials": [{"id": 1, "evil": 2}], "directions": []}', "{"])
+def test_a_file_that_is_no_record_says_so(text: str, tmp_path: Path) -> None:
+    (tmp_path / "search.json").write_text(text)
+    with pytest.raises(ValueError, match=r"record|Expecting"):
+        SearchRecord.read(tmp_path)
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_report_of_a_search_has_history_importance_and_every_trial(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    folder = tmp_path / "a <search>"
+    best = searcher(folder).hyperparameter_search(space, n_trials=4, sampler=drawn())
+    done = CliRunner().invoke(app, ["report", str(folder)])
+    assert done.exit_code == 0, done.output
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    for said in ("History: objective", "best so far", "Importance", "learning_rate", "Trials", f"{best.objective:.6g}"):
+        assert said in text
+    own = re.sub(r"<script[^>]*>.*?</script>", "", text, flags=re.S)
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", own)
+    assert "<search>" not in own
