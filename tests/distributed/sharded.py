@@ -77,7 +77,7 @@ def library_models() -> None:
 
 
 def refused() -> None:
-    for name, how in {"class": {"transformer_layer_cls_to_wrap": "GPT2Blok"}}.items():
+    for name, how in {"class": {"transformer_layer_cls_to_wrap": "GPT2Blok"}, "older": {"version": 1}}.items():
         try:
             tied_trainer(tied_model(), FOLDER / "refused", **how).train()
         except Exception as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from .._support.two_processes import free_port, run
+from .cases import outcome, trainer_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -62,3 +63,40 @@ def test_accelerate_launch_sets_the_world_and_the_precision(how: Callable[[Path]
         assert told["wrapped"] == "DistributedDataParallel"
         assert told["step"] == 2
     assert done.told[0]["weights"] == done.told[1]["weights"]
+
+
+SHARDED = """
+import sys
+from tests._support.two_processes import tell
+from tests.distributed.cases import trainer_of
+from tests.distributed.shards import outcome_of_parts
+
+trainer = trainer_of("means", sys.argv[1], 2, max_steps=2, logging_steps=2)
+told = outcome_of_parts(trainer)
+plugin = trainer.accelerator.state.fsdp_plugin
+tell(**told, flags=[trainer.is_fsdp_enabled, plugin.fsdp_version, str(plugin.state_dict_type)])
+"""
+
+OF_PARTS = """
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: true
+  fsdp_auto_wrap_policy: NO_WRAP
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+"""
+
+
+@pytest.mark.slow
+def test_a_configuration_of_accelerate_shards_the_model(tmp_path: Path) -> None:
+    """Nothing in the arguments says so."""
+    path = tmp_path / "accelerate.yaml"
+    text = CONFIG.format(port=free_port()).replace("MULTI_GPU", "FSDP").replace("bf16", "'no'")
+    path.write_text(text + OF_PARTS)
+    launcher = ("accelerate.commands.launch", "--config_file", str(path))
+    done = run(SHARDED, str(tmp_path), folder=tmp_path, launcher=launcher, timeout_s=140)
+    alone = outcome(trainer_of("means", tmp_path, 1, max_steps=2, logging_steps=2))
+    for told in done.told:
+        assert told["flags"] == [True, 2, "StateDictType.SHARDED_STATE_DICT"]
+        assert told["log"][0]["loss"] == pytest.approx(alone["log"][0]["loss"], rel=1e-5)
+        for name, values in alone["weights"].items():
+            assert told["weights"][name] == pytest.approx(values, rel=1e-5, abs=2e-7)

@@ -37,7 +37,7 @@ def work(config):
 
 
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5}, trainer_resources={"CPU": 0})
+scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5})
 result = TorchTrainer(work, scaling_config=scaling, run_config=RunConfig(storage_path=str(FOLDER / "ray"))).fit()
 files = sorted(path.name for path in Path(result.checkpoint.path).iterdir())
 (FOLDER / "result.json").write_text(json.dumps({"step": result.metrics["step"], "files": files}))

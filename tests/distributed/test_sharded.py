@@ -149,3 +149,8 @@ def test_a_layer_that_is_not_there_is_named_with_its_neighbours(done: Done) -> N
         assert "ModelError" in told["refused class"]
         assert "'GPT2Blok'" in told["refused class"]
         assert "GPT2Block" in told["refused class"].split("Nearest:")[1]
+
+
+def test_the_older_version_is_refused_on_the_cpu(done: Done) -> None:
+    for told in done.told:
+        assert "version 1 needs GPUs" in told["refused older"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from trainwright.config import rules
+from trainwright.config import resolve, rules
 from trainwright.errors import ArgumentError
 
 from .bench import Bench, Toy, samples, seeded
@@ -110,3 +110,16 @@ def sharding_needs_a_launcher(bench: Bench) -> None:
 @companion("fsdp_config", "it says how to shard, which several processes do: tests/distributed/test_sharded.py")
 def nothing_is_sharded_by_a_configuration_alone(bench: Bench) -> None:
     assert "fsdp_config has no effect without fsdp" in rules.idle(bench.args(fsdp_config={"version": 2}))[0]
+
+
+@shows("deepspeed")
+def its_configuration_is_held_against_the_arguments(bench: Bench) -> None:
+    """What it does to a run is shown where there are several processes: `tests/distributed/test_zero.py`."""
+    args = bench.args(deepspeed={"zero_optimization": {"stage": 2}, "gradient_clipping": "auto"}, max_grad_norm=0.7)
+    plan = resolve.deepspeed(args)
+    assert plan is not None
+    assert plan.config["gradient_clipping"] == 0.7
+    assert plan.config["train_micro_batch_size_per_gpu"] == args.per_device_train_batch_size
+    with pytest.raises(ArgumentError, match=r"gradient_clipping=0\.5.*max_grad_norm.*0\.7"):
+        bench.trainer(deepspeed={"gradient_clipping": 0.5}, max_grad_norm=0.7)
+    assert resolve.deepspeed(bench.args()) is None

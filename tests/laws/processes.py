@@ -27,8 +27,6 @@ def plan_of(backend: str, mixed: str = "no") -> EnginePlan:
             "gradient_clipping": 0.3,
             "zero_optimization": {"stage": int(backend[-1])},
         }
-        if mixed == "fp16":
-            config["fp16"] = {"enabled": True, "initial_scale_power": 32, "hysteresis": 1}
         more["deepspeed"] = DeepSpeedPlan(config=config)
     return EnginePlan(device=torch.device("cpu"), use_cpu=True, world_size=WORLD, ddp=DDPPlan(backend="gloo"),
                       precision=PrecisionPlan(mixed=mixed), **more)  # fmt: skip
@@ -59,9 +57,8 @@ def window(engine: Any, made: Any, parts: int, scale: float = 1.0) -> None:
     """All rows in so many micro-batches; each process has every other row of them."""
     x, y = (mine(values).chunk(parts) for values in rows())
     for i, (inputs, labels) in enumerate(zip(x, y, strict=True)):
-        dtype = next(made.model.parameters()).dtype
         with engine.accumulate(made.model, sync=i == parts - 1), engine.mixed_precision(made.model):
-            logits = made.model(inputs.to(dtype) if engine.input_dtype is not None else inputs).float()
+            logits = made.model(inputs)
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum") * WORLD / ROWS
         engine.backward(loss * scale)
 
@@ -112,6 +109,7 @@ if __name__ == "__main__":
     tell(alone=alone())
     for backend in sys.argv[1:]:
         windows_and_norms(backend)
-        skipped(backend)
+        if not backend.startswith("zero"):  # DeepSpeed has no fp16 on the CPU
+            skipped(backend)
     if dist.is_initialized():
         dist.barrier()

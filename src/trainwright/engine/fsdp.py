@@ -20,9 +20,10 @@ from trainwright.engine import parts
 from trainwright.engine.accelerator import make_accelerator
 from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.compile import compiled, uncompiled
+from trainwright.engine.precision import as_fp32
 from trainwright.engine.several import SeveralProcesses
 from trainwright.engine.updates import Updates
-from trainwright.errors import ModelError
+from trainwright.errors import ArgumentError, ModelError
 from trainwright.types import Prepared
 
 TRANSFORMER_WRAP, SIZE_WRAP = "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"
@@ -40,6 +41,7 @@ class FSDPEngine(SeveralProcesses):
         self._plugin = plugin
         self._is_new = plugin.fsdp_version == 2
         self._wrapped: Any = None
+        self._hooked: Any = None
         self._syncs = True
         self._updates = Updates(self._scaler())
 
@@ -70,6 +72,7 @@ class FSDPEngine(SeveralProcesses):
             self._wrapped = self._wrap(model)
             optimizer = make_optimizer(model)
         scheduler = make_scheduler(optimizer)
+        self._give_plain_outputs()
         self._syncs = True
         self._updates.begin(self._wrapped, optimizer)
         return Prepared(compiled(self._wrapped, self._plan.compile), optimizer, scheduler)
@@ -86,7 +89,14 @@ class FSDPEngine(SeveralProcesses):
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         check_wrapped_classes(model, self._plugin)
         self._wrapped = self._wrap(model)
+        self._give_plain_outputs()
         return self._wrapped  # type: ignore[no-any-return]
+
+    def _give_plain_outputs(self) -> None:
+        """Outputs in fp32, as the other engines give them in mixed precision."""
+        if self._is_new and self._plan.precision.mixed != "no" and self._hooked is not self._wrapped:
+            self._wrapped.register_forward_hook(lambda module, inputs, outputs: as_fp32(outputs))
+            self._hooked = self._wrapped
 
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
         return NO_CONTEXT  # parameters are gathered in the type that the forward pass wants
@@ -170,11 +180,20 @@ class FSDPEngine(SeveralProcesses):
 
 
 def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> Any:
-    """Accelerate's own settings; None: those of the launcher."""
+    """Accelerate's own settings; None: those of the launcher.
+
+    Raises:
+        ArgumentError: version 1 on the CPU.
+    """
     from accelerate.utils import FullyShardedDataParallelPlugin
 
     if settings is None:
         return FullyShardedDataParallelPlugin()
+    if int(settings.get("version", 2)) == 1 and on_cpu:
+        raise ArgumentError(
+            "fsdp_config: version 1 needs GPUs; on the CPU torch dies when it puts its states together. Leave version "
+            "out: 2 works on both."
+        )
     version, policy = int(settings.get("version", 2)), settings.get("auto_wrap_policy", TRANSFORMER_WRAP)
     chosen: dict[str, Any] = {
         "fsdp_version": version,
@@ -191,7 +210,6 @@ def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> Any:
     chosen["reshard_after_forward"] = _resharding(settings, version)
     if version == 1:
         chosen |= {name: _flag(settings, name, default) for name, default in FLAGS_OF_VERSION_1.items()}
-        chosen["sync_module_states"] = chosen["sync_module_states"] and not on_cpu  # accelerate wants a device for it
         chosen["limit_all_gathers"] = _flag(settings, "limit_all_gathers", True)
         chosen["backward_prefetch"] = str(settings.get("backward_prefetch", "NO_PREFETCH")).upper()
     return FullyShardedDataParallelPlugin(**chosen)
@@ -224,8 +242,8 @@ def _shard_on_any_device(accelerator: Any, plugin: Any, mixed: str) -> None:
     if mixed != "no" and plugin.fsdp_version == 2:
         from dataclasses import replace
 
-        # Outputs as every other engine gives them: the loss, and what metrics see, in fp32.
-        plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=torch.float32)
+        # What a model computes in fp32, such as its loss, stays so; `_give_plain_outputs` brings the rest to fp32.
+        plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
 
 
 def check_wrapped_classes(model: nn.Module, plugin: Any) -> None:

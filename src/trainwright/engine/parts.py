@@ -21,15 +21,20 @@ MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 
 def save(folder: Path, model: nn.Module, optimizer: Any | None) -> None:
     """Every process writes its part; all are written when it returns. Without an optimizer the weights alone."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
     from torch.distributed.checkpoint.state_dict_saver import save as write
 
-    options = _options(model)
-    write({"model": get_model_state_dict(model, options=options)}, storage_writer=FileSystemWriter(folder / MODEL))
-    if optimizer is not None:
-        state = get_optimizer_state_dict(model, optimizer)
-        write({"optimizer": state}, storage_writer=FileSystemWriter(folder / OPTIMIZER))
+    weights = get_model_state_dict(model, options=_options(model))
+    try:
+        write({"model": weights}, storage_writer=FileSystemWriter(folder / MODEL))
+        if optimizer is not None:
+            state = get_optimizer_state_dict(model, optimizer)
+            write({"optimizer": state}, storage_writer=FileSystemWriter(folder / OPTIMIZER))
+    except CheckpointException as error:  # torch's is no Exception; what failed first is, in all processes
+        first, _ = next(iter(error.failures.values()))
+        raise first from None
 
 
 def has_weights(folder: Path) -> bool:

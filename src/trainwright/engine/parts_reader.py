@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -51,7 +52,7 @@ def read(folder: Path, *, under: str, into: dict[str, Any] | None = None) -> dic
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each process reads for itself
             load(state, storage_reader=reader, planner=PlainPlanner(), no_dist=True)
-    except Exception as error:  # whatever torch and the unpickler raise, it is of no use
+    except (Exception, CheckpointException) as error:  # whatever torch and the unpickler raise, it is of no use
         raise CheckpointError(f"{folder} cannot be read as a distributed checkpoint: {error}") from error
     return state[under]  # type: ignore[no-any-return]
 

@@ -35,7 +35,7 @@ def autocast_forward(
     def forward(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device_type=device.type, dtype=dtype):
             outputs = original(*args, **kwargs)
-        return _as_fp32(outputs) if keeps_outputs or not model.training else outputs
+        return as_fp32(outputs) if keeps_outputs or not model.training else outputs
 
     model.forward = forward
     try:
@@ -47,7 +47,7 @@ def autocast_forward(
             model.forward = before
 
 
-def _as_fp32(outputs: Any) -> Any:
+def as_fp32(outputs: Any) -> Any:
     halves = (torch.float16, torch.bfloat16)
     return map_nested(lambda t: t.float() if isinstance(t, torch.Tensor) and t.dtype in halves else t, outputs)
 
