@@ -169,7 +169,7 @@ def by_trainer(library: Any, work: Work, watch: Watch) -> None:
             max_steps=work.num_steps,
             learning_rate=LEARNING_RATE,
             logging_steps=work.logging_steps,
-            log_level="error",
+            log_level="warning",  # below it a log is not printed, and the loop by hand prints too
         )
         library.Trainer(model=model, args=args, train_dataset=items, callbacks=[TellsSteps()]).train()
 

@@ -115,6 +115,8 @@ class Trainer(SearchHooks):
             lr_scheduler=self.lr_scheduler,
         )
         self._journal = assemble.make_keeper(self.callback_handler, self._run.clock)
+        if self.args.push_to_hub:
+            self.init_hf_repo()
         if self.args.should_save:
             os.makedirs(self.args.output_dir, exist_ok=True)
         self.state = TrainerState(
@@ -154,6 +156,7 @@ class Trainer(SearchHooks):
         self._trial = self._search = None
         self.hub_model_id = None
         self.push_in_progress = None
+        self._uploader = None
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._signature_columns = None
         self._train_batch_size = self.args.train_batch_size
@@ -241,6 +244,7 @@ class Trainer(SearchHooks):
             return output
         except BaseException as error:
             self._writer.end_after_failure()
+            assemble.leave_uploads(self._uploader, error)
             self.callback_handler.fire("on_exception", self._run, exception=error)
             self._memory_tracker.abandon()
             raise

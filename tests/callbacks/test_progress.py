@@ -61,14 +61,23 @@ def test_in_a_pipe_there_is_one_plain_line_for_each_log(disable: bool) -> None:
         assert [re.match(r"step (\d+)/12 ", line)[1] for line in lines if "'loss':" in line] == ["4", "8", "12"]
 
 
-def test_on_a_terminal_there_is_a_bar() -> None:
+def test_on_a_terminal_there_is_a_bar_with_the_latest_values_and_one_for_the_evaluation() -> None:
     text = on_a_terminal(script())
     assert "\r" in text
-    last = re.findall(r"(\d+)/12 ", text)[-1]
+    last = re.findall(r"(\d+)/12 \[", text)[-1]
     assert last == "12"
-    assert text.count("'loss':") == 3
-    assert re.search(r"8/8|1/1", text), "a bar for the evaluation"
+    assert re.search(r"12/12 \[\d+:\d+<00:00, .*steps.*loss [\d.]+, lr [\d.e-]+", text), text
+    assert re.search(r"evaluation: .*1/1", text), "a bar for the evaluation"
+    lines = [line.rpartition("\r")[2] for line in plain(text).splitlines()]
+    logs = [line for line in lines if re.match(r"step +\d+/12  loss ", line)]
+    assert [re.match(r"step +(\d+)/12", line)[1] for line in logs] == ["4", "8", "12"]
+    assert len({line.index("grad_norm") for line in logs}) == 1, "columns stand below each other"
+    assert "\x1b[2mloss\x1b[0m" in text
     assert text.rstrip().endswith("the end")
+
+
+def test_no_colours_where_they_are_not_wanted() -> None:
+    assert "\x1b[2m" not in on_a_terminal(script(), NO_COLOR="1")
 
 
 def test_on_a_terminal_without_a_bar_where_asked_for() -> None:
@@ -77,10 +86,27 @@ def test_on_a_terminal_without_a_bar_where_asked_for() -> None:
     assert text.count("'loss':") == 3
 
 
-def on_a_terminal(command: list[str]) -> str:
+@pytest.mark.parametrize("disable", [False, True])
+def test_with_log_level_error_nothing_is_shown(disable: bool) -> None:
+    *words, text = script(disable=disable)
+    command = [*words, text.replace("use_cpu=True", 'use_cpu=True, log_level="error"')]
+    shown = plain(on_a_terminal(command))
+    assert "loss" not in shown
+    assert "%|" not in shown
+    assert "steps" not in shown
+    done = subprocess.run(command, env=environment(), capture_output=True, check=True, timeout=100)
+    assert done.stdout.decode().splitlines() == ["the end"]
+
+
+def plain(text: str) -> str:
+    """Without colours and movements of the cursor."""
+    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+
+
+def on_a_terminal(command: list[str], **variables: str) -> str:
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))  # a new one has no columns
-    process = subprocess.Popen(command, env=environment(), stdin=child, stdout=child, stderr=child)
+    process = subprocess.Popen(command, env={**environment(), **variables}, stdin=child, stdout=child, stderr=child)
     os.close(child)
     written = b""
     try:

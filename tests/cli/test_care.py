@@ -99,6 +99,19 @@ def test_an_export_merges_shards(trained: Path, tmp_path: Path) -> None:
     assert all(torch.equal(value, whole[name]) for name, value in model.state_dict().items())
 
 
+def test_an_export_puts_the_parts_of_several_processes_together(trained: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    from trainwright.engine import parts
+
+    model = AutoModelForSequenceClassification.from_pretrained(trained / "run")
+    parts.save(tmp_path / "parts", model, None)
+    model.config.save_pretrained(tmp_path / "parts")
+    done("export", "parts", "whole")
+    whole = AutoModelForSequenceClassification.from_pretrained(tmp_path / "whole").state_dict()
+    assert all(torch.equal(value, whole[name]) for name, value in model.state_dict().items())
+
+
 def test_a_damaged_checkpoint_is_not_exported(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained / "run" / "checkpoint-8", tmp_path / "bad")
     (tmp_path / "bad/config.json").write_text("{}")
@@ -119,6 +132,20 @@ def test_check_finds_no_error_in_a_good_file_and_leaves_no_checkpoint(tmp_path: 
     assert "fine " in shown
     assert "effective_batch" in shown
     assert not list(tmp_path.rglob("checkpoint-*"))
+
+
+def test_check_plans_the_memory_on_request(tmp_path: Path) -> None:
+    shown = done("check", str(small(tmp_path)), "--memory", "--budget", "1GB")
+    assert "memory of a step" in shown
+    assert "it fits" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_check_proves_on_request_and_ends_with_1_where_something_fails(tmp_path: Path) -> None:
+    result = call("check", str(small(tmp_path)), "--prove")
+    assert "holds     a resumed run equals an uninterrupted one" in result.output
+    assert result.exit_code == (1 if "FAILS" in result.output else 0)
 
 
 def test_check_ends_with_1_where_the_run_cannot_work(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from trainwright.cli.main import app
 
 from .commands import call
 
-COMMANDS = [info.callback.__name__ for info in app.registered_commands if info.callback is not None]
+COMMANDS = [info.callback.__name__ for info in app.registered_commands if info.callback and not info.hidden]
 HEAVY = ("torch", "transformers", "accelerate", "numpy", "datasets", "pyarrow")
 
 

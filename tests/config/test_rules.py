@@ -38,6 +38,8 @@ ALONE = [
     ("rates_by_pattern", {"lr_groups": {"(": 0.1}}, "lr_groups '('", {"lr_groups": {"()": 0.1}}),
     ("rates_by_pattern", {"lr_groups": {"head": "1e-3"}}, "'1e-3' 'head'", {"lr_groups": {"head": "1e-3x"}}),
     ("rates_by_pattern", {"lr_groups": '{"head": -1}'}, "-1 'head'", {"lr_groups": '{"head": 0}'}),
+    ("profiled_steps", {"profile": "5-3"}, "profile '5-3' last", {"profile": "3-5"}),
+    ("profiled_steps", {"profile": "some"}, "profile 'some' '10-15'", {"profile": 3}),
     ("whole_warmup", {"warmup_steps": 2.5}, "warmup_steps=2.5", {"warmup_steps": 0.25}),
     ("best_needs_evaluation", {**BEST, "save_strategy": "no"}, "eval_strategy", {**BEST, "eval_strategy": "steps"}),
     (
@@ -242,6 +244,12 @@ RUN = [
         ({"save_steps": 1000}, {"max_steps": 20}),
         "save_steps=1000 save_strategy",
         ({"save_steps": 1000, "save_strategy": "no"}, {"max_steps": 20}),
+    ),
+    (
+        "profiled_steps_are_reached",
+        ({"profile": "4-9"}, {"max_steps": 8}),
+        "profile='4-9' 8 num_train_epochs",
+        ({"profile": "4-8"}, {"max_steps": 8}),
     ),
     (
         "evaluation_is_not_delayed_away",

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import trainwright
-from trainwright.errors import NotYetError
 
 from . import doubles
 from .counting import Record, counting_callback, counting_trainer
@@ -19,7 +18,7 @@ FOR_THE_USER = {
     *("log_metrics", "save_metrics", "metrics_format", "save_state", "end", "pop_callback", "remove_callback"),
     "add_callback",  # the original's constructor calls it too, for its progress bar, on a half-made instance
 }
-# Not called unless something of theirs is asked for; they say that it is not there yet.
+# Not called unless something of theirs is asked for: uploads are in tests/hub.
 LATER = {
     *("init_hf_repo", "create_model_card", "push_to_hub", "_push_from_checkpoint"),
     *("hyperparameter_search", "_tune_save_checkpoint"),  # tests/search
@@ -149,19 +148,6 @@ def test_weights_that_do_not_fit_are_told_to_their_hook(tmp_path: Path) -> None:
     doubles.trainer(tmp_path, Hears, model=larger)._load_from_checkpoint(str(tmp_path / "checkpoint-2"))
     assert set(heard[0].missing_keys) == {"more.weight", "more.bias"}
     assert list(heard[0].unexpected_keys) == []
-
-
-LATER_CALLS = {
-    "init_hf_repo": (),
-    "push_to_hub": (),
-    "_push_from_checkpoint": ("checkpoint-1",),
-}
-
-
-@pytest.mark.parametrize(("hook", "arguments"), LATER_CALLS.items(), ids=LATER_CALLS.keys())
-def test_a_hook_of_a_later_version_says_what_is_missing(hook: str, arguments: tuple[Any, ...], tmp_path: Path) -> None:
-    with pytest.raises(NotYetError, match="push_to_hub" if hook == "_push_from_checkpoint" else hook):
-        getattr(doubles.trainer(tmp_path), hook)(*arguments)
 
 
 def test_without_a_trial_the_hooks_of_a_search_do_nothing(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +29,19 @@ def rates(bench: Bench, **settings: Any) -> dict[str, float]:
     """The learning rate of each parameter in a run with a constant one of 0.1."""
     trainer = bench.train(lr_scheduler_type="constant", **settings)
     return {name: trainer.get_optimizer_group(p)["lr"] for name, p in trainer.model.named_parameters()}
+
+
+@shows("profile")
+def the_chosen_steps_are_traced(bench: Bench) -> None:
+    assert not (Path(bench.train().args.output_dir) / "profile").exists()
+    for asked, name in (("2-3", "steps-2-3-rank0"), ("3", "steps-3-5-rank0")):
+        trainer = bench.train(profile=asked, optim="sgd")
+        (path,) = (Path(trainer.args.output_dir) / "profile").iterdir()
+        assert path.name == f"{name}.json.gz"
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        steps = [event for event in events if str(event.get("name", "")).startswith("Optimizer.step#")]
+        assert len(steps) == {"2-3": 2, "3": 3}[asked]
+    assert not bench.changes_weights({"profile": "2-3"})
 
 
 @shows("layerwise_lr_decay")

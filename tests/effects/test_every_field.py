@@ -15,6 +15,7 @@ from . import (  # noqa: F401 -- they fill the table
     distributed_fields,
     evaluation_fields,
     generation_fields,
+    hub_fields,
     length_fields,
     logging_fields,
     missing_fields,

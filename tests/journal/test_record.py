@@ -100,6 +100,23 @@ def test_a_resumed_run_continues_the_journal_with_the_values_of_an_uninterrupted
     assert len((tmp_path / "cut" / record.JOURNAL_NAME).read_text().splitlines()) > len(cut.entries)
 
 
+def test_what_the_package_warns_of_in_a_run_is_written_down_with_its_step(tmp_path: Path) -> None:
+    import logging
+
+    class Warns(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                logging.getLogger("trainwright.somewhere").warning("%s is %s", "the sky", "falling")
+                logging.getLogger("trainwright.somewhere").info("not this")
+                logging.getLogger("another").warning("nor that")
+
+    train(make_trainer(tmp_path / "run", max_steps=3, save_strategy="no", callbacks=[Warns()], log_level="info"))
+    logging.getLogger("trainwright.somewhere").warning("after the run")
+    (warning,) = read(tmp_path / "run").of("warning")
+    assert (warning["step"], warning["text"]) == (2, "the sky is falling")
+    assert warning["source"] == "trainwright.somewhere"
+
+
 def test_the_journal_is_not_touched_between_two_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     monkeypatch.setattr(record, "append", lambda path, line: written.append(json.loads(line)["kind"]))

@@ -64,6 +64,7 @@ from trainwright.assemble.trials import (
     tell_best,
     trial_folder,
 )
+from trainwright.assemble.uploading import hub_client, leave_uploads, make_uploader, result_of, take_up_uploads
 from trainwright.assemble.watching import announce, begin_journal, make_keeper, show_lines, tell_times
 
 __all__ = [
@@ -84,14 +85,17 @@ __all__ = [
     "facts",
     "find_checkpoint",
     "forget_run",
+    "hub_client",
     "initial_state",
     "label_smoother",
+    "leave_uploads",
     "load_rng",
     "loss_rule",
     "make_callbacks",
     "make_engine",
     "make_keeper",
     "make_loader",
+    "make_uploader",
     "manifest_of",
     "name_and_params",
     "new_run_id",
@@ -104,6 +108,7 @@ __all__ = [
     "prepare_output",
     "random_states",
     "restore_callbacks",
+    "result_of",
     "resume_loader",
     "rng_file",
     "rng_name",
@@ -117,6 +122,7 @@ __all__ = [
     "show_lines",
     "smaller_batches",
     "states_of",
+    "take_up_uploads",
     "tell_best",
     "tell_times",
     "train_sampler",

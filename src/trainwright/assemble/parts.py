@@ -13,12 +13,14 @@ from trainwright import model_facts
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.callbacks.preemption import SlurmRequeue
+from trainwright.callbacks.profiling import StepProfiler
 from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
 from trainwright.callbacks.time_limits import TimeLimits
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.writer import Writer
 from trainwright.config import resolve, rules
 from trainwright.config.plans import StepPlan
+from trainwright.config.traced import WARM_UP
 from trainwright.data.workers import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
 from trainwright.engine.peak import supports_bf16, supports_tf32
@@ -70,6 +72,8 @@ def make_callbacks(
                 agree=engine.agree,
             )
         )
+    if (traced := resolve.profiled(args)) is not None:
+        handler.add_callback(StepProfiler(traced.first, traced.num, warm_up=WARM_UP))
     if plan.requeues:
         handler.add_callback(SlurmRequeue)
     handler.add_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)

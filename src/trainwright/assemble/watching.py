@@ -46,7 +46,7 @@ def begin_journal(keeper: JournalKeeper, args: Any, folder: str, run_id: str, *,
             "process": surroundings.process(),
             "plan": dataclasses.asdict(session.plan),
         }
-    keeper.begin(journal, run.state.global_step, checkpoint=session.start.checkpoint, facts=facts)
+    keeper.begin(journal, lambda: run.state.global_step, checkpoint=session.start.checkpoint, facts=facts)
 
 
 def tell_times(args: Any, keeper: JournalKeeper) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import safetensors.torch
 import torch
@@ -26,8 +27,15 @@ OF_TRAINING = (MANIFEST_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, SAFE_
 RESULTS = ("_results.json",)
 
 
-def export_model(checkpoint: Path, folder: Path) -> list[Path]:
-    """Writes the model into `folder` and returns the files; shards become one file.
+class Parts(Protocol):
+    """Reads checkpoints whose weights several processes wrote, each its part."""
+
+    def has_weights(self, folder: Path) -> bool: ...
+    def read_weights(self, folder: Path) -> dict[str, torch.Tensor]: ...
+
+
+def export_model(checkpoint: Path, folder: Path, *, parts: Parts) -> list[Path]:
+    """Writes the model into `folder` and returns the files; shards and parts become one file.
 
     Raises:
         CheckpointNotFoundError: there is no such directory.
@@ -42,7 +50,8 @@ def export_model(checkpoint: Path, folder: Path) -> list[Path]:
         if problem is not None:
             raise CheckpointError(f"{checkpoint}: {problem}. Export another checkpoint.")
     shards, adapters = weight_files(checkpoint), list(_adapters(checkpoint))
-    if not shards and not adapters:
+    in_parts = not shards and parts.has_weights(checkpoint)
+    if not (shards or adapters or in_parts):
         raise CheckpointError(f"{checkpoint} has no weights: neither {SAFE_WEIGHTS_NAME} nor {ADAPTER_WEIGHTS_NAME}.")
     folder.mkdir(parents=True, exist_ok=True)
     for path in [*_settings(checkpoint), *adapters]:
@@ -51,6 +60,9 @@ def export_model(checkpoint: Path, folder: Path) -> list[Path]:
         shutil.copyfile(path, target)
     if shards:
         _merge(shards, folder / SAFE_WEIGHTS_NAME)
+    elif in_parts:
+        weights = parts.read_weights(checkpoint)
+        safetensors.torch.save_file(weights, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 

@@ -58,6 +58,8 @@ class Writer:
         self._buffers = Buffers()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._follow_ups: list[Callable[[bool], None]] | None = None  # of what is under way
+        self._lock = threading.Lock()
 
     def save(
         self,
@@ -124,7 +126,20 @@ class Writer:
             self.sink = AT_ONCE
             self._buffers.end_snapshot()
 
+    def then(self, work: Callable[[bool], None]) -> None:
+        """Calls `work` when what was begun has ended, with whether it is on the disk: at once if it has ended already.
+
+        It is called before the next save begins, so the checkpoint is there as long as `work` lasts.
+        """
+        with self._lock:
+            if self._follow_ups is not None:
+                self._follow_ups.append(work)
+                return
+        work(self._error is None and self.newest is not None)
+
     def _begin(self, work: Callable[[], None]) -> None:
+        self._follow_ups = []
+
         def run() -> None:
             try:
                 _lower_priority()
@@ -133,9 +148,22 @@ class Writer:
                 self._error = error
             finally:
                 self._buffers.give_back()
+                self._follow_up()
 
         self._thread = threading.Thread(target=run, name="checkpoint-writer")  # no daemon: python waits for its end
         self._thread.start()
+
+    def _follow_up(self) -> None:
+        while True:
+            with self._lock:
+                if not self._follow_ups:
+                    self._follow_ups = None
+                    return
+                following = self._follow_ups.pop(0)
+            try:
+                following(self._error is None)
+            except Exception:
+                logger.exception("What follows a checkpoint failed; the checkpoint itself is there.")
 
     def wait(self) -> None:
         """Returns when what was begun is on the disk.

@@ -51,7 +51,10 @@ class FirstLook:
 
 
 def lost(model: Any) -> tuple[str, ...]:
-    """Trainable parameters that have no gradient; none where nobody has one, as another keeps them all."""
-    trainable = [(name, p.grad is None) for name, p in model.named_parameters() if p.requires_grad]
+    """Trainable parameters that have no gradient; none where nobody has one, as another keeps them all.
+
+    One without elements is another process's.
+    """
+    trainable = [(name, p.grad is None) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
     names = tuple(name for name, is_lost in trainable if is_lost)
     return () if len(names) == len(trainable) else names

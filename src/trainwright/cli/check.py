@@ -14,6 +14,7 @@ def check(
     config: Config,
     overrides: Overrides = None,
     memory: Annotated[bool, typer.Option("--memory", help="Also plan the memory of a step.")] = False,
+    prove: Annotated[bool, typer.Option("--prove", help="Also compute in two ways what must be equal.")] = False,
     budget: Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: what there is, as 24GB.")] = None,
 ) -> None:
     """Look for what would go wrong, without training."""
@@ -23,8 +24,11 @@ def check(
 
         tree = read_tree(config, overrides or ())
         recipe = checked(tree, config.absolute().parent)
-        report = make_trainer(recipe, tree, say).check(memory=memory or budget is not None, budget=budget)
-        for line in report.lines():
-            typer.echo(line)
-        if report.worst == "error":
+        trainer = make_trainer(recipe, tree, say)
+        report = trainer.check(memory=memory or budget is not None, budget=budget)
+        typer.echo(str(report))
+        proof = trainer.prove() if prove and report.worst != "error" else None
+        if proof is not None:
+            typer.echo(f"\n{proof}")
+        if report.worst == "error" or (proof is not None and not proof.holds):
             raise typer.Exit(FAILED)

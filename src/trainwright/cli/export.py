@@ -17,7 +17,8 @@ def export(
     """Write the model of a checkpoint alone, for from_pretrained."""
     with reporting():
         from trainwright.checkpoint.export import export_model
+        from trainwright.engine import parts
 
-        written = export_model(checkpoint, folder)
+        written = export_model(checkpoint, folder, parts=parts)
         size = sum(path.stat().st_size for path in written)
         typer.echo(f"Written: {folder}, {len(written)} files, {size / 1e6:.1f} MB")

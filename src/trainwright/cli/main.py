@@ -11,6 +11,7 @@ from trainwright.cli.compare import compare
 from trainwright.cli.env import env
 from trainwright.cli.export import export
 from trainwright.cli.init import init
+from trainwright.cli.push import push
 from trainwright.cli.report import report
 from trainwright.cli.resume import resume
 from trainwright.cli.runs import runs
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 for _command in (init, check, train, resume, runs, report, compare, verify, export, env):
     app.command()(_command)
+app.command(hidden=True)(push)  # the message that names it is enough; the help fits a screen
 
 
 def _version(is_asked: bool) -> None:

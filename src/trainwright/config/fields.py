@@ -353,6 +353,9 @@ class OurFields:
         False,
         "Random draws in samples and the collator depend on seed, epoch and sample only, not on the number of workers.",
     )
+    profile: str | None = option(  # numbers too; argument parsers want one type that text converts to
+        None, "Trace steps with torch's profiler into output_dir/profile: '10-15', or so many after the first two."
+    )
     shuffle_method: str = option(
         "auto",
         "Shuffling: permutation (an array of indices), feistel (computed, no memory), auto (that above 2^24 rows).",

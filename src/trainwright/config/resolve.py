@@ -25,6 +25,7 @@ from trainwright.config.plans import (
     PrecisionPlan,
     SamplingPlan,
 )
+from trainwright.config.traced import Traced, traced_steps
 from trainwright.errors import ArgumentError
 
 
@@ -195,6 +196,11 @@ def checkpoint(args: Any) -> CheckpointPlan:
         saves_on_exception=bool(getattr(args, "save_on_exception", False)),
         requeues=requeues,
     )
+
+
+def profiled(args: Any) -> Traced | None:
+    """The steps to trace; None where nobody asked."""
+    return None if getattr(args, "profile", None) is None else traced_steps(args.profile)
 
 
 def evaluation(args: Any) -> EvalPlan:

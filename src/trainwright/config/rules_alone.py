@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
+from trainwright.config.traced import traced_steps
+
 Rule = Callable[[Any], "str | None"]
 RULES: list[Rule] = []
 DEFAULT_BATCH_SIZE = 8  # of per_device_train_batch_size: nobody chose it
@@ -52,6 +54,14 @@ def _interval(args: Any, what: str) -> str | None:
     if steps > 1 and steps != int(steps):
         return f"{what}_steps={steps!r}: a number of steps is whole; only a share of all steps, below 1, is not."
     return None
+
+
+@rule
+def profiled_steps(args: Any) -> str | None:
+    try:
+        return None if getattr(args, "profile", None) is None else traced_steps(args.profile) and None
+    except ValueError as error:
+        return f"profile: {error}"
 
 
 @rule

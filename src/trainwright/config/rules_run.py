@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.config.help import defaults_of
+from trainwright.config.traced import traced_steps
 
 BY_LENGTH = ("group_by_length", "batch_rebalance")
 # Schedules whose rate at a step is the same however long the run is.
@@ -132,6 +133,19 @@ def _never(args: Any, facts: Facts, what: str) -> str | None:
     return (
         f"{what}_steps={steps} is never reached in a run of {facts.max_steps} steps ({_length_field(args)}). "
         f"Lower {what}_steps (below 1 it is a share of all steps), or set {what}_strategy='epoch' or 'no'."
+    )
+
+
+@rule
+def profiled_steps_are_reached(args: Any, facts: Facts) -> str | None:
+    if facts.max_steps is None or getattr(args, "profile", None) is None:
+        return None
+    last = traced_steps(args.profile).last
+    if last is None or last <= facts.max_steps:
+        return None
+    return (
+        f"profile={args.profile!r} names steps beyond the run of {facts.max_steps} steps ({_length_field(args)}). "
+        "Name earlier ones."
     )
 
 

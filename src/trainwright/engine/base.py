@@ -91,6 +91,11 @@ class Engine(ABC):
         """Around `model.generate`; gives the keywords that it needs where processes hold parts of the model."""
         return nullcontext({})
 
+    @property
+    def trains_bare(self) -> bool:
+        """Whether a model can be run and differentiated as it is, before `setup`: what a rehearsal of a step needs."""
+        return False
+
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     @property

@@ -34,6 +34,10 @@ class SingleEngine(Engine):
         self._updates = Updates(getattr(self.accelerator, "scaler", None))
         apply_tf32(plan.precision)
 
+    @property
+    def trains_bare(self) -> bool:
+        return not self._is_fp8  # which exchanges layers at setup
+
     def place(self, model: nn.Module) -> nn.Module:
         return model.to(self.device)
 

@@ -10,7 +10,7 @@ from trainwright import assemble
 from trainwright.checkpoint import items, weights
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.facade.report import ReportHooks
+from trainwright.facade.hub import HubHooks
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _SAVING_HOOKS = (
 )  # fmt: skip
 
 
-class CheckpointHooks(ReportHooks):
+class CheckpointHooks(HubHooks):
     """Writes and reads checkpoints; the store decides where, the engine how."""
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -33,8 +33,11 @@ class CheckpointHooks(ReportHooks):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Writes `checkpoint-<step>` as a whole or not at all, then deletes what `save_total_limit` allows."""
         self.store_flos()
-        self._write_checkpoint(CheckpointStore(self._get_output_dir(trial)), in_background=self._saves_in_background())
+        store = CheckpointStore(self._get_output_dir(trial))
+        self._write_checkpoint(store, in_background=self._saves_in_background())
         self._run.saved_step = self._writer.newest
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(store.path(self.state.global_step)))
 
     def _write_checkpoint(self, store: CheckpointStore, *, in_background: bool) -> None:
         step = self.state.global_step
@@ -89,12 +92,15 @@ class CheckpointHooks(ReportHooks):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Writes the model so that `from_pretrained` loads it, with the processing class and the arguments.
 
-        Every process calls it where several hold parts of the model.
+        Every process calls it where several hold parts of the model. With `push_to_hub` what the user saves goes to
+        the Hub too.
         """
         folder = self.args.output_dir if output_dir is None else output_dir
-        in_parts = _internal_call and self._engine.writes_parts
+        in_parts = _internal_call and output_dir is not None and self._engine.writes_parts
         whole = {} if in_parts else self._engine.whole_weights(self.model)
         self._save(folder) if whole is None else self._save(folder, state_dict=dict(whole))
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = Path(self.args.output_dir if output_dir is None else output_dir)

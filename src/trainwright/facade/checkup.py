@@ -58,7 +58,11 @@ class CheckHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
         """What watches the first step of a run; it has looked at what is known before it."""
         if not getattr(self.args, "preflight", True):
             return NO_LOOK
-        facts = self._facts(self._plan, self._get_output_dir(trial), optimizer=self.optimizer, is_brief=True)
+        try:
+            facts = self._facts(self._plan, self._get_output_dir(trial), optimizer=self.optimizer, is_brief=True)
+        except Exception as error:  # a look must never be what ends a run
+            logger.info("The first step is not looked at: %s: %s", type(error).__name__, error)
+            return NO_LOOK
         look = FirstLook(facts, self._tell)
         look.start()
         return look
@@ -66,7 +70,7 @@ class CheckHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
     def _facts(self, plan: StepPlan | None, folder: str, *, optimizer: Any, is_brief: bool) -> Facts:
         saves, device = self.args.should_save, self._engine.device
         optimizer_bytes = 0 if self.args.save_only_model else space.estimated_optimizer_bytes(self.model)
-        is_comparable = not steps_in_backward(self.args) and self._engine.num_processes == 1
+        is_comparable = not steps_in_backward(self.args) and self._engine.trains_bare
         return Facts(
             args=self.args,
             model=self.model,
@@ -81,7 +85,7 @@ class CheckHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
             checkpoint_bytes=space.weights_bytes(self.model) + optimizer_bytes,
             free_bytes=space.free_bytes(Path(folder)),
             supports_bf16=supports_bf16(device),
-            max_elements=MAX_ELEMENTS if is_brief else None,
+            max_elements=0 if self._engine.holds_parts else MAX_ELEMENTS if is_brief else None,
             is_brief=is_brief,
         )
 

@@ -14,7 +14,6 @@ from trainwright import assemble, model_facts
 from trainwright.config import resolve
 from trainwright.engine.precision import eval_precision
 from trainwright.errors import EvaluationMemoryError, MetricError
-from trainwright.facade.absent import AbsentHooks
 from trainwright.facade.report import ReportHooks
 from trainwright.facade.step import StepHooks
 from trainwright.loop import evaluate as eval_loop
@@ -31,7 +30,7 @@ from trainwright.types import Batch
 QUIET = Quiet()
 
 
-class EvaluationHooks(StepHooks, ReportHooks, AbsentHooks):
+class EvaluationHooks(StepHooks, ReportHooks):
     """Runs the model over data without training it, and judges the result."""
 
     @property

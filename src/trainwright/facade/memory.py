@@ -38,9 +38,10 @@ def plan_memory(trainer: Any, budget: int | float | str | None) -> MemoryPlan:  
     Raises:
         ArgumentError: several processes train, or there is nothing to train on.
     """
-    if trainer._engine.num_processes > 1 or trainer.train_dataset is None:
+    if not trainer._engine.trains_bare or trainer.train_dataset is None:
         raise ArgumentError(
-            "The memory plan is made of a trainer with a train_dataset in one process. Start it without a launcher."
+            "The memory plan needs a trainer with a train_dataset, in one process that holds the whole model. Start "
+            "it without a launcher, and without settings that share the model out or exchange its layers."
         )
     device = trainer._engine.device
     limit = parse_size(budget) if budget is not None else _memory_of(device)

@@ -14,6 +14,7 @@ from trainwright.checkpoint.writer import Writer
 from trainwright.config.plans import StepPlan
 from trainwright.engine.base import Engine
 from trainwright.engine.precision import DTYPES
+from trainwright.hub.uploader import Uploader
 from trainwright.journal.keeper import JournalKeeper
 from trainwright.loop.loss_scale import LossRule
 from trainwright.loop.session import Session
@@ -69,6 +70,7 @@ class Parts:
     _trial: Any
     _search: Searching | None
     push_in_progress: Any
+    save_model: Callable[..., None]
 
     _engine: Engine
     _run: RunState
@@ -79,6 +81,7 @@ class Parts:
     _session: Session
     _data_wait: DataWait
     _writer: Writer
+    _uploader: Uploader | None
     _plan: StepPlan | None
     _journal: JournalKeeper
     _loader: Any

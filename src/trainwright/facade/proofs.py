@@ -77,7 +77,7 @@ def _quietly(trainer: Any) -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-        if trainer._engine.num_processes == 1:
+        if trainer._engine.trains_bare:
             assemble.make_engine(trainer.args)
 
 
@@ -87,8 +87,7 @@ def short_twin(trainer: Any, folder: str, *, has_dropout: bool = True, **setting
     Raises:
         ModelError: there is no memory for it, or it is one of several processes.
     """
-    if trainer._engine.num_processes > 1:
-        raise ModelError("this process is one of several; start the script without a launcher")
+    _check_alone(trainer)
     size = assemble.num_bytes(trainer.model) * COPIES
     if trainer._engine.device.type == "cpu" and size > available_bytes():
         raise ModelError(f"{COPIES} copies of the weights do not fit into memory")
@@ -103,6 +102,14 @@ def short_twin(trainer: Any, folder: str, *, has_dropout: bool = True, **setting
     twin.create_accelerator_and_postprocess()
     assemble.seed_everything(twin.args)
     return twin
+
+
+def _check_alone(trainer: Any) -> None:
+    if not trainer._engine.trains_bare:
+        raise ModelError(
+            "it needs one process that holds the whole model; start without a launcher and without settings that share "
+            "the model out or exchange its layers"
+        )
 
 
 def resume(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
@@ -191,7 +198,7 @@ def evaluation(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
 
 
 def processes(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
-    alone: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    alone: dict[str, Any] = {"per_device_train_batch_size": WINDOW, "gradient_accumulation_steps": 1}
     together = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     if trainer.optimizer is not None and not trainer._created_lr_scheduler:
         raise ModelError("optimizers=(...) holds parameters of this process; pass optimizer_cls_and_kwargs instead")
@@ -216,6 +223,7 @@ def processes(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
 
 def _recipe(trainer: Any, sizes: dict[str, Any]) -> dict[str, Any]:
     """How another process makes this trainer, on the CPU and without what a short run has no use for."""
+    _check_alone(trainer)
     if not has_length(trainer.train_dataset) or len(trainer.train_dataset) < WINDOW:
         raise ModelError(f"the training data have no {WINDOW} samples that can be taken in order")
     settings = SHORT | IN_ORDER | sizes | {"use_cpu": True, "bf16": False, "fp16": False, "log_level": "error"}

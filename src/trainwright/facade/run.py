@@ -129,6 +129,7 @@ class RunHooks(CheckHooks):
         assemble.begin_journal(
             self._journal, args, folder, self._run_id, session=self._session, run=self._run, datasets=datasets
         )
+        assemble.take_up_uploads(self._uploader)
         fit(self._session, self._run, self, eval_on_start=args.eval_on_start)
         return self._finalize_training(trial, plan.num_train_samples, self._run.start_time)
 

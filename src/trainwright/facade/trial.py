@@ -86,7 +86,7 @@ def _batches(twin: Any) -> list[Batch]:
 
 def _tried(twin: Any, facts: Facts) -> Facts:
     """With what a forward and a backward pass over the batches show; no update is made."""
-    if twin._engine.num_processes > 1 or (steps_in_backward(twin.args) and twin.optimizer is not None):
+    if not twin._engine.trains_bare or (steps_in_backward(twin.args) and twin.optimizer is not None):
         return facts
     try:
         with twin._engine.mixed_precision(twin.model, keeps_outputs=twin._uses_outputs()):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from trainwright.journal.record import Journal, NullJournal
@@ -20,11 +22,16 @@ class JournalKeeper:
     def __init__(self, clock: Clock) -> None:
         self.journal: Journal = NullJournal()
         self._clock = clock
+        self._warnings = Warnings(self)
+        self.step_now: Callable[[], int] = int
 
-    def begin(self, journal: Journal, step: int, *, checkpoint: str | None, facts: dict[str, Any]) -> None:
-        """A run starts, or goes on from a checkpoint at `step`; `facts` describe it."""
-        self.journal = journal
-        journal.write("start" if checkpoint is None else "resume", step=step, checkpoint=checkpoint, **facts)
+    def begin(
+        self, journal: Journal, step_now: Callable[[], int], *, checkpoint: str | None, facts: dict[str, Any]
+    ) -> None:
+        """A run starts, or goes on from a checkpoint; `facts` describe it, `step_now` says how far it is."""
+        self.journal, self.step_now = journal, step_now
+        journal.write("start" if checkpoint is None else "resume", step=step_now(), checkpoint=checkpoint, **facts)
+        self._warnings.listen()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         values = dict(kwargs["logs"])
@@ -42,6 +49,7 @@ class JournalKeeper:
 
     def end(self) -> dict[str, float]:
         """Everything is done, the callbacks' last event too; returns where the time went."""
+        self._warnings.stop()
         seconds = self._clock.read()
         self.journal.write("time", time_by_phase=summary(seconds))
         return seconds
@@ -55,3 +63,23 @@ class JournalKeeper:
     def incident(self, step: int, text: str) -> None:
         """Something that a person should know of."""
         self.journal.write("incident", step=step, text=text)
+
+
+class Warnings(logging.Handler):
+    """Writes down what the package warns of while a run lasts, from whichever thread."""
+
+    def __init__(self, keeper: JournalKeeper) -> None:
+        super().__init__(logging.WARNING)
+        self._keeper = keeper
+        self._logger = logging.getLogger(__name__.partition(".")[0])
+
+    def listen(self) -> None:
+        self.stop()
+        self._logger.addHandler(self)
+
+    def stop(self) -> None:
+        self._logger.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        keeper = self._keeper
+        keeper.journal.write("warning", step=keeper.step_now(), text=record.getMessage(), source=record.name)

@@ -58,9 +58,9 @@ class FileJournal:
             with self._lock:
                 append(self.path, line)
         except (OSError, ValueError, TypeError) as error:
-            if not self._has_failed:
+            is_first, self._has_failed = not self._has_failed, True  # set first: a warning is an entry itself
+            if is_first:
                 logger.warning("%s cannot be written, so this run is not recorded there: %s", self.path, error)
-            self._has_failed = True
 
 
 def append(path: Path, line: str) -> None:

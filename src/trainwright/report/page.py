@@ -24,6 +24,10 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } pre { over
 .incident { color: #a00; } td { overflow-wrap: anywhere; }
 """
 
+# The page sends nothing anywhere, so the library's button that uploads a chart to its maker's cloud is not on it.
+CONFIG = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": "",
+          "modeBarButtonsToRemove": ["sendChartToCloud", "sendDataToCloud", "select2d", "lasso2d"]}  # fmt: skip
+
 Curve = tuple[str, Sequence[float], Sequence[float]]  # name, steps, values
 
 
@@ -96,7 +100,7 @@ def figure(title: str, curves: Sequence[Curve], *, is_first: bool, marks: Sequen
         title=title, xaxis_title="step", hovermode="x unified", height=380, template="plotly_white", showlegend=True,
         updatemenus=[{"buttons": smoothing, "x": 0.8, "y": 1.2}, {"buttons": scales, "x": 1.0, "y": 1.2}],
     )  # fmt: skip
-    return str(to_html(chart, include_plotlyjs=is_first, full_html=False, config={"displaylogo": False}))
+    return str(to_html(chart, include_plotlyjs=is_first, full_html=False, config=CONFIG))
 
 
 def smoothed(values: Sequence[float], strength: float) -> list[float | None]:

@@ -1,0 +1,67 @@
+"""StepProfiler: traces chosen steps with torch's profiler, into a file that chrome://tracing and Perfetto show."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from trainwright.callbacks.base import TrainerCallback
+from trainwright.state.control import TrainerControl
+from trainwright.state.trainer_state import TrainerState
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "profile"
+
+
+class StepProfiler(TrainerCallback):
+    """Writes `output_dir/profile/steps-<first>-<last>-rank<n>.json.gz`.
+
+    Args:
+        first: optimizer step of the run, from 1; None for the one after `warm_up` steps of each training.
+        num: how many steps.
+    """
+
+    def __init__(self, first: int | None, num: int, *, warm_up: int = 2) -> None:
+        self._asked, self._num, self._warm_up = first, num, warm_up
+        self._first = 0
+        self._profiler: Any = None  # torch.profiler.profile while it traces
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._first = state.global_step + self._warm_up + 1 if self._asked is None else self._asked
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step + 1 == self._first:
+            from torch.profiler import profile
+
+            self._profiler = profile(record_shapes=True, profile_memory=True)
+            self._profiler.start()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._profiler is not None and state.global_step >= self._first + self._num - 1:
+            self._write(args, state)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._write(args, state)
+        if state.global_step < self._first:
+            logger.warning("Nothing was traced: the training ended after step %d, before step %d (profile).",
+                           state.global_step, self._first)  # fmt: skip
+
+    def on_exception(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._write(args, state)
+
+    def _write(self, args: Any, state: TrainerState) -> None:
+        """Ends the trace, if one is under way, and writes what it has."""
+        if self._profiler is None:
+            return
+        profiler, self._profiler = self._profiler, None
+        name = f"steps-{self._first}-{state.global_step}-rank{args.process_index}.json.gz"
+        path = Path(args.output_dir) / FOLDER / name
+        try:
+            profiler.stop()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(path))
+            logger.info("Traced steps %d to %d: %s.", self._first, state.global_step, path)
+        except (OSError, RuntimeError) as error:
+            logger.warning("The trace of steps %d to %d is lost: %s.", self._first, state.global_step, error)

@@ -1,0 +1,61 @@
+"""The few calls to the Hub that a training makes, through huggingface_hub. Nothing here knows what a training is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MAIN = (None, "main")
+
+
+class HubClient:
+    """Repositories and commits, with a token of the caller's or that of the login."""
+
+    def __init__(self, token: str | None = None) -> None:
+        self.token = token
+
+    def make_repo(self, name: str, *, private: bool | None = None, revision: str | None = None) -> str:
+        """Makes the repository, and the branch if one is named, unless they are there; returns its full name."""
+        from huggingface_hub import HfApi
+
+        api = HfApi(library_name="trainwright")
+        repo = str(api.create_repo(name, token=self.token, private=private, exist_ok=True).repo_id)
+        if revision not in MAIN and not str(revision).startswith("refs/"):
+            api.create_branch(repo, branch=str(revision), token=self.token, exist_ok=True)
+        return repo
+
+    def commit(self, repo: str, files: Mapping[str, Path], *, message: str, revision: str | None = None) -> Any:
+        """Uploads files (path in the repository -> file) as one commit: all of them become visible, or none does."""
+        from huggingface_hub import CommitOperationAdd, HfApi
+
+        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path)) for name, path in files.items()]
+        return HfApi(library_name="trainwright").create_commit(
+            repo, added, commit_message=message, token=self.token, revision=revision
+        )
+
+
+def is_for_good(error: BaseException) -> bool:
+    """Whether trying again is no use: the service has answered that it will not, or the name cannot be one."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(error, HfHubHTTPError):
+        status = getattr(error.response, "status_code", 500)
+        return 400 <= status < 500 and status not in (408, 409, 412, 425, 429)
+    return isinstance(error, ValueError)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Hides the client's progress bars, which would be drawn over the training's."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

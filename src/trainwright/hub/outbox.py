@@ -1,0 +1,134 @@
+"""What is still to be uploaded: each upload a directory of its own, so that the next run finds what a killed one left.
+
+The files are links to those of a checkpoint (copies where links cannot be, and of files that may change), so neither
+later saves nor the deletion of old checkpoints alter what will be uploaded. Nothing here knows the network.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trainwright.types import read_json, write_text
+
+logger = logging.getLogger(__name__)
+
+OUTBOX_NAME = "_uploads"  # names that begin with an underscore are never uploaded
+TICKET_NAME = "upload.json"
+FILES_NAME = "files"
+PARTIAL = ".partial"
+TICKET_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ticket:
+    """Where an upload goes, and under which words.
+
+    Attributes:
+        repo: repository; None while its owner's name is not known, since the service was away.
+        path: directory in the repository; empty: its root.
+        revision: branch; None: the main one.
+        message: of the commit.
+        step: optimizer step that the files are of.
+    """
+
+    repo: str | None
+    path: str = ""
+    revision: str | None = None
+    message: str = ""
+    step: int = 0
+
+    @property
+    def place(self) -> tuple[str | None, str]:
+        """Where it lies in the end: a later upload to the same place makes an earlier one unnecessary."""
+        return self.revision, self.path
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A directory of files, and its ticket."""
+
+    folder: Path
+    ticket: Ticket
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """Path in the upload -> file."""
+        root = self.folder / FILES_NAME
+        return {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+class Outbox:
+    """The uploads that wait in an output directory, oldest first."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.folder = Path(root) / OUTBOX_NAME
+        self._numbers = itertools.count()
+
+    def put(self, ticket: Ticket, *, linked: Mapping[str, Path], copied: Mapping[str, Path] | None = None) -> Upload:
+        """Adds an upload: there as a whole, or not at all.
+
+        Args:
+            linked: files that nobody changes any more, by their path in the upload.
+            copied: files that somebody may change.
+        """
+        name = f"{time.time_ns():020d}-{next(self._numbers)}"
+        partial, final = self.folder / f"{name}{PARTIAL}", self.folder / name
+        for path, source in {**(copied or {}), **linked}.items():
+            target = partial / FILES_NAME / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _link(source, target) if path in linked else shutil.copyfile(source, target)
+        partial.mkdir(parents=True, exist_ok=True)
+        write_text(partial / TICKET_NAME, json.dumps(asdict(ticket)))
+        partial.rename(final)
+        return Upload(final, ticket)
+
+    def waiting(self) -> list[Upload]:
+        """All that is to be uploaded; what a process left half-made when it was killed is not."""
+        found = []
+        for folder in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
+            if folder.name.endswith(PARTIAL):
+                continue
+            try:
+                found.append(Upload(folder, Ticket(**read_json(folder / TICKET_NAME, max_bytes=TICKET_BYTES))))
+            except (OSError, ValueError, TypeError) as error:
+                logger.warning("%s is no upload that can be read, and is left where it is: %s", folder, error)
+        return found
+
+    def remove(self, uploads: Iterable[Upload]) -> None:
+        for upload in uploads:
+            shutil.rmtree(upload.folder, ignore_errors=True)
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def clean(self) -> None:
+        """Removes what was left half-made; only when no other process works here."""
+        for folder in self.folder.glob(f"*{PARTIAL}"):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.remove(())
+
+
+def superseded(uploads: Iterable[Upload]) -> list[Upload]:
+    """Those after which another one goes to the same place."""
+    ordered = list(uploads)
+    return [one for i, one in enumerate(ordered) if any(is_over(one, later.ticket) for later in ordered[i + 1 :])]
+
+
+def is_over(upload: Upload, later: Ticket) -> bool:
+    """Whether a later upload puts its files where this one would."""
+    mine = upload.ticket
+    return mine.place == later.place and (mine.repo is None or later.repo is None or mine.repo == later.repo)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)

@@ -1,0 +1,235 @@
+"""Uploader: what a run uploads, when, and what becomes of an upload that fails. It never ends or holds up a training.
+
+Every upload waits in the outbox until the Hub has it. One is in flight at a time. What is saved meanwhile, and what
+failed, is made up for when the training ends, the newest of each place alone; what still fails then waits for the next
+training in the same directory, or for `trainwright push`.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from trainwright.hub import contents
+from trainwright.hub.client import HubClient, is_for_good, without_bars
+from trainwright.hub.lane import Lane, PushInProgress
+from trainwright.hub.outbox import Outbox, Ticket, Upload, is_over, superseded
+
+logger = logging.getLogger(__name__)
+
+WhenThere = Callable[[Callable[[bool], None]], None]  # calls back when a checkpoint is there, or never will be
+Tell = Callable[..., None]
+
+
+class Uploader:
+    """Uploads what lies in one output directory to one repository.
+
+    Args:
+        root: the output directory.
+        name: repository, with or without its owner.
+        tell: gets what happens, for the journal: the step, where to, and what came of it.
+
+    Attributes:
+        repo: full name of the repository, once the Hub has told it.
+        progress: the uploads under way.
+    """
+
+    def __init__(
+        self, root: str | Path, name: str, *, client: HubClient, private: bool | None = None,
+        revision: str | None = None, tell: Tell = lambda **values: None,
+    ) -> None:  # fmt: skip
+        self.repo: str | None = None
+        self.progress = PushInProgress()
+        self._root, self._name = Path(root), name
+        self._client, self._private, self._revision = client, private, revision
+        self._outbox, self._lane, self._tell = Outbox(root), Lane(), tell
+        self._in_lane: set[Path] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        return not self.progress.is_done()
+
+    def open(self) -> str:
+        """Makes the repository if need be, and returns its name; the short one where the Hub is away.
+
+        Raises:
+            HfHubHTTPError: the Hub refuses: no login, no permission.
+            ValueError: the name cannot be one.
+        """
+        try:
+            return self._repo()
+        except Exception as error:
+            if is_for_good(error):
+                raise
+            logger.warning(
+                "The Hub cannot be reached (%s). Training goes on; uploads wait in %s and are tried again when it "
+                "ends.", _words(error), self._outbox.folder,
+            )  # fmt: skip
+            return self._name
+
+    def _repo(self) -> str:
+        if self.repo is None:
+            self.repo = self._client.make_repo(self._name, private=self._private, revision=self._revision)
+        return self.repo
+
+    def take_up(self) -> None:
+        """Sends what an earlier training in this directory could not."""
+        self._outbox.clean()
+        self._tidy()
+        self.progress = PushInProgress([self._submit(upload) for upload in self._outbox.waiting()])
+
+    def push_checkpoint(
+        self, checkpoint: Path, *, strategy: str, message: str, step: int, when_there: WhenThere, starts: bool
+    ) -> None:
+        """Uploads the model of a checkpoint, and by strategy the checkpoint, as soon as its files are there.
+
+        Args:
+            starts: whether it is sent now; if not, it waits for the end of the training.
+        """
+        path = contents.path_of_checkpoint(strategy, checkpoint)
+        jobs: list[Future[Any]] = [Future() for _ in range(1 if path is None else 2)] if starts else []
+        self.progress = self.progress if self.is_busy else PushInProgress()
+        self.progress.jobs += jobs
+
+        def ready(is_there: bool) -> None:
+            uploads = self._stage(checkpoint, path, message=message, step=step) if is_there else []
+            for job, upload in zip(jobs, uploads, strict=False):
+                self._submit(upload, job)
+            for job in jobs[len(uploads) :]:
+                job.cancel()
+            self._tidy()
+
+        when_there(ready)
+
+    def _stage(self, checkpoint: Path, path: str | None, *, message: str, step: int) -> list[Upload]:
+        """Puts the files into the outbox, and those of the model beside the checkpoints too."""
+        try:
+            model = contents.model_files(checkpoint)
+            ticket = Ticket(repo=self.repo, revision=self._revision, message=message, step=step)
+            others = {name: file for name, file in contents.root_files(self._root).items() if name not in model}
+            staged = [self._outbox.put(ticket, linked=model, copied=others)]
+            if path is not None:
+                words = f"{message}, checkpoint"
+                whole = Ticket(repo=self.repo, path=path, revision=self._revision, message=words, step=step)
+                staged.append(self._outbox.put(whole, linked=contents.files_below(checkpoint)))
+            for name, file in model.items():
+                _copy_whole(file, self._root / name)
+            return staged
+        except Exception as error:
+            logger.warning("Step %d cannot be prepared for the Hub: %s. Its checkpoint is in %s.", step, _words(error),
+                           checkpoint)  # fmt: skip
+            return []
+
+    def _submit(self, upload: Upload, job: Future[Any] | None = None) -> Future[Any]:
+        self._in_lane.add(upload.folder)
+        return self._lane.submit(lambda: self._send(upload), job)
+
+    def _tidy(self) -> None:
+        """Forgets what nobody needs any more: a newer upload to the same place waits, and it is not under way."""
+        self._outbox.remove(one for one in superseded(self._outbox.waiting()) if one.folder not in self._in_lane)
+
+    def _send(self, upload: Upload) -> Any:
+        """Uploads, and forgets the files; those that fail stay in the outbox."""
+        ticket = upload.ticket
+        prefix = f"{ticket.path}/" if ticket.path else ""
+        try:
+            with without_bars():
+                files = {f"{prefix}{name}": path for name, path in upload.files.items()}
+                done = self._client.commit(
+                    ticket.repo or self._repo(), files, message=ticket.message, revision=ticket.revision
+                )
+        except Exception as error:
+            logger.warning("The upload of %r failed: %s. Training goes on; it is tried again when it ends.",
+                           ticket.message, _words(error))  # fmt: skip
+            self._tell(step=ticket.step, message=ticket.message, path=ticket.path, error=_words(error))
+            raise
+        finally:
+            self._in_lane.discard(upload.folder)
+        self._forget(ticket, before=upload.folder.name)
+        self._outbox.remove([upload])
+        self._tell(step=ticket.step, message=ticket.message, path=ticket.path, commit=getattr(done, "oid", None))
+        return done
+
+    def _forget(self, sent: Ticket, *, before: str) -> None:
+        """What went to the same place and is older must not go there any more."""
+        older = (one for one in self._outbox.waiting() if one.folder.name < before and is_over(one, sent))
+        self._outbox.remove(one for one in older if one.folder not in self._in_lane)
+
+    def push_root(self, message: str | None, *, client: HubClient | None = None, revision: str | None = None,
+                  holds: bool = False, step: int = 0) -> Future[Any]:  # fmt: skip
+        """Uploads the output directory.
+
+        Args:
+            client: with another token than the run's.
+            holds: keep a copy until the Hub has it: training goes on meanwhile and changes the files.
+        """
+        revision = self._revision if revision is None else revision
+        ticket = Ticket(repo=self.repo, revision=revision, message=message or "Upload model", step=step)
+        if holds:
+            return self._submit(self._outbox.put(ticket, linked={}, copied=contents.root_files(self._root)))
+        files, now = contents.root_files(self._root), f"{time.time_ns():020d}"
+
+        def send() -> Any:
+            done = (client or self._client).commit(self._repo(), files, message=ticket.message, revision=revision)
+            self._forget(ticket, before=now)
+            return done
+
+        return self._lane.submit(send)
+
+    def finish(self, *, unless: Callable[[], bool] = bool) -> list[Upload]:
+        """Waits for what is under way and makes up for what was put off or failed; returns what the Hub lacks still.
+
+        Returns at once when `unless` says so.
+        """
+        if self.is_busy:
+            logger.info("Waiting for an upload to the Hub.")
+            self.progress.wait_until_done(unless=unless)
+        if not unless():
+            self._tidy()
+            for upload in self._outbox.waiting():
+                job = self._submit(upload)
+                self.progress = PushInProgress([job])
+                if not self.progress.wait_until_done(unless=unless):
+                    break
+                error = job.exception()
+                if error is not None and not is_for_good(error):
+                    break  # it is away: it will be for the next one too
+        left = self._outbox.waiting()
+        if left:
+            logger.warning("%s", listed(left, self._root))
+        return left
+
+    def abandon(self) -> None:
+        """Nobody has time to wait any more: what is not uploaded stays in the outbox."""
+        self._lane.abandon()
+
+
+def listed(uploads: list[Upload], root: Path) -> str:
+    """What a person should know of uploads that wait."""
+    lines = [f"  {upload.ticket.message!r} -> {upload.ticket.path or 'the root'} of {upload.ticket.repo or 'the '}"
+             f"{'' if upload.ticket.repo else 'repository'}" for upload in uploads]  # fmt: skip
+    return (
+        f"The Hub does not have {len(uploads)} upload(s) yet; their files are in {root / '_uploads'}:\n"
+        + "\n".join(lines)
+        + f"\nSend them with `trainwright push {root}`; the next training with this output_dir does too."
+    )
+
+
+def _copy_whole(source: Path, target: Path) -> None:
+    """Copies; a reader finds the old file or the new one."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.copyfile(source, partial)
+    partial.replace(target)
+
+
+def _words(error: BaseException) -> str:
+    """An error in one line, with what caused it; clients add lines of advice."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return said if error.__cause__ is None else f"{said} ({_words(error.__cause__)})"

@@ -1,0 +1,100 @@
+"""A training that is killed while it uploads: the next one brings the Hub all that the dead one could not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainwright.hub.outbox import Outbox
+
+from .server import TOKEN, Gate, Hub, commits, running
+from .test_push import below, whole
+
+VICTIM = Path(__file__).with_name("victim.py")
+STEPS = 4
+
+
+@pytest.fixture
+def other() -> Iterator[Hub]:
+    """A Hub for other processes; nothing of this one asks it."""
+    with running() as one:
+        yield one
+
+
+def start(hub: Hub, folder: Path, *, steps: int) -> subprocess.Popen[str]:
+    settings = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
+                "PYTHONPATH": str(Path(__file__).parents[2] / "src")}  # fmt: skip
+    return subprocess.Popen([sys.executable, str(VICTIM), str(folder), str(steps)], env={**os.environ, **settings},
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+
+
+def copies(folder: Path) -> dict[str, dict[str, bytes]]:
+    """What waits for the Hub, by where it is to go."""
+    return {one.ticket.path: {name: path.read_bytes() for name, path in one.files.items()}
+            for one in Outbox(folder).waiting()}  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_what_a_killed_training_had_not_uploaded_comes_with_the_next(
+    number: signal.Signals, other: Hub, tmp_path: Path
+) -> None:
+    """The first commit hangs for ever, so all checkpoints wait; rotation deletes the older one meanwhile."""
+    gate, folder = Gate(), tmp_path / "run"
+    is_dead = threading.Event()
+
+    def hangs(method: str, path: str) -> int | None:
+        if commits(method, path) and not is_dead.is_set():
+            gate.is_reached.set()
+            is_dead.wait(100)
+            return 500
+        return None
+
+    other.fault = hangs
+    process = start(other, folder, steps=1000)
+    try:
+        assert gate.is_reached.wait(100)
+        while len(copies(folder)) < 3:  # the model, and two checkpoints
+            assert process.poll() is None, process.stdout and process.stdout.read()
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number), output
+    is_dead.set()
+    waiting = copies(folder)
+    assert len(waiting) >= 3
+    last = max(int(path.name.partition("-")[2]) for path in folder.glob("checkpoint-*"))
+    following = start(other, folder, steps=last + 2)
+    output, _ = following.communicate(timeout=110)
+    assert following.returncode == 0, output
+    files = other.only().branches["main"]
+    for path, expected in waiting.items():
+        assert path == "" or below(files, path) == expected
+    assert below(files, f"checkpoint-{last + 2}") == whole(folder / f"checkpoint-{last + 2}")
+    assert files["model.safetensors"] == (folder / f"checkpoint-{last + 2}" / "model.safetensors").read_bytes()
+    assert Outbox(folder).waiting() == []
+
+
+def test_the_end_of_a_script_waits_for_an_upload_that_is_left_to_itself(other: Hub, tmp_path: Path) -> None:
+    script = f"""
+import sys
+sys.path.insert(0, {str(VICTIM.parent)!r})
+from victim import Net
+from trainwright import Trainer, TrainingArguments
+Trainer(model=Net(), args=TrainingArguments("left", use_cpu=True, report_to="none")).push_to_hub(blocking=False)
+"""
+    settings = {"HF_ENDPOINT": other.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
+                "PYTHONPATH": str(Path(__file__).parents[2] / "src")}  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **settings}, cwd=tmp_path,
+                          capture_output=True, text=True, timeout=110)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert other.only().messages == ["End of training"], done.stderr
+    assert "model.safetensors" in other.only().branches["main"]
