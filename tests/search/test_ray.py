@@ -66,12 +66,13 @@ def test_a_scheduler_ends_trials_that_do_worse(tmp_path: Path) -> None:
 
 
 def test_a_population_exchanges_checkpoints_of_ours(tmp_path: Path) -> None:
-    told, _ = searched("pbt", tmp_path)
+    told, trials = searched("pbt", tmp_path)
     assert told["perturbed"] > 0
-    assert len(told["rates"]) == 2
-    for rates in told["rates"].values():
-        assert len(rates) == 8  # each has a whole history, whoever's it was in the beginning
-    assert any(max(rates) > 1e-3 for rates in told["rates"].values())
+    assert [trial["state"] for trial in trials] == ["finished", "finished"]
+    first, second = told["rates"]  # the one that began at 1e-5, and the one that began at 0.03
+    assert second == pytest.approx([0.03 * (8 - step) / 8 for step in range(8)])
+    assert first[:6] == second[:6]  # it took over weights, optimizer, position and history of the better one,
+    assert first[6:] == pytest.approx([0.0025, 0.00125])  # and goes on there at a rate of its own
 
 
 def test_what_ray_cannot_do_is_said_before_a_cluster_is_asked_for(tmp_path: Path) -> None:
