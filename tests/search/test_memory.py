@@ -23,8 +23,8 @@ class Large(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wide = nn.Linear(6, 1_400_000)
-        self.deep = nn.Linear(1_400_000, 2)
+        self.wide = nn.Linear(6, 1_500_000)
+        self.deep = nn.Linear(1_500_000, 2)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
         logits = self.deep(self.wide(x))
