@@ -76,7 +76,7 @@ def forget_run(trainer_parts: dict[str, Any], handler: Any, engine: Engine) -> N
 def _trim() -> None:
     """Gives the system back what the allocator keeps of freed tensors, where it can be asked to (glibc).
 
-    It would keep pieces of each trial's, up to twice the size of a model of 50 MB.
+    It would keep pieces of every trial's.
     """
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -122,6 +122,7 @@ class SearchHooks(RunHooks):
             return search.outcome
         finally:
             self._writer.end_after_failure()
+            self._use_arguments(search.args)  # the engine of the trial holds its optimizer
             assemble.forget_run(vars(self), self.callback_handler, self._engine)
 
     def _keep_trial(self, outcome: Outcome) -> None:
