@@ -104,6 +104,7 @@ ALONE = [
         "ddp_backend use_cpu gloo",
         {"ddp_backend": "gloo", "use_cpu": True},
     ),
+    ("parts_on_one_disk", {"fsdp": True, "save_on_each_node": True}, "save_on_each_node fsdp", {"fsdp": True}),
     ("one_sharding", {"fsdp": True, "deepspeed": {"a": 1}}, "fsdp deepspeed", {"deepspeed": {"a": 1}}),
     (
         "parts_keep_their_type",

@@ -190,6 +190,16 @@ def one_sharding(args: Any) -> str | None:
 
 
 @rule
+def parts_on_one_disk(args: Any) -> str | None:
+    if args.fsdp and args.save_on_each_node:
+        return (
+            "save_on_each_node=True writes a whole checkpoint on every node, and with fsdp each process has parts of "
+            "it. Save to a disk that all nodes share, with save_on_each_node=False."
+        )
+    return None
+
+
+@rule
 def parts_keep_their_type(args: Any) -> str | None:
     names = [name for name in ("fp16_full_eval", "bf16_full_eval") if getattr(args, name)]
     if args.fsdp and names:
