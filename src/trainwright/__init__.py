@@ -42,6 +42,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.callbacks.dispatch": ("CallbackHandler",),
     "trainwright.callbacks.flow": ("DefaultFlowCallback",),
     "trainwright.callbacks.early_stopping": ("EarlyStoppingCallback",),
+    "trainwright.callbacks.just_in_time": ("CheckpointManager", "JITCheckpointCallback"),
     "trainwright.callbacks.progress": ("PrinterCallback", "ProgressCallback"),
     "trainwright.trackers.base": ("rewrite_logs",),
     "trainwright.trackers.table": (

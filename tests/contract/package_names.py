@@ -1,4 +1,4 @@
-"""The names that `trainwright` itself offers. A name moves from PENDING to DONE when it arrives, never back."""
+"""The names that `trainwright` itself offers."""
 
 
 def names(text: str) -> frozenset[str]:
@@ -38,12 +38,6 @@ DONE = names(
     activate_neftune apply_liger_kernel
     BestRun default_compute_objective default_hp_space_optuna default_hp_space_ray default_hp_space_wandb
     is_optuna_available is_ray_available is_ray_tune_available
-    """
-)
-
-# Published for a later version: asking for one says which name it is that is missing.
-PENDING = names(
-    """
     JITCheckpointCallback CheckpointManager
     """
 )

@@ -1,0 +1,78 @@
+"""A checkpoint on request: the names by which other code asks for one before its process is ended.
+
+`train()` itself saves on SIGTERM, SIGINT and SIGUSR1, so none of this is needed for that; what is here serves code that
+makes the request itself, or waits for a signal while nothing is being trained.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+from trainwright.callbacks.base import TrainerCallback
+from trainwright.state.control import TrainerControl
+from trainwright.state.trainer_state import TrainerState
+
+
+class CheckpointManager:
+    """Remembers that a checkpoint was asked for, and writes it when told to.
+
+    Args:
+        trainer: whose checkpoint it is.
+        kill_wait: seconds from the signal to the request; 0 asks at once.
+
+    Attributes:
+        is_checkpoint_requested: somebody asked, and nothing was written since.
+    """
+
+    def __init__(self, trainer: Any, kill_wait: float = 3) -> None:
+        self.trainer = trainer
+        self.kill_wait = kill_wait
+        self.is_checkpoint_requested = False
+        self._previous: Any = None
+        self._is_set_up = False
+
+    def setup_signal_handler(self) -> None:
+        """From now on SIGTERM is a request; `restore_signal_handler` undoes it."""
+        self._previous = signal.signal(signal.SIGTERM, self._on_signal)
+        self._is_set_up = True
+
+    def restore_signal_handler(self) -> None:
+        if self._is_set_up:
+            signal.signal(signal.SIGTERM, self._previous if self._previous is not None else signal.SIG_DFL)
+            self._is_set_up = False
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if not self.kill_wait:
+            self._request()
+            return
+        timer = threading.Timer(self.kill_wait, self._request)
+        timer.daemon = True
+        timer.start()
+
+    def _request(self) -> None:
+        self.is_checkpoint_requested = True
+
+    def execute_jit_checkpoint(self) -> None:
+        """Writes the checkpoint of the step that the trainer has done."""
+        self.is_checkpoint_requested = False
+        self.trainer._save_checkpoint(self.trainer.model, trial=None)
+
+
+class JITCheckpointCallback(TrainerCallback):
+    """Saves and stops where a step ends, once a checkpoint was asked for."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+        self.jit_manager: CheckpointManager | None = None
+
+    def set_trainer(self, trainer: Any) -> None:
+        self.trainer = trainer
+        if trainer.args.enable_jit_checkpoint:
+            self.jit_manager = CheckpointManager(trainer)  # signals within a training are the trainer's own business
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.jit_manager is not None and self.jit_manager.is_checkpoint_requested:
+            control.should_save, control.should_training_stop = False, True  # it is saved here
+            self.jit_manager.execute_jit_checkpoint()
