@@ -34,6 +34,7 @@ class JournalKeeper:
         self._warnings.listen()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._warnings.write_down()
         values = dict(kwargs["logs"])
         is_evaluation = any(name.startswith("eval_") for name in values)
         self.journal.write("evaluation" if is_evaluation else "log", step=state.global_step, values=values)
@@ -42,6 +43,7 @@ class JournalKeeper:
             self.incident(state.global_step, f"{number} losses since the last log were not finite.")
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._warnings.write_down()
         self.journal.write("save", step=state.global_step, best=state.best_model_checkpoint)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -49,6 +51,7 @@ class JournalKeeper:
 
     def end(self) -> dict[str, float]:
         """Everything is done, the callbacks' last event too; returns where the time went."""
+        self._warnings.write_down()
         self._warnings.stop()
         seconds = self._clock.read()
         self.journal.write("time", time_by_phase=summary(seconds))
@@ -66,20 +69,44 @@ class JournalKeeper:
 
 
 class Warnings(logging.Handler):
-    """Writes down what the package warns of while a run lasts, from whichever thread."""
+    """Writes down what the package warns of while a run lasts, from whichever thread; what is said again only once.
+
+    It waits for the next log or save with that: a step writes nothing.
+    """
 
     def __init__(self, keeper: JournalKeeper) -> None:
         super().__init__(logging.WARNING)
+        self._waiting: list[dict[str, Any]] = []
+        self._known: set[str] = set()
         self._keeper = keeper
         self._logger = logging.getLogger(__name__.partition(".")[0])
 
     def listen(self) -> None:
         self.stop()
+        self._known.clear()
         self._logger.addHandler(self)
 
     def stop(self) -> None:
         self._logger.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        keeper = self._keeper
-        keeper.journal.write("warning", step=keeper.step_now(), text=record.getMessage(), source=record.name)
+        self._show(record)
+        text = record.getMessage()
+        if text not in self._known:
+            self._known.add(text)
+            self._waiting.append({"step": self._keeper.step_now(), "text": text, "source": record.name})
+
+    def write_down(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for entry in waiting:
+            self._keeper.journal.write("warning", **entry)
+
+    def _show(self, record: logging.LogRecord) -> None:
+        """Where nobody set logging up python shows warnings by itself, but not beside a handler such as this one."""
+        place: logging.Logger | None = logging.getLogger(record.name)
+        while place is not None:
+            if any(handler is not self for handler in place.handlers):
+                return
+            place = place.parent if place.propagate else None
+        if logging.lastResort is not None and record.levelno >= logging.lastResort.level:
+            logging.lastResort.handle(record)
