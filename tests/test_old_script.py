@@ -176,6 +176,7 @@ def test_a_script_of_v4_34_trains(tmp_path: Path) -> None:
     assert "logging_dir has no effect without report_to='tensorboard'" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_same_script_reads_a_json_file(tmp_path: Path) -> None:
     settings = {
         "output_dir": "out",

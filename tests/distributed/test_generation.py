@@ -9,7 +9,8 @@ import pytest
 
 from .._support.two_processes import Done, run
 
-pytestmark = pytest.mark.timeout(640)  # seconds on a quiet machine; both launches may have to wait for the first test
+# Seconds on a quiet machine; both launches may have to wait for the first test.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(640)]
 SCRIPT = Path(__file__).with_name("generates.py")
 ROWS = ("t5-1", "t5-3", "llama-1", "llama-3")
 

@@ -152,7 +152,7 @@ def test_keeps_the_last_two_checkpoints_and_the_history(finished: tuple[Path, st
     assert [entry["step"] for entry in state["log_history"] if "loss" in entry] == list(range(8, NUM_STEPS + 1, 8))
 
 
-@pytest.mark.parametrize("attempt", range(2))
+@pytest.mark.parametrize("attempt", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_a_random_moment_it_ends_with_the_same_weights(
     attempt: int, finished: tuple[Path, str], inputs: Paths, tmp_path: Path
 ) -> None:

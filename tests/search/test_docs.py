@@ -15,6 +15,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "search.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_the_guide_runs(tmp_path: Path) -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
