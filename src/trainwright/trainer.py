@@ -104,6 +104,11 @@ class Trainer(SearchHooks):
         own = optimizers[1] is not None
         checks.check_datasets(self.args, train_dataset, eval_dataset, self.data_collator, has_own_schedule=own)
         checks.check_metrics(self.args, compute_metrics)
+        self._tell_of_the_start(callbacks)
+        self._memory_tracker.stop_and_update_metrics(stage="init")
+
+    def _tell_of_the_start(self, callbacks: list[Any] | None) -> None:
+        """Who listens, where output goes, and the first state; then `on_init_end`."""
         self.callback_handler = assemble.make_callbacks(
             self.args,
             callbacks,
@@ -125,7 +130,6 @@ class Trainer(SearchHooks):
             stateful_callbacks=self._stateful(),
         )
         self.callback_handler.fire("on_init_end", self._run)
-        self._memory_tracker.stop_and_update_metrics(stage="init")
 
     def _adopt_model(self, model: Any, model_init: Callable[..., Any] | None) -> None:
         """Takes the model in: on its device, with what its class and signature tell."""

@@ -12,6 +12,8 @@ from trainwright.config.ranges import CHOICES, RANGES
 from trainwright.config.rules import Facts, check, check_run, idle, violations
 from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.errors import ArgumentError
+from trainwright.optim.named import steps_in_backward
+from trainwright.optim.table import OPTIMIZERS
 
 STEPS = {"eval_strategy": "steps", "eval_steps": 5}
 BUDGET = {"max_tokens_per_batch": 64}
@@ -498,3 +500,9 @@ def test_numbers_of_other_libraries_are_numbers():
     import numpy as np
 
     assert TrainingArguments(learning_rate=np.float32(0.5), seed=np.int64(3)).seed == 3
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_an_error_saves_with_every_optimizer_that_steps_between_two_backward_passes(name):
+    args = unchecked(save_on_exception=True, optim=name, world_size=1)
+    assert (rules_idle.saving_on_exception(args) is not None) == steps_in_backward(args)

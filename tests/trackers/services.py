@@ -77,7 +77,9 @@ def wandb_records(path: Path) -> Iterator[Any]:
 def wandb_values(seen: Any, folder: Path) -> Values:
     import wandb
 
-    wandb.finish()  # a run is left open, for whoever logs more to it; the end of a process closes it
+    # A run is left open, for whoever logs more to it; the end of a process closes it. After `finish` alone, the
+    # client's own process may still be writing the file.
+    wandb.teardown()
     found: Values = {}
     for path in sorted(folder.rglob("*.wandb"), key=lambda path: path.stat().st_mtime):
         for one in wandb_records(path):

@@ -12,24 +12,24 @@ from torch.utils.data import IterableDataset, SequentialSampler
 from trainwright import model_facts
 from trainwright.checkpoint import rng
 from trainwright.config import resolve
+from trainwright.config.rules_idle import saving_on_exception
 from trainwright.data.apart import find_layout
 from trainwright.data.groups import formed_order
 from trainwright.data.loader import Loader
 from trainwright.data.orders import training_order
 from trainwright.data.packing import PackedOrder
 from trainwright.data.rows import RowCollator
-from trainwright.optim.named import steps_in_backward
 from trainwright.types import has_length
 
 
-def random_states(args: Any, *, num_processes: int) -> Any:
+def random_states(args: Any) -> Any:
     """What a run that an error ends needs to save its last step; None where it does not.
 
     Not among several processes: those that have no error wait in the next step for the one that has. Nor where the
     weights change during the backward pass: they are between two steps then.
     """
     asked = resolve.checkpoint(args).saves_on_exception
-    return rng if asked and num_processes == 1 and not steps_in_backward(args) else None
+    return rng if asked and saving_on_exception(args) is None else None
 
 
 def train_sampler(args: Any, dataset: Any, model_input_name: str | None, *, batch_size: int, num_processes: int) -> Any:

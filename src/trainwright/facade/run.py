@@ -69,6 +69,25 @@ class RunHooks(CheckHooks):
         """A whole run, from the dataloader to the last metric."""
         args = self.args if args is None else args
         self._train_batch_size = batch_size if batch_size is not None else self._train_batch_size
+        note = self._plan_run(args, resume_from_checkpoint)
+        assert self._plan is not None
+        plan = self._plan
+        self._session = self._open_session(args, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        self._engine.agree(lambda: assemble.check_first_checkpoint(args, self._get_output_dir(trial), self.model))
+        start, device = self._session.start, self._engine.device
+        assemble.announce(plan, args, self.state, device=device, start=start, note=note, changes=self._changes)
+        self._rehearse_evaluation(ignore_keys_for_eval)
+        datasets = {"train": self.train_dataset, "eval": self.eval_dataset}
+        folder = self._get_output_dir(trial)
+        assemble.begin_journal(
+            self._journal, args, folder, self._run_id, session=self._session, run=self._run, datasets=datasets
+        )
+        assemble.take_up_uploads(self._uploader)
+        fit(self._session, self._run, self, eval_on_start=args.eval_on_start)
+        return self._finalize_training(trial, plan.num_train_samples, self._run.start_time)
+
+    def _plan_run(self, args: Any, checkpoint: str | None) -> str:
+        """Data and steps; returns what a resume in other batches changes, in words."""
         checks.check_has_samples(self.train_dataset)
         dataloader = self.get_train_dataloader()
         checks.check_has_batches(dataloader)
@@ -82,13 +101,18 @@ class RunHooks(CheckHooks):
         if not resolve.dispatches(args, self._engine.num_processes):
             checks.check_ends_together(plan, self._loader.chunk, self._engine.num_processes)
         self._plan, note = assemble.plan_of_the_rest(
-            plan, self._loader, resume_from_checkpoint, args, batch_size=self._train_batch_size
+            plan, self._loader, checkpoint, args, batch_size=self._train_batch_size
         )
+        return note
+
+    def _open_session(self, args: Any, checkpoint: str | None, trial: Any, ignore_keys: list[str] | None) -> Session:
+        """Model, optimizer, loader and where they stand, all that the loop needs."""
         plan = self._plan
+        assert plan is not None
         epoch, batches = self._init_training_state(
-            plan.max_steps, plan.steps_per_epoch, plan.num_epochs, resume_from_checkpoint, trial
+            plan.max_steps, plan.steps_per_epoch, plan.num_epochs, checkpoint, trial
         )
-        model, loader = self._prepare_for_training(plan.max_steps, self._loader, resume_from_checkpoint)
+        model, loader = self._prepare_for_training(plan.max_steps, self._loader, checkpoint)
         self._rule = self._loss_rule()
         self._run.begin(
             device=self._engine.device,
@@ -96,7 +120,7 @@ class RunHooks(CheckHooks):
             collect=self._engine.stacked if self._engine.num_processes > 1 else None,
         )
         self._data_wait = DataWait(self._run.clock)
-        self._session = Session(
+        return Session(
             engine=self._engine,
             model=model,
             optimizer=self.optimizer,
@@ -108,30 +132,18 @@ class RunHooks(CheckHooks):
             start=Start(
                 epoch=epoch,
                 batches=batches,
-                checkpoint=resume_from_checkpoint,
+                checkpoint=checkpoint,
                 owes_evaluation=self._owed[0],
                 owes_save=self._owed[1],
             ),
             scheduler_follows_metrics=schedules.follows_metrics(self.lr_scheduler),
             saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
-            random_states=assemble.random_states(args, num_processes=self._engine.num_processes),
+            random_states=assemble.random_states(args),
             first_look=self._first_look(trial),
             smaller_batches=assemble.smaller_batches(args, self._engine),
             trial=trial,
-            ignore_keys_for_eval=ignore_keys_for_eval,
+            ignore_keys_for_eval=ignore_keys,
         )
-        self._engine.agree(lambda: assemble.check_first_checkpoint(args, self._get_output_dir(trial), self.model))
-        start, device = self._session.start, self._engine.device
-        assemble.announce(plan, args, self.state, device=device, start=start, note=note, changes=self._changes)
-        self._rehearse_evaluation(ignore_keys_for_eval)
-        datasets = {"train": self.train_dataset, "eval": self.eval_dataset}
-        folder = self._get_output_dir(trial)
-        assemble.begin_journal(
-            self._journal, args, folder, self._run_id, session=self._session, run=self._run, datasets=datasets
-        )
-        assemble.take_up_uploads(self._uploader)
-        fit(self._session, self._run, self, eval_on_start=args.eval_on_start)
-        return self._finalize_training(trial, plan.num_train_samples, self._run.start_time)
 
     def _init_training_state(
         self,
