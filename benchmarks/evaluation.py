@@ -3,7 +3,8 @@
     python benchmarks/evaluation.py [--small] [--transformers]
 
 Each subject runs in a process of its own, in turns, so that its peak memory is its own; prints one JSON line. The floor
-of `metrics` allocates one array and copies each batch into it; the floor of `loss` is a loop that adds up losses.
+of `metrics` allocates one array and copies each batch into it; the floor of the losses (an MLP that takes half a
+millisecond for a batch, a GPT-2 of two layers) is a loop that adds up losses.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import psutil
 
 SUBJECTS = ("floor", "trainwright", "streamed", "transformers")
-LOSS_SUBJECTS = ("loss_floor", "loss_trainwright", "loss_transformers")
+LOSS_BATCHES = {"mlp": 400, "gpt2": 40}
 
 
 class PeakMemory(threading.Thread):
@@ -77,13 +78,23 @@ def subject(name: str, *, batches: int, rows: int, width: int) -> dict[str, floa
             logits = self.layers(x)
             return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
-    is_loss = name.startswith("loss_")
+    def gpt2() -> Any:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        sizes = {"vocab_size": 512, "n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 4}
+        return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+
+    kind, _, who = name.rpartition("_")
+    is_loss = bool(kind)
     torch.manual_seed(0)
-    model = Body() if is_loss else Wide()
+    model = {"mlp": Body, "gpt2": gpt2, "": Wide}[kind]()
     features = 64 if is_loss else 1
-    data = [{"x": torch.randn(features), "labels": i % 8} for i in range(batches * rows)]
+    data: list[Any] = [{"x": torch.randn(features), "labels": i % 8} for i in range(batches * rows)]
+    if kind == "gpt2":
+        tokens = torch.randint(0, 512, (batches * rows, 64))
+        data = [{"input_ids": row, "labels": row} for row in tokens]
     peak_mb, seconds = 0.0, []
-    run = _runner(name.removeprefix("loss_"), model, data, rows=rows, loss_only=is_loss)
+    run = _runner(who, model, data, rows=rows, loss_only=is_loss)
     for _ in range(5 if is_loss else 2):
         watch = PeakMemory()
         watch.start()
@@ -197,8 +208,10 @@ def main() -> None:
         for one in found.values():
             one["peak_of_logits"] = round(one["peak_mb"] / (batches * results["batch_mb"]), 2)
         results[f"metrics_{batches}_batches"] = found
-    of_loss = LOSS_SUBJECTS if asked.transformers else LOSS_SUBJECTS[:-1]
-    results["loss_only"] = _compare(of_loss, turns=turns, batches=40 if asked.small else 400, rows=32, width=1)
+    whose = ("floor", "trainwright", "transformers") if asked.transformers else ("floor", "trainwright")
+    for kind, batches in LOSS_BATCHES.items():
+        subjects, batches = tuple(f"{kind}_{who}" for who in whose), 20 if asked.small else batches
+        results[f"loss_of_{kind}"] = _compare(subjects, turns=turns, batches=batches, rows=32, width=1)
     print(json.dumps(results))
 
 

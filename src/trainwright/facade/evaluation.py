@@ -188,7 +188,7 @@ class EvaluationHooks(StepHooks, ReportHooks):
             ignore_keys = [] if config is None else getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
 
         def loss_and_outputs(batch: Batch) -> tuple[torch.Tensor, Any]:
-            num_items = self._get_num_items_in_batch([batch], self.args.device)
+            num_items = self._get_num_items_in_batch([batch], self._engine.device)
             with self.compute_loss_context_manager():
                 return self.compute_loss(model, batch, return_outputs=True, num_items_in_batch=num_items)  # type: ignore[no-any-return]
 

@@ -51,12 +51,15 @@ def _collect(
     batches = _with_last(dataloader) if session.plan.streams_metrics else ((batch, False) for batch in dataloader)
     for inputs, is_last in batches:
         counts = not isinstance(inputs, TailBatch) or inputs.num_samples > 0
-        num_seen += (find_batch_size(inputs) or 0) if counts else 0
+        rows = find_batch_size(inputs) or 0
+        num_seen += rows if counts else 0
         step = hooks.prediction_step(session.model, inputs, session.loss_only, ignore_keys=session.ignore_keys)
         found_labels = found_labels or step[2] is not None
         if session.needs_labels and session.compute_metrics is not None and step[2] is None and not session.loss_only:
             raise_no_labels(session.label_names, inputs)
-        results.add(inputs, step, shown=_shown(session, hooks, inputs), counts=counts, is_last=is_last)
+        shown = _shown(session, hooks, inputs)
+        results.add(inputs, step, rows=rows or 1, shown=shown, counts=counts, is_last=is_last)
+        del step  # or this batch's output would lie beside the next one's
         session.events.fire("on_prediction_step", run)
         run.interrupts.passes()
     return num_seen, found_labels

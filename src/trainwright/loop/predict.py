@@ -47,11 +47,11 @@ def prediction_step(
     """
     has_labels = bool(label_names) and all(inputs.get(name) is not None for name in label_names)
     with_loss = has_labels or (not label_names and returns_loss)
-    labels = labels_of(inputs, label_names) if with_loss else None
+    labels = labels_of(inputs, label_names) if with_loss and not loss_only else None
     with torch.no_grad():
         if with_loss:
             loss, outputs = loss_and_outputs(inputs)
-            loss = loss.detach().mean()
+            loss = loss.detach() if loss.dim() == 0 else loss.detach().mean()
         else:
             loss, outputs = None, outputs_only(inputs)
     if loss_only:

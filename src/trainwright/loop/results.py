@@ -10,7 +10,7 @@ from trainwright.errors import DataError
 from trainwright.loop.eval_session import EvalSession
 from trainwright.metrics.collect import Collector
 from trainwright.metrics.losses import Losses
-from trainwright.metrics.nested import find_batch_size, map_nested
+from trainwright.metrics.nested import map_nested
 from trainwright.metrics.report import plain_numbers
 from trainwright.metrics.spill import Storage
 from trainwright.metrics.streaming import StreamingMetric, is_streaming
@@ -38,17 +38,25 @@ class Results:
         )
 
     def add(
-        self, inputs: Batch, step: tuple[torch.Tensor | None, Any, Any], *, shown: Any, counts: bool, is_last: bool
+        self,
+        inputs: Batch,
+        step: tuple[torch.Tensor | None, Any, Any],
+        *,
+        rows: int,
+        shown: Any,
+        counts: bool,
+        is_last: bool,
     ) -> None:
-        """One batch: what `prediction_step` made of `inputs`.
+        """One batch of `rows` samples: what `prediction_step` made of `inputs`.
 
         `shown` is what metrics see of the inputs. A batch that does not count is one that only keeps this process in
         step with the others; nothing of it is kept.
         """
         session, (loss, logits, labels) = self.session, step
-        rows = find_batch_size(inputs) or 1
         if loss is not None and counts:
             self._mean.add(loss, session.rule.weight(inputs, session.label_names, rows))
+        if logits is None and labels is None and not session.plan.include:  # nothing but the loss
+            return
         losses = loss.detach().mean().repeat(rows) if loss is not None and "loss" in session.plan.include else None
         if logits is not None and session.preprocess_logits is not None:
             logits = session.preprocess_logits(logits, labels)

@@ -20,7 +20,7 @@ class Losses:
     weights: list[torch.Tensor | int] = field(default_factory=list)
 
     def add(self, loss: torch.Tensor, weight: torch.Tensor | int) -> None:
-        self.values.append(loss.detach().float().mean())
+        self.values.append(loss.detach().float() if loss.dim() == 0 else loss.detach().float().mean())
         self.weights.append(weight)
 
     def mean(self, *, skip_non_finite: bool, total: Callable[[torch.Tensor], torch.Tensor]) -> float | None:

@@ -44,10 +44,9 @@ def nested_truncate(tensors: Any, limit: int) -> Any:
 
 def find_batch_size(tensors: Any) -> int | None:
     """The first dimension of the first tensor or array in a nested value."""
-    if isinstance(tensors, Mapping):
-        tensors = list(tensors.values())
-    if isinstance(tensors, (list, tuple)):
-        return next((size for size in map(find_batch_size, tensors) if size is not None), None)
+    if isinstance(tensors, (Mapping, list, tuple)):
+        parts = tensors.values() if isinstance(tensors, Mapping) else tensors
+        return next((size for size in map(find_batch_size, parts) if size is not None), None)
     return int(tensors.shape[0]) if getattr(tensors, "ndim", 0) >= 1 else None
 
 
