@@ -8,6 +8,7 @@ import csv
 import json
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,12 +75,18 @@ def wandb_records(path: Path) -> Iterator[Any]:
             parts = b""
 
 
+def is_complete(path: Path) -> bool:
+    """The client's own process writes the file; it may still be about it when `finish` returns."""
+    return any(one.WhichOneof("record_type") == "exit" for one in wandb_records(path))
+
+
 def wandb_values(seen: Any, folder: Path) -> Values:
     import wandb
 
-    # A run is left open, for whoever logs more to it; the end of a process closes it. After `finish` alone, the
-    # client's own process may still be writing the file.
-    wandb.teardown()
+    wandb.finish()  # a run is left open, for whoever logs more to it; the end of a process closes it
+    limit = time.monotonic() + 60
+    while not all(is_complete(path) for path in folder.rglob("*.wandb")) and time.monotonic() < limit:
+        time.sleep(0.05)
     found: Values = {}
     for path in sorted(folder.rglob("*.wandb"), key=lambda path: path.stat().st_mtime):
         for one in wandb_records(path):
