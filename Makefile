@@ -3,14 +3,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Byte code is left to the first import: compiling all of every package takes longer than the packages' download.
-PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
+PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PIP := $(PIP_INSTALL) -c constraints.txt
 # One test process for each core; the tests of a file stay together, since they share what is costly to make.
 WORKERS ?= -n auto --dist loadfile
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test test-all unit slow lint docs bench clean
+.PHONY: demo test test-all unit slow lint docs bench bench-full clean
 
 # Threads that wait without spinning: on a busy machine the spinning takes the time of those that work.
 demo: $(VENV)/.run
@@ -38,6 +37,10 @@ docs: $(VENV)/.dev
 bench: $(VENV)/.run
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step_overhead.py $(ARGS)
 
+# Every benchmark, about an hour; writes benchmarks/RESULTS.md. `make bench-full ARGS="start memory"` runs these two.
+bench-full: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/full.py $(ARGS)
+
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
 
@@ -55,12 +58,14 @@ $(VENV)/.run: $(VENV)/.torch pyproject.toml requirements-data.txt
 
 # So do the packages of optimizers, whose tests train with each of them: some ask for gigabytes that a CPU does not need.
 # All versions are in constraints.txt, so that nothing is left to resolve, which would take minutes; what is missing
-# there comes with the line after.
+# there comes with the line after. All cores compile what pip would compile on one; some packages have files for other
+# versions of Python, which does not matter. Without byte code a warning of their compilation would fail a test.
 $(VENV)/.dev: $(VENV)/.run requirements-optim.txt
 	grep -vE '^(ray|deepspeed)==' constraints.txt > $(VENV)/pinned.txt
-	$(PIP_INSTALL) --no-deps -r $(VENV)/pinned.txt
-	$(PIP) --editable '.[dev]'
-	$(PIP_INSTALL) --no-deps -r requirements-optim.txt
+	$(PIP_INSTALL) --no-compile --no-deps -r $(VENV)/pinned.txt
+	$(PIP) --no-compile --editable '.[dev]'
+	$(PIP_INSTALL) --no-compile --no-deps -r requirements-optim.txt
+	$(BIN)/python -W ignore -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compiled.log 2>&1 || true
 	touch $@
 
 # Ray is large, and only slow tests start it.

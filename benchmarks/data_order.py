@@ -2,8 +2,9 @@
 
 python benchmarks/data_order.py
 
-Three JSON lines: time per batch beside a plain `torch.utils.data.DataLoader` with the same samples in one run; seconds
-to the first batch after a resume at 90 % of 20,000 items that take 1 ms each to read; memory of a shuffled order.
+Three JSON lines and a table: time per batch beside a plain `torch.utils.data.DataLoader` with the same samples in one
+run; seconds to the first batch after a resume at 90 % of 20,000 items that take 1 ms each to read; memory of a shuffled
+order.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 
-from harness import Subject, Turns, Watch, measure, print_json, versions  # noqa: E402
+from harness import Subject, Turns, Watch, measure, print_json, print_table, versions  # noqa: E402
 
 from trainwright.checkpoint import rng  # noqa: E402
 from trainwright.config.plans import LoaderPlan  # noqa: E402
@@ -156,10 +157,17 @@ def main() -> int:
     torch.set_num_threads(1)
     about = {"benchmark": "data_order", **versions("torch", "datasets", "trainwright")}
     turns = Turns(warm_up=50, num=args.turns, steps=200)
-    print_json({**about, "part": "per_batch", "limit": 1.05, "subjects": measure(subjects, base="torch", turns=turns)})
+    per_batch = measure(subjects, base="torch", turns=turns)
+    print_json({**about, "part": "per_batch", "limit": 1.05, "subjects": per_batch})
     resumes = {kind: first_batch_s(kind) for kind in ("map", "stream")}
     print_json({**about, "part": "resume", "limit_s": 0.3, **resumes})
-    print_json({**about, "part": "order", "limit_mb": 50, **order_memory(100_000_000)})
+    order = order_memory(100_000_000)
+    print_json({**about, "part": "order", "limit_mb": 50, **order})
+    rows = [["part", "figures"]]
+    rows += [[f"a batch, {name}", f"{one['ratio']} ({one['us_per_step']} us)"] for name, one in per_batch.items()]
+    rows += [[f"a resume, {kind}", ", ".join(f"{k} {v}" for k, v in one.items())] for kind, one in resumes.items()]
+    rows.append(["a shuffled order", ", ".join(f"{k} {v}" for k, v in order.items())])
+    print_table(rows)
     return 0
 
 

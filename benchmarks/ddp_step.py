@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 
-from harness import print_json, versions  # noqa: E402
+from harness import print_json, print_table, versions  # noqa: E402
 
 BATCH, FEATURES, WIDTH, CLASSES = 8, 64, 256, 8
 LIMIT = 1.05
@@ -127,17 +127,21 @@ def in_a_process(turns: int, steps: int) -> None:
             times[name].append((marks[-1] - marks[warm_up]) / (len(marks) - 1 - warm_up))
     if dist.get_rank() == 0:
         ratios = [mine / other for mine, other in zip(times["trainwright"], times["by hand"], strict=True)]
+        found = {name: round(1e6 * statistics.median(values), 1) for name, values in times.items()}
         print_json(
             {
                 "benchmark": "ddp_step",
                 "processes": dist.get_world_size(),
-                "step_us": {name: round(1e6 * statistics.median(values), 1) for name, values in times.items()},
+                "step_us": found,
                 "ratio": round(statistics.median(ratios), 3),
                 "limit": LIMIT,
                 "collectives_between_steps": asked,
                 **versions(),
             }
         )
+        ratio = {"by hand": "1.0", "trainwright": f"{statistics.median(ratios):.3f}"}
+        rows = [[name, ratio[name], str(us), str(len(asked[name]))] for name, us in found.items()]
+        print_table([["subject", "ratio", "us a step", "collectives from Python"], *rows])
     dist.destroy_process_group()
 
 

@@ -2,7 +2,8 @@
 
     python benchmarks/evaluation.py [--small] [--transformers]
 
-Each subject runs in a process of its own, in turns, so that its peak memory is its own; prints one JSON line. The floor
+Each subject runs in a process of its own, in turns, so that its peak memory is its own; prints one JSON line and a
+table. The floor
 of `metrics` allocates one array and copies each batch into it; the floor of the losses (an MLP that takes half a
 millisecond for a batch, a GPT-2 of two layers) is a loop that adds up losses.
 """
@@ -19,9 +20,14 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
+
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from harness import print_table  # noqa: E402
 
 SUBJECTS = ("floor", "trainwright", "streamed", "transformers")
 LOSS_BATCHES = {"mlp": 400, "gpt2": 40}
@@ -213,6 +219,12 @@ def main() -> None:
         subjects, batches = tuple(f"{kind}_{who}" for who in whose), 20 if asked.small else batches
         results[f"loss_of_{kind}"] = _compare(subjects, turns=turns, batches=batches, rows=32, width=1)
     print(json.dumps(results))
+    rows = [["case", "subject", "ratio", "seconds", "peak MB", "of the logits"]]
+    for case, found in results.items():
+        for name, one in found.items() if isinstance(found, dict) else ():
+            share = one.get("peak_of_logits", "")
+            rows.append([case, name, *(str(one[key]) for key in ("ratio", "seconds", "peak_mb")), str(share)])
+    print_table(rows)
 
 
 if __name__ == "__main__":

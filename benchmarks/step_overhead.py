@@ -1,7 +1,8 @@
 """What a trainer adds to a training step: beside a loop written by hand that does the same work, in one run.
 
-python benchmarks/step_overhead.py            all models, about two minutes
-python benchmarks/step_overhead.py --quick    fewer turns, under a minute
+python benchmarks/step_overhead.py                 all models, about two minutes
+python benchmarks/step_overhead.py --variations    also other logging, data and workers
+python benchmarks/step_overhead.py --quick         fewer turns, under a minute
 
 One JSON line for each model and accumulation, then a table. README.md says how to read them.
 """
@@ -94,6 +95,13 @@ CASES = [
     Case("gpt2", gpt2, sequences, {1: 10, 8: 2}, limit=1.03),
     Case("llama", llama, sequences, {1: 10, 8: 2}, limit=1.03),
 ]
+# What else changes a step, tried with the MLP: name, settings of the work.
+VARIATIONS: dict[str, dict[str, Any]] = {
+    "mlp, log at each step": {"logging_steps": 1},
+    "mlp, log at each 100th": {"logging_steps": 100},
+    "mlp, from datasets": {"data": "datasets"},
+    "mlp, 2 workers": {"num_workers": 2},
+}
 WARM_UP = 20
 LEARNING_RATE = 1e-3
 
@@ -106,11 +114,19 @@ class Work:
     accumulation: int
     logging_steps: int
     num_steps: int
+    data: str = "list"
+    num_workers: int = 0
 
-    def model_and_items(self) -> tuple[nn.Module, list[dict[str, Any]]]:
+    def model_and_items(self) -> tuple[nn.Module, Any]:
         torch.manual_seed(0)
         # One epoch is never left, so no subject has an end of one within a turn.
-        return self.case.build(), self.case.items(BATCH * self.accumulation * (self.num_steps + 1))
+        model, items = self.case.build(), self.case.items(BATCH * self.accumulation * (self.num_steps + 1))
+        if self.data == "datasets":
+            import datasets
+
+            columns = {name: [torch.as_tensor(item[name]).tolist() for item in items] for name in items[0]}
+            return model, datasets.Dataset.from_dict(columns)
+        return model, items
 
 
 def by_hand(work: Work, watch: Watch) -> None:
@@ -121,7 +137,10 @@ def by_hand(work: Work, watch: Watch) -> None:
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / work.num_steps))
-    batches = iter(DataLoader(items, batch_size=BATCH, shuffle=True, collate_fn=default_data_collator))
+    loader = DataLoader(
+        items, batch_size=BATCH, shuffle=True, collate_fn=default_data_collator, num_workers=work.num_workers
+    )
+    batches = iter(loader)
     device = torch.device("cpu")
     running = torch.zeros(())
     history = []
@@ -169,15 +188,16 @@ def by_trainer(library: Any, work: Work, watch: Watch) -> None:
             max_steps=work.num_steps,
             learning_rate=LEARNING_RATE,
             logging_steps=work.logging_steps,
+            dataloader_num_workers=work.num_workers,
             log_level="warning",  # below it a log is not printed, and the loop by hand prints too
         )
         library.Trainer(model=model, args=args, train_dataset=items, callbacks=[TellsSteps()]).train()
 
 
-def subjects(case: Case, accumulation: int, logging_steps: int, num_steps: int) -> dict[str, Subject]:
+def subjects(case: Case, accumulation: int, settings: dict[str, Any], num_steps: int) -> dict[str, Subject]:
     import transformers
 
-    work = Work(case, accumulation, logging_steps, num_steps)
+    work = Work(case, accumulation, num_steps=num_steps, **settings)
     found: dict[str, Subject] = {"hand": partial(by_hand, work)}
     try:
         import trainwright
@@ -198,6 +218,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=[case.name for case in CASES], help="default: all")
     parser.add_argument("--accumulation", nargs="+", type=int, default=[1, 8], choices=[1, 8])
     parser.add_argument("--logging-steps", type=int, default=10)
+    parser.add_argument("--variations", action="store_true", help="also other logging, data and workers, with the MLP")
     parser.add_argument("--check", action="store_true", help="end with 1 if trainwright exceeds a limit")
     return parser.parse_args()
 
@@ -207,28 +228,32 @@ def main() -> int:
     torch.set_num_threads(1)
     rows = [["model", "accumulation", "subject", "ratio", "min", "max", "cpu", "us/step", "calls/step", "limit"]]
     exceeded = False
-    for case in (case for case in CASES if case.name in args.models):
-        for accumulation in args.accumulation:
-            turns = Turns(warm_up=WARM_UP, num=10 if args.quick else args.turns, steps=case.steps[accumulation])
-            results = measure(partial(subjects, case, accumulation, args.logging_steps), base="hand", turns=turns)
-            print_json(
-                {
-                    "benchmark": "step_overhead",
-                    "model": case.name,
-                    "accumulation": accumulation,
-                    "turns": turns.num,
-                    "steps_per_turn": turns.steps,
-                    "limit": case.limit,
-                    "subjects": results,
-                    **versions("torch", "transformers", "accelerate", "trainwright"),
-                }
-            )
-            for name, result in results.items():
-                is_ours = name == "trainwright"
-                exceeded |= is_ours and result["ratio"] > case.limit
-                cells = [f"{result[key]:.2f}" for key in ("ratio", "min", "max", "ratio_cpu")]
-                cells += [f"{result['us_per_step']:.0f}", f"{result['python_calls_per_step']:.0f}"]
-                rows.append([case.name, str(accumulation), name, *cells, f"{case.limit:.2f}" if is_ours else ""])
+    usual = {"logging_steps": args.logging_steps}
+    tasks = [(case.name, case, accumulation, usual) for case in CASES if case.name in args.models
+             for accumulation in args.accumulation]  # fmt: skip
+    if args.variations:
+        tasks += [(name, CASES[0], 1, usual | settings) for name, settings in VARIATIONS.items()]
+    for name, case, accumulation, settings in tasks:
+        turns = Turns(warm_up=WARM_UP, num=10 if args.quick else args.turns, steps=case.steps[accumulation])
+        results = measure(partial(subjects, case, accumulation, settings), base="hand", turns=turns)
+        print_json(
+            {
+                "benchmark": "step_overhead",
+                "model": name,
+                "accumulation": accumulation,
+                "turns": turns.num,
+                "steps_per_turn": turns.steps,
+                "limit": case.limit,
+                "subjects": results,
+                **versions("torch", "transformers", "accelerate", "trainwright"),
+            }
+        )
+        for subject, result in results.items():
+            is_ours = subject == "trainwright"
+            exceeded |= is_ours and result["ratio"] > case.limit
+            cells = [f"{result[key]:.2f}" for key in ("ratio", "min", "max", "ratio_cpu")]
+            cells += [f"{result['us_per_step']:.0f}", f"{result['python_calls_per_step']:.0f}"]
+            rows.append([name, str(accumulation), subject, *cells, f"{case.limit:.2f}" if is_ours else ""])
     print()
     print_table(rows)
     return int(args.check and exceeded)

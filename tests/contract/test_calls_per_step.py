@@ -1,4 +1,4 @@
-"""A ceiling on the Python calls of a step: counted, not timed, so it holds on any machine.
+"""A ceiling on the Python calls of a step, and of a batch of an evaluation: counted, not timed, so it holds anywhere.
 
 A tiny MLP on a list dataset, in the steady state. Beside it a loop written by hand, with a DataLoader, AdamW, clipping
 and LambdaLR, is counted for the record, and printed: `pytest -s`.
@@ -21,6 +21,7 @@ from . import doubles
 WARM_UP, COUNTED = 10, 50
 CEILING_PER_STEP = 500
 CEILING_PER_MICRO_BATCH = 150  # by hand 74
+CEILING_PER_EVALUATION_BATCH = 130
 
 
 class Counter:
@@ -130,6 +131,22 @@ def test_a_further_micro_batch_stays_under_the_ceiling(tmp_path: Path) -> None:
     hand = by_hand(4)
     print(f"\naccumulation 4: trainwright {four.per_step()}, by hand {hand.per_step()}")
     assert (four.python - one.python) / COUNTED / 3 <= CEILING_PER_MICRO_BATCH
+
+
+def test_a_batch_of_an_evaluation_stays_under_the_ceiling(tmp_path: Path) -> None:
+    trainer = doubles.trainer(tmp_path, settings={"per_device_eval_batch_size": 8}, model=doubles.model(Mlp))
+    data = {number: doubles.samples(8 * number) for number in (2, 2 + COUNTED)}
+    calls = {}
+    for number, samples in data.items():
+        trainer.evaluate(samples)
+        counter = Counter()
+        counter.start()
+        trainer.evaluate(samples)
+        counter.stop()
+        calls[number] = counter.python
+    per_batch = (calls[2 + COUNTED] - calls[2]) / COUNTED
+    print(f"\nevaluation: {per_batch:.0f} Python calls a batch")
+    assert 30 < per_batch <= CEILING_PER_EVALUATION_BATCH
 
 
 def test_the_counter_counts() -> None:

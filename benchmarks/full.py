@@ -1,0 +1,154 @@
+"""Runs every benchmark, one after the other, and writes RESULTS.md from what they print.
+
+    python benchmarks/full.py                    all of them, about an hour
+    python benchmarks/full.py start memory       these, beside the others' last figures
+
+The JSON lines of each script stay in `build/benchmarks/<name>.jsonl`, its table in `<name>.txt`; RESULTS.md is made of
+the tables and of `notes/<name>.md`, where a missed promise is explained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from harness import versions  # noqa: E402
+
+HERE = Path(__file__).parent
+# name: heading, options of the script, what the figures are and what was promised
+BENCHMARKS: dict[str, tuple[str, str, str]] = {
+    "step_overhead": (
+        "A training step",
+        "--variations",
+        "Ratios of a step to an ordinary loop by hand. Promised: 1.05 for the MLP, 1.01 for GPT-2 and Llama; at most "
+        "500 Python calls for a step of the MLP.",
+    ),
+    "start": (
+        "Before the first step",
+        "",
+        "Promised: the import takes at most 1.1 times as long as `import torch` and 1.05 times its memory; `train()` "
+        "gets to the end of its first step in at most twice the time of a loop by hand.",
+    ),
+    "data_order": (
+        "The order of samples",
+        "",
+        "Promised: a batch at most 1.05 times torch's DataLoader; the first batch after a resume in 0.3 s; 100 million "
+        "rows shuffled in 50 MB.",
+    ),
+    "resume": (
+        "The first step after a resume",
+        "",
+        "Promised, beside loading: 0.3 s at 90 % of an epoch, no item read for a map dataset and one prefetch window "
+        "for a stream.",
+    ),
+    "tokens": (
+        "Real tokens",
+        "",
+        "Docstrings of Python packages. Promised: token budget and packing at 3.5 times random batches and 1.7 times "
+        "grouped ones (transformers'), with the same loss per token.",
+    ),
+    "checkpoint": (
+        "A checkpoint",
+        "--saves 3 --steps 10",
+        "GPT-2 of 124M parameters with AdamW. Promised: the loop is blocked for at most 1.5 quiet steps, and loses no "
+        "more than a blocking save takes; the bytes of a blocking save; at most one snapshot more memory.",
+    ),
+    "evaluation": (
+        "Evaluation",
+        "--transformers",
+        "Batches of 62 MB logits. Promised: with metrics at most 1.1 times a loop that allocates once, in at most 1.2 "
+        "times the logits' memory; streamed in one batch's; the loss alone at 1.05 times an inference loop.",
+    ),
+    "memory": ("Peak memory", "", "GPT-2 of 124M parameters with AdamW. Promised: at most 1.00 of the loop by hand."),
+    "ddp_step": (
+        "Two processes",
+        "",
+        "A step under DistributedDataParallel beside the loop by hand. Promised: 1.01.",
+    ),
+    "compiled": ("torch.compile with ragged batches", "", "Compilations, and the time of a step when they are done."),
+    "watching": (
+        "Watching a run",
+        "",
+        "Ratios to the same trainer without a journal and with a clock that stands still. Promised: 1 % for journal "
+        "and clock, 2 % for a tracker that raises or hangs.",
+    ),
+    "sizes": ("Cost against size", "", "Promised: nothing grows faster than what it is for."),
+}
+
+
+def run(name: str, folder: Path) -> None:
+    command = [sys.executable, "-W", "ignore", str(HERE / f"{name}.py"), *BENCHMARKS[name][1].split()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"} if name != "checkpoint" else dict(os.environ)
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
+    lines = done.stdout.splitlines()
+    (folder / f"{name}.jsonl").write_text("\n".join(line for line in lines if line.startswith("{")) + "\n")
+    (folder / f"{name}.txt").write_text("\n".join(line for line in lines if not line.startswith("{")).strip() + "\n")
+
+
+def machine() -> str:
+    packages = versions("torch", "transformers", "accelerate", "datasets")
+    python = packages.pop("python")
+    kind = packages.pop("machine")
+    return f"{os.cpu_count()} CPU cores ({kind}, {platform.system()}), Python {python}, " + ", ".join(
+        f"{name} {version}" for name, version in packages.items()
+    )
+
+
+def render(folder: Path) -> str:
+    """RESULTS.md, with a new section for each script that has run; the others stay as they are."""
+    parts = [
+        "# Results",
+        "Written by `python benchmarks/full.py` (`make bench-full`) from what the scripts print; `README.md` says how "
+        "they measure. What counts are ratios within a run: seconds differ between machines, and between two minutes "
+        "on a shared one.",
+        f"{machine()}.",
+    ]
+    before = sections(HERE / "RESULTS.md")
+    for name, (heading, options, text) in BENCHMARKS.items():
+        table, note = folder / f"{name}.txt", HERE / "notes" / f"{name}.md"
+        if not table.is_file():
+            parts += before.get(heading, [])
+            continue
+        day = datetime.date.fromtimestamp(table.stat().st_mtime)
+        command = f"python benchmarks/{name}.py {options}".strip()
+        parts += [f"## {heading}", text, f"`{command}`, {day}", f"```\n{table.read_text().rstrip()}\n```"]
+        if note.is_file():
+            parts.append(note.read_text().strip())
+    return "\n\n".join(parts) + "\n"
+
+
+def sections(path: Path) -> dict[str, list[str]]:
+    """The sections of a page by their headings."""
+    _, *found = path.read_text().split("\n## ") if path.is_file() else [""]
+    return {one.partition("\n")[0]: ["## " + one.strip()] for one in found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; default: all")
+    parser.add_argument("--render", action="store_true", help="run nothing, write RESULTS.md from the last figures")
+    args = parser.parse_args()
+    unknown = [name for name in args.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"no benchmark {unknown[0]!r}; choose of {', '.join(BENCHMARKS)}")
+    folder = HERE.parent / "build" / "benchmarks"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in () if args.render else args.names or BENCHMARKS:
+        print(f"{name} ...", flush=True)
+        run(name, folder)
+        print((folder / f"{name}.txt").read_text())
+        (HERE / "RESULTS.md").write_text(render(folder))
+    (HERE / "RESULTS.md").write_text(render(folder))
+
+
+if __name__ == "__main__":
+    main()
