@@ -310,3 +310,21 @@ def test_callback_objects_of_no_class_of_ours(tmp_path: Path) -> None:
     looks = LooksLikeOne()
     make_trainer(tmp_path, callbacks=[looks], num_train_epochs=1).train()
     assert looks.steps == 7
+
+
+def test_who_replaces_call_event_tells_the_callbacks_himself() -> None:
+    hears, watches, told = Hears(), Hears(), []
+    handled = handler(hears)
+    handled.watch(watches)
+    before = run(should_log=True)
+
+    def call_event(event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> TrainerControl:
+        told.append((event, kwargs, control.should_log))
+        return TrainerControl(should_save=True)
+
+    handled.call_event = call_event  # type: ignore[method-assign]
+    handled.fire("on_log", before, logs={"loss": 1.0})
+    assert told == [("on_log", {"logs": {"loss": 1.0}}, False)]
+    assert hears.events == []
+    assert watches.events == ["on_log"]
+    assert before.control.should_save

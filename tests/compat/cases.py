@@ -328,6 +328,31 @@ def cross_encoder(folder: Path) -> dict[str, Any]:
     )
 
 
+@case
+def setfit_few_shots(folder: Path) -> dict[str, Any]:
+    from setfit import SetFitModel
+    from setfit import Trainer as SetFitTrainer
+    from setfit import TrainingArguments as SetFitArguments
+    from sklearn.linear_model import LogisticRegression
+
+    model = SetFitModel(model_body=encoder(folder), model_head=LogisticRegression(), labels=["a", "b"])
+    rows = range(16)
+    data = Dataset.from_dict({"text": [sentence(i, 4 + i % 2) for i in rows], "label": [i % 2 for i in rows]})
+    args = SetFitArguments(
+        output_dir=str(folder / "run"), batch_size=4, max_steps=8, body_learning_rate=1e-3, logging_steps=2,
+        eval_strategy="steps", eval_steps=4, save_steps=4, load_best_model_at_end=True, report_to="none",
+        show_progress_bar=False,
+    )  # fmt: skip
+    trainer = SetFitTrainer(model=model, args=args, train_dataset=data, eval_dataset=data.select(range(8)))
+    trainer.train()
+    head = model.model_head.coef_.tolist()
+    return {
+        **outcome(trainer.st_trainer),
+        "predictions": [str(p) for p in model.predict(data["text"][:8])],
+        "head": head,
+    }
+
+
 # -- PEFT -------------------------------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,9 @@ def main(side: str, out: str, wanted: list[str]) -> None:
                 results[name] = cases.CASES[name](Path(folder))
             except Exception:
                 results[name] = {"error": traceback.format_exc()}
-    results["versions"] = {name: version(name) for name in ("transformers", "trl", "sentence-transformers", "peft")}
+    results["versions"] = {
+        name: version(name) for name in ("transformers", "trl", "sentence-transformers", "peft", "setfit")
+    }
     results["base"] = f"{cases.Trainer.__module__}.{cases.Trainer.__name__}"
     Path(out).write_text(json.dumps(results, default=float), encoding="utf-8")
 

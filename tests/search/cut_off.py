@@ -9,8 +9,8 @@ from typing import Any
 import optuna
 import torch
 
-from tests._support.small import data, make_trainer
-from tests.search.small import make_module, rates
+from tests._support.small import make_trainer
+from tests.search.small import asked_parts, rates, scale
 from trainwright import Trainer
 
 FOLDER = Path(sys.argv[1])
@@ -26,13 +26,13 @@ class Watched(Trainer):
 
 
 settings = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
-trainer = make_trainer(FOLDER, cls=Watched, model_init=make_module, eval_dataset=data.vectors(8), save_async=False,
-                       **settings)  # fmt: skip
+trainer = make_trainer(FOLDER, cls=Watched, save_async=False, **asked_parts(), **settings)
+grid = [rate * scale() for rate in (1e-3, 3e-3, 1e-2, 3e-2)]
 best = trainer.hyperparameter_search(
     rates,
     n_trials=4,
     storage=f"sqlite:///{FOLDER}/study.db",
-    sampler=optuna.samplers.GridSampler({"learning_rate": [1e-3, 3e-3, 1e-2, 3e-2]}, seed=0),
+    sampler=optuna.samplers.GridSampler({"learning_rate": grid}, seed=0),
     resume_search=True,
 )
 (FOLDER / "best.json").write_text(json.dumps([best.objective, best.hyperparameters]))

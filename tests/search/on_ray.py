@@ -10,12 +10,12 @@ import ray
 import ray.tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
-from tests._support.small import data, differing, make_trainer, weights
-from tests.search.small import make_module
+from tests._support.small import differing, make_trainer, weights
+from tests.search.small import asked_parts, scale
 from trainwright import Trainer
 
 FOLDER, CASE = Path(sys.argv[1]), sys.argv[2]
-RATES = [1e-4, 1e-3, 1e-2, 3e-2]
+RATES = [rate * scale() for rate in (1e-4, 1e-3, 1e-2, 3e-2)]
 
 
 class FailsOnce(Trainer):
@@ -29,7 +29,7 @@ class FailsOnce(Trainer):
 
 def trainer(folder: Path, cls: Any = None, **settings: Any) -> Any:
     given = {"max_steps": 8, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 8}
-    return make_trainer(folder, cls=cls, model_init=make_module, eval_dataset=data.vectors(8), **given | settings)
+    return make_trainer(folder, cls=cls, **asked_parts(), **given | settings)
 
 
 def plain() -> dict[str, Any]:
@@ -65,10 +65,10 @@ def pbt() -> dict[str, Any]:
     """The worse of two takes over the weights, the optimizer and the position of the better one."""
     scheduler = PopulationBasedTraining(
         time_attr="training_iteration", metric="objective", mode="min", perturbation_interval=1, synch=True,
-        quantile_fraction=0.5, hyperparam_mutations={"learning_rate": [1e-3, 1e-2]}, resample_probability=0.0,
+        quantile_fraction=0.5, hyperparam_mutations={"learning_rate": RATES[1:3]}, resample_probability=0.0,
     )  # fmt: skip
     best = trainer(FOLDER / "s", save_steps=2).hyperparameter_search(
-        lambda _: {"learning_rate": ray.tune.grid_search([1e-5, 3e-2])}, backend="ray", n_trials=1,
+        lambda _: {"learning_rate": ray.tune.grid_search([RATES[0] / 10, RATES[3]])}, backend="ray", n_trials=1,
         scheduler=scheduler, verbose=0,
     )  # fmt: skip
     found = sorted((FOLDER / "s" / "ray").glob("*/train_one_*/checkpoint_*/checkpoint-8/trainer_state.json"))

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import optuna
 import pytest
 
 from .._support.small import differing
-from .small import saved
+from .small import MODEL, saved
 
 SCRIPT = Path(__file__).with_name("cut_off.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,11 +56,14 @@ def results(folder: Path) -> Any:
     return json.loads((folder / "best.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["module", pytest.param("minilm", marks=pytest.mark.slow)])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A search that ran to its end; those of the test search with the same model."""
     folder = tmp_path_factory.mktemp("whole")
-    finished(start(folder, "whole"))
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MODEL, request.param)
+        finished(start(folder, "whole"))
+        yield folder
 
 
 @pytest.mark.timeout(600)

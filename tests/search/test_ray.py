@@ -15,7 +15,7 @@ import pytest
 
 from trainwright.errors import ArgumentError
 
-from .small import searcher
+from .small import MODEL, scale, searcher
 
 SCRIPT = Path(__file__).with_name("on_ray.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +24,11 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
 ]
+
+
+@pytest.fixture(params=["module", "minilm"], autouse=True)
+def _model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MODEL, request.param)
 
 
 def searched(case: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -46,7 +51,7 @@ def searched(case: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, An
 def test_trials_run_beside_each_other_and_the_best_one_equals_a_run_by_hand(tmp_path: Path) -> None:
     told, trials = searched("plain", tmp_path)
     assert sorted(trial["state"] for trial in trials) == ["failed", "finished", "finished", "finished"]
-    assert [trial["params"]["learning_rate"] for trial in trials if trial["state"] == "failed"] == [1e-3]
+    assert [trial["params"]["learning_rate"] for trial in trials if trial["state"] == "failed"] == [1e-3 * scale()]
     finished = [trial for trial in trials if trial["state"] == "finished"]
     assert told["best"][1] == min(trial["values"][0] for trial in finished) == told["loaded"]
     assert told["summary"] == 4
@@ -70,9 +75,11 @@ def test_a_population_exchanges_checkpoints_of_ours(tmp_path: Path) -> None:
     assert told["perturbed"] > 0
     assert [trial["state"] for trial in trials] == ["finished", "finished"]
     first, second = told["rates"]  # the one that began at 1e-5, and the one that began at 0.03
-    assert second == pytest.approx([0.03 * (8 - step) / 8 for step in range(8)])
+    assert second == pytest.approx([0.03 * scale() * (8 - step) / 8 for step in range(8)])
     assert first[:6] == second[:6]  # it took over weights, optimizer, position and history of the better one,
-    assert first[6:] == pytest.approx([0.0025, 0.00125])  # and goes on there at a rate of its own
+    own = first[6] * 8 / 2  # and goes on there at a rate of its own
+    assert any(own == pytest.approx(rate * scale()) for rate in (1e-3, 1e-2))
+    assert first[7] == pytest.approx(own / 8)
 
 
 def test_what_ray_cannot_do_is_said_before_a_cluster_is_asked_for(tmp_path: Path) -> None:

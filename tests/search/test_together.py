@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from .._support.two_processes import run
+from .small import MODEL
 
 SCRIPT = Path(__file__).with_name("together.py")
 
 
 @pytest.mark.timeout(200)
-def test_two_processes_search_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["module", pytest.param("minilm", marks=pytest.mark.slow)])
+def test_two_processes_search_together(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MODEL, model)
     done = run(SCRIPT, str(tmp_path), folder=tmp_path)
     first, second = done.told
     assert first == second

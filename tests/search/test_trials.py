@@ -14,7 +14,7 @@ from trainwright import EarlyStoppingCallback, Trainer, TrainerCallback, default
 from trainwright.errors import SearchError
 
 from .._support.small import REFERENCE, data, differing, make_trainer, module, train, weights
-from .small import SAVES, SETTINGS, drawn, make_module, rates, saved, searcher, space, tree
+from .small import SAVES, SETTINGS, drawn, make_module, parts_of, rates, saved, searcher, space, tree
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -264,3 +264,31 @@ def test_several_objectives_give_the_trials_that_none_is_better_than(tmp_path: P
     front = [p for p in points if not any(q[0] <= p[0] and q[1] >= p[1] and q != p for q in points)]
     assert sorted(tuple(one.objective) for one in best) == sorted(front)
     assert trainer.evaluate()["eval_loss"] == best[0].objective[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_pretrained_model_is_searched_with_a_real_pruner_and_two_objectives(tmp_path: Path) -> None:
+    def rates_of_minilm(trial: Any) -> dict[str, Any]:
+        return {"learning_rate": trial.suggest_float("learning_rate", 1e-7, 1e-3, log=True)}
+
+    trainer = searcher(tmp_path / "pruned", **parts_of("minilm"))
+    best = trainer.hyperparameter_search(
+        rates_of_minilm, n_trials=6, pruner=optuna.pruners.MedianPruner(n_startup_trials=2), sampler=drawn()
+    )
+    states = [trial["state"] for trial in recorded(tmp_path / "pruned")]
+    assert {"finished", "pruned"} == set(states)
+    alone = make_trainer(tmp_path / "alone", **parts_of("minilm"), **SETTINGS | best.hyperparameters)
+    train(alone)
+    assert alone.state.log_history[-2]["eval_loss"] == best.objective
+
+    trainer = searcher(tmp_path / "both", **parts_of("minilm"))
+    front = trainer.hyperparameter_search(
+        rates_of_minilm, lambda metrics: [metrics["eval_loss"], trainer.state.trial_params["learning_rate"]],
+        n_trials=4, direction=["minimize", "minimize"], sampler=drawn(),
+    )  # fmt: skip
+    points = [tuple(trial["values"]) for trial in recorded(tmp_path / "both")]
+    assert len(points) == 4
+    assert sorted(tuple(one.objective) for one in front) == sorted(
+        p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)
+    )

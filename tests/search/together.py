@@ -6,9 +6,9 @@ from typing import Any
 
 import optuna
 
-from tests._support.small import data, make_trainer
+from tests._support.small import make_trainer
 from tests._support.two_processes import tell
-from tests.search.small import make_module, space
+from tests.search.small import asked_parts, space
 
 FOLDER = Path(sys.argv[1])
 
@@ -22,7 +22,7 @@ class Second(optuna.pruners.BasePruner):
 
 def trainer(folder: Path, **settings: Any) -> Any:
     given = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 6}
-    return make_trainer(folder, model_init=make_module, eval_dataset=data.vectors(8), **given | settings)
+    return make_trainer(folder, **asked_parts(), **given | settings)
 
 
 searching = trainer(FOLDER / "search")

@@ -113,7 +113,10 @@ class CallbackHandler(TrainerCallback):
         """Tells the listeners; a control object that one of them returns becomes the run's."""
         for flag in _CLEARS.get(event, ()):
             setattr(run.control, flag, False)
-        if self._table[event]:
+        if "call_event" in self.__dict__:  # somebody tells the callbacks himself, as SetFit does
+            self._tell(event, self.args, run.state, run.control, kwargs, watchers_only=True)
+            run.control = self.call_event(event, self.args, run.state, run.control, **kwargs)
+        elif self._table[event]:
             run.control = self._tell(event, self.args, run.state, run.control, kwargs)
 
     def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> TrainerControl:
@@ -122,8 +125,12 @@ class CallbackHandler(TrainerCallback):
             setattr(control, flag, False)
         return self._tell(event, args, state, control, kwargs)
 
-    def _tell(self, event: str, args: Any, state: Any, control: Any, kwargs: dict[str, Any]) -> TrainerControl:
+    def _tell(
+        self, event: str, args: Any, state: Any, control: Any, kwargs: dict[str, Any], *, watchers_only: bool = False
+    ) -> TrainerControl:
         for listener, phase in self._table[event]:
+            if watchers_only and phase != LOGGING:
+                continue
             before = self.clock.mark(phase)
             result = listener(
                 args,
