@@ -1,4 +1,4 @@
-"""TRL, sentence-transformers, SetFit and PEFT on Trainwright: the same trainings under transformers and under `install()`.
+"""Other libraries on Trainwright: the same trainings under transformers and under `install()`.
 
 Each side is one process that runs every case; nothing of those libraries is changed but by `install()`.
 """
