@@ -50,6 +50,24 @@ def accepts_loss_kwargs(model: Any) -> bool:
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in forward_parameters(model).values())
 
 
+_MEANS = {"CrossEntropyLoss", "BCEWithLogitsLoss", "BCELoss", "MSELoss", "L1Loss", "NLLLoss"}
+
+
+def ignores_item_count(model: Any) -> bool:
+    """Whether `forward` accepts `num_items_in_batch` like any other keyword and still returns a mean.
+
+    So do the heads of BERT and T5: their code makes one of torch's mean losses, and uses neither the count nor the
+    model's loss function, which would divide by it. False wherever the code does not show it.
+    """
+    if not accepts_loss_kwargs(model):
+        return False
+    code = getattr(inspect.unwrap(type(core_model(model)).forward), "__code__", None)
+    if code is None:
+        return False
+    words = {*code.co_names, *code.co_varnames, *(word for word in code.co_consts if isinstance(word, str))}
+    return bool(_MEANS & words) and not {"num_items_in_batch", "loss_function"} & words
+
+
 def shifts_labels(model: Any) -> bool:
     """Whether the model's loss compares position i with label i + 1, so that label 0 is never a target.
 

@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from trainwright import Trainer, TrainingArguments
 from trainwright.errors import EvaluationMemoryError
@@ -51,7 +58,20 @@ def llama() -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **sizes))
 
 
-MODELS = {"counted": llama, "mean": MeanOfTokens, "auxiliary": WithBalance}
+def bert() -> nn.Module:
+    """Takes any keyword, and returns the mean of its micro-batch all the same."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return BertForTokenClassification(BertConfig(vocab_size=VOCABULARY, num_labels=VOCABULARY, **sizes, **without))
+
+
+def t5() -> nn.Module:
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
+    return T5ForConditionalGeneration(T5Config(vocab_size=VOCABULARY, decoder_start_token_id=0, **sizes))
+
+
+MODELS = {"counted": llama, "mean": MeanOfTokens, "auxiliary": WithBalance, "bert": bert, "t5": t5}
+MEANS = ("mean", "bert", "t5")
 
 
 def samples(number: int) -> list[dict[str, torch.Tensor]]:
@@ -93,6 +113,21 @@ def test_accumulating_equals_the_full_batch(
     assert whole.abs().max() > 1e-3
 
 
+@pytest.mark.parametrize(("kind", "grows"), [("bert", True), ("t5", True), ("counted", False), ("mean", False)])
+def test_a_model_that_ignores_the_count_is_named_where_its_gradients_grow(
+    kind: str, grows: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As they do in the original, whose numbers are the default."""
+    settings = {"max_steps": 1, "gradient_accumulation_steps": 4, "report_to": "none", "per_device_train_batch_size": 2}
+    for weighting, said in (("batches", grows), ("items", False)):
+        caplog.clear()
+        args = TrainingArguments(
+            str(tmp_path), use_cpu=True, disable_tqdm=True, save_strategy="no", loss_weighting=weighting, **settings
+        )
+        Trainer(MODELS[kind](), args, train_dataset=samples(8)).train()
+        assert ("its gradients are 4 times those of one batch" in caplog.text) == said
+
+
 class Small(nn.Module):
     """A device that is full when a batch has more samples than it can hold."""
 
@@ -114,7 +149,7 @@ def test_what_does_not_fit_is_cut_and_the_update_stays_the_same(kind: str, room:
     whole = gradients(kind, tmp_path, batch=8, micro_batches=1, number=16)
     torch.manual_seed(0)
     model = Small(MODELS[kind](), room)
-    if kind == "mean":  # takes no count, so the wrapper must not seem to take one
+    if kind in MEANS:  # uses no count, so the wrapper must not seem to take one
         model.accepts_loss_kwargs = False
     cut = gradients(kind, tmp_path, batch=8, micro_batches=1, number=16, model=model, auto_find_batch_size=True)
     torch.testing.assert_close(cut, whole, **CLOSE)

@@ -27,6 +27,7 @@ from trainwright.assemble.parts import (
     patches_for_a_run,
     seed_everything,
     smaller_batches,
+    sums_up_means,
 )
 from trainwright.assemble.resuming import (
     best_of,
@@ -122,6 +123,7 @@ __all__ = [
     "show_lines",
     "smaller_batches",
     "states_of",
+    "sums_up_means",
     "take_up_uploads",
     "tell_best",
     "tell_times",

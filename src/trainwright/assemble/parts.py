@@ -120,14 +120,30 @@ def label_smoother(model: Any, epsilon: float) -> LabelSmoother | None:
 def loss_rule(
     model: Any, args: Any, *, accepts_loss_kwargs: bool, has_loss_func: bool, is_scaled: bool | None, num_processes: int
 ) -> LossRule:
+    by_items = getattr(args, "loss_weighting", "batches") == "items"
+    is_mean = by_items and model_facts.ignores_item_count(model)
     return LossRule(
-        counts_items=accepts_loss_kwargs or has_loss_func,
+        counts_items=(accepts_loss_kwargs and not is_mean) or has_loss_func,
         shifts_labels=model_facts.shifts_labels(model),
         is_scaled=is_scaled,
         has_loss_func=has_loss_func,
-        weights_items=getattr(args, "loss_weighting", "batches") == "items",
+        weights_items=by_items,
         aux_coefficient=model_facts.auxiliary_coefficient(model),
         num_processes=num_processes if args.average_tokens_across_devices else 1,
+    )
+
+
+def sums_up_means(model: Any, args: Any, rule: LossRule) -> str | None:
+    """Says that a model's gradients grow with the micro-batches of a step, where they do so as in the original."""
+    factor = args.gradient_accumulation_steps * rule.num_processes
+    counts = rule.counts_items and not rule.has_loss_func and rule.is_scaled is None
+    if factor == 1 or not counts or not model_facts.ignores_item_count(model):
+        return None
+    name = type(model_facts.core_model(model)).__name__
+    return (
+        f"{name} returns the mean of a micro-batch whatever num_items_in_batch is: over {factor} micro-batches a step "
+        f"its gradients are {factor} times those of one batch, as under transformers. loss_weighting='items' makes "
+        "them equal."
     )
 
 

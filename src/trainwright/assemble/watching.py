@@ -62,13 +62,15 @@ def announce(
     device: torch.device,
     start: Start,
     note: str = "",
+    caution: str | None = None,
     changes: Iterable[object] = (),
 ) -> None:
     """Shows the effective plan when training starts, and says once which settings have no effect.
 
-    `changes`: what differs from the checkpoint that is resumed from, as lines.
+    `caution`: what else a person should know before the first step. `changes`: what differs from the checkpoint that is
+    resumed from, as lines.
     """
-    for message in rules.idle(args):
+    for message in [*rules.idle(args), *([] if caution is None else [caution])]:
         logger.warning("%s", message)
     lines = effective_plan(args, plan, state, device=device)
     if start.checkpoint is not None:

@@ -75,7 +75,10 @@ class RunHooks(CheckHooks):
         self._session = self._open_session(args, resume_from_checkpoint, trial, ignore_keys_for_eval)
         self._engine.agree(lambda: assemble.check_first_checkpoint(args, self._get_output_dir(trial), self.model))
         start, device = self._session.start, self._engine.device
-        assemble.announce(plan, args, self.state, device=device, start=start, note=note, changes=self._changes)
+        caution = None if self._rule is None else assemble.sums_up_means(self.model, args, self._rule)
+        assemble.announce(
+            plan, args, self.state, device=device, start=start, note=note, caution=caution, changes=self._changes
+        )
         self._rehearse_evaluation(ignore_keys_for_eval)
         datasets = {"train": self.train_dataset, "eval": self.eval_dataset}
         folder = self._get_output_dir(trial)
