@@ -86,7 +86,7 @@ def test_on_a_terminal_without_a_bar_where_asked_for() -> None:
     assert text.count("'loss':") == 3
 
 
-@pytest.mark.parametrize("disable", [False, True])
+@pytest.mark.parametrize("disable", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_with_log_level_error_nothing_is_shown(disable: bool) -> None:
     *words, text = script(disable=disable)
     command = [*words, text.replace("use_cpu=True", 'use_cpu=True, log_level="error"')]

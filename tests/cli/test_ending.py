@@ -37,10 +37,9 @@ def end(process: subprocess.Popen[str], number: signal.Signals) -> int:
     return process.returncode
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_was_killed_and_stopped_goes_on_to_the_same_weights(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:

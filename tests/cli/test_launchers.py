@@ -32,7 +32,8 @@ def launchers() -> dict[str, tuple[str, ...]]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("accelerate", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 def test_two_processes_train_one_run(launcher: str, tmp_path: Path) -> None:
     config = small(tmp_path, SMALL.replace("max_steps: 8", "max_steps: 4\n  overwrite_output_dir: true"))
     done = run(HERE, "train", str(config), folder=tmp_path, launcher=launchers()[launcher], timeout_s=250)

@@ -186,6 +186,7 @@ def test_run_again_after_the_end_it_trains_nothing_and_harms_nothing(finished: t
     assert newest_step(output_dir) == NUM_STEPS
 
 
+@pytest.mark.slow
 def test_overwrite_output_dir_starts_afresh_and_the_old_run_does_not_come_back(
     finished: tuple[Path, str], inputs: Paths, tmp_path: Path
 ) -> None:

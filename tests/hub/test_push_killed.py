@@ -83,6 +83,7 @@ def test_what_a_killed_training_had_not_uploaded_comes_with_the_next(
     assert Outbox(folder).waiting() == []
 
 
+@pytest.mark.slow
 def test_the_end_of_a_script_waits_for_an_upload_that_is_left_to_itself(other: Hub, tmp_path: Path) -> None:
     script = f"""
 import sys

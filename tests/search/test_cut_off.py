@@ -56,7 +56,7 @@ def results(folder: Path) -> Any:
     return json.loads((folder / "best.json").read_text())
 
 
-@pytest.fixture(scope="module", params=["module", pytest.param("minilm", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["module", "minilm"])
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A search that ran to its end; those of the test search with the same model."""
     folder = tmp_path_factory.mktemp("whole")
@@ -66,11 +66,9 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield folder
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("number", "code", "step"),
-    [(signal.SIGTERM, 143, 4), pytest.param(signal.SIGKILL, -9, 2, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("number", "code", "step"), [(signal.SIGTERM, 143, 4), (signal.SIGKILL, -9, 2)])
 def test_a_search_that_was_cut_off_goes_on(
     number: signal.Signals, code: int, step: int, whole: Path, tmp_path: Path
 ) -> None:

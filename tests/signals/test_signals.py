@@ -63,7 +63,11 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.mark.parametrize(
     ("phase", "number"),
-    [*((phase, signal.SIGTERM) for phase in PHASES), ("data", signal.SIGINT), ("evaluate", signal.SIGUSR1)],
+    [
+        *((phase, signal.SIGTERM) for phase in PHASES),
+        pytest.param("data", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("evaluate", signal.SIGUSR1, marks=pytest.mark.slow),
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_the_last_finished_step_is_saved_and_the_run_goes_on_as_if_nothing_had_happened(
