@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -187,11 +188,52 @@ def by_trainer(library: Any, work: Work, watch: Watch) -> None:
             gradient_accumulation_steps=work.accumulation,
             max_steps=work.num_steps,
             learning_rate=LEARNING_RATE,
-            logging_steps=work.logging_steps,
+            logging_steps=min(work.logging_steps, work.num_steps),  # a run that never logs is refused
             dataloader_num_workers=work.num_workers,
             log_level="warning",  # below it a log is not printed, and the loop by hand prints too
         )
         library.Trainer(model=model, args=args, train_dataset=items, callbacks=[TellsSteps()]).train()
+
+
+def by_lightning(work: Work, watch: Watch) -> None:
+    """Lightning's trainer, where it is installed: the same model, data, clipping, schedule and logs."""
+    import warnings
+
+    import lightning
+    from transformers import default_data_collator
+
+    model, items = work.model_and_items()
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: dict[str, Any], index: int) -> torch.Tensor:
+            loss: torch.Tensor = self.model(**batch)["loss"]
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=LEARNING_RATE, fused=True)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / work.num_steps))
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
+            if (index + 1) % work.accumulation == 0:
+                watch.step_done(self.global_step)
+
+    loader = DataLoader(
+        items, batch_size=BATCH, shuffle=True, collate_fn=default_data_collator, num_workers=work.num_workers
+    )
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lightning.Trainer(
+            accelerator="cpu", devices=1, max_steps=work.num_steps, accumulate_grad_batches=work.accumulation,
+            gradient_clip_val=1.0, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            log_every_n_steps=work.logging_steps, default_root_dir=folder, num_sanity_val_steps=0,
+        ).fit(Module(), loader)  # fmt: skip
 
 
 def subjects(case: Case, accumulation: int, settings: dict[str, Any], num_steps: int) -> dict[str, Subject]:
@@ -208,6 +250,8 @@ def subjects(case: Case, accumulation: int, settings: dict[str, Any], num_steps:
         print(f"without trainwright: {error}", file=sys.stderr)
         found.pop("trainwright", None)
     found["transformers"] = partial(by_trainer, transformers, work)
+    if find_spec("lightning") is not None:
+        found["lightning"] = partial(by_lightning, work)
     return found
 
 

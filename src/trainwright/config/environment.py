@@ -40,7 +40,8 @@ class World:
     @classmethod
     def detect(cls, *, use_cpu: bool = False, environ: Mapping[str, str] | None = None) -> World:
         env = os.environ if environ is None else environ
-        env = {**of_slurm(env), **env}
+        under_slurm = of_slurm(env)
+        env = {**under_slurm, **env} if under_slurm else env
         rank, size = _process_group() or (_first(env, RANK, 0), _first(env, WORLD_SIZE, 1))
         local_rank = _first(env, LOCAL_RANK, -1)
         return cls(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import platform
 import socket
 import subprocess
@@ -24,7 +26,7 @@ def environment(device: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := installed(name)) is not None},
-        "commit": commit(),
+        "commit": commit(os.getcwd()),
         "device": device_name(device),
         "cpus": psutil.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -39,6 +41,7 @@ def process() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": own.pid, "began": own.create_time()}
 
 
+@functools.cache  # the packages of a process do not change; reading their metadata takes milliseconds
 def installed(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -46,17 +49,19 @@ def installed(package: str) -> str | None:
         return None
 
 
-def commit() -> str | None:
+@functools.cache  # the code of a process is what it was when the process began
+def commit(folder: str) -> str | None:
     """The commit of the directory that the run was started in, with a mark if files differ from it."""
     try:
-        head = _git("rev-parse", "HEAD")
-        return f"{head}, with changes" if _git("status", "--porcelain", "--untracked-files=no") else head
+        head = _git(folder, "rev-parse", "HEAD")
+        return f"{head}, with changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else head
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+def _git(folder: str, *words: str) -> str:
+    command = ["git", "-C", folder, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
 
 
 def device_name(device: Any) -> str:

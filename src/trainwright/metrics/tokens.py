@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,15 +11,18 @@ import torch
 
 logger = logging.getLogger(__name__)
 
+_told: weakref.WeakSet[Any] = weakref.WeakSet()  # models about which it was said: once, not at each batch
+
 
 def count_tokens(inputs: Mapping[str, Any], model: Any, processing_class: Any, *, mode: str) -> torch.Tensor | int:
     """Input tokens of a batch: "all" of them, or the "non_padding" ones (counted on their device, not read back)."""
     name = getattr(model, "main_input_name", "input_ids")
     if name not in inputs:
-        logger.warning(
-            "Input tokens are not counted: the batch has no %r. Set main_input_name on the model's class to the entry "
-            "that holds them.", name,
-        )  # fmt: skip
+        _tell(
+            model,
+            f"Input tokens are not counted: the batch has no {name!r}. Set main_input_name on the model's class to the "
+            "entry that holds them.",
+        )
         return 0
     if mode == "non_padding":
         packed = _real_tokens_of_rows(inputs)
@@ -29,8 +33,14 @@ def count_tokens(inputs: Mapping[str, Any], model: Any, processing_class: Any, *
         pad = getattr(processing_class, "pad_token_id", None)
         if pad is not None:
             return (inputs[name] != pad).sum()  # type: ignore[no-any-return]
-        logger.warning("Padding cannot be told from tokens (no attention_mask, no pad token); all are counted.")
+        _tell(model, "Padding cannot be told from tokens (no attention_mask, no pad token); all are counted.")
     return inputs[name].numel()  # type: ignore[no-any-return]
+
+
+def _tell(model: Any, text: str) -> None:
+    if model not in _told:
+        _told.add(model)
+        logger.warning("%s", text)
 
 
 def _real_tokens_of_rows(inputs: Mapping[str, Any]) -> torch.Tensor | None:
