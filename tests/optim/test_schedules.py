@@ -1,7 +1,10 @@
-"""Learning-rate schedules: transformers' own, over the steps of the run."""
+"""Learning-rate schedules: the rates of transformers, over the steps of the run."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +24,16 @@ def optimizer() -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("warmup", [0, 3])
-def test_the_rates_of_transformers(name: str, warmup: int) -> None:
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 10), (3, 10), (37, 1001)])
+def test_the_rates_of_transformers(name: str, warmup: int, steps: int) -> None:
     rates = []
     for make in (
-        lambda o: make_schedule(name, o, num_warmup_steps=warmup, num_training_steps=10),
-        lambda o: get_scheduler(name, o, num_warmup_steps=warmup, num_training_steps=10),
+        lambda o: make_schedule(name, o, num_warmup_steps=warmup, num_training_steps=steps),
+        lambda o: get_scheduler(name, o, num_warmup_steps=warmup, num_training_steps=steps),
     ):
         schedule = make(chosen := optimizer())
         course = []
-        for _ in range(10):
+        for _ in range(steps + 2):  # a rate is asked for after the last step too
             course.append(current_rate(schedule, chosen))
             chosen.step()
             schedule.step()
@@ -39,6 +42,38 @@ def test_the_rates_of_transformers(name: str, warmup: int) -> None:
     if warmup and name != "constant":
         assert rates[0][0] == 0.0
         assert max(rates[0]) == 0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_schedule_goes_on_from_the_state_that_transformers_saved(name: str) -> None:
+    theirs = get_scheduler(name, optimizer(), num_warmup_steps=2, num_training_steps=9)
+    for _ in range(4):
+        theirs.optimizer.step()
+        theirs.step()
+    ours = make_schedule(name, chosen := optimizer(), num_warmup_steps=2, num_training_steps=9)
+    ours.load_state_dict(theirs.state_dict())
+    for schedule in (ours, theirs):
+        schedule.optimizer.step()
+        schedule.step()
+    assert current_rate(ours, chosen) == current_rate(theirs, theirs.optimizer)
+
+
+def test_a_plain_run_loads_no_package_that_it_does_not_use() -> None:
+    script = """
+        import sys, torch, tempfile
+        from trainwright import Trainer, TrainingArguments
+
+        class Model(torch.nn.Linear):
+            def forward(self, x):
+                return {"loss": super().forward(x).sum()}
+
+        args = TrainingArguments(tempfile.mkdtemp(), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=2)
+        Trainer(Model(4, 1), args, train_dataset=[{"x": torch.ones(4)}] * 16).train()
+        unused = {"peft", "bitsandbytes", "datasets", "transformers.trainer", "optuna", "ray"}
+        print(*sorted(sys.modules.keys() & unused))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == ""
 
 
 @pytest.mark.parametrize("warmup", [4, 0.29])

@@ -1,4 +1,6 @@
-"""Learning-rate schedules. They are transformers', which stay as they are; this file is the one that imports them."""
+"""Learning-rate schedules. All but the most frequent (`decay.py`) are transformers', which stay as they are; this is
+the file that imports them.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainwright.errors import ArgumentError
+from trainwright.optim import decay
 
 # Name -> what makes it: a function of transformers.optimization, or a class whose parameters are its settings.
 BUILDERS: dict[str, str] = {
@@ -45,16 +48,19 @@ def make_schedule(
     Raises:
         ArgumentError: `options` (`lr_scheduler_kwargs`) that the schedule does not take, or lacks.
     """
-    from transformers.optimization import get_scheduler
-
     name = str(getattr(name, "value", name))
     options = dict(options or {})
+    steps = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
+    schedule = None if options else decay.make(name, optimizer, **steps)
+    if schedule is not None:
+        return schedule
+    from transformers.optimization import get_scheduler
+
     _check_options(name, options)
     return get_scheduler(  # type: ignore[no-any-return]
         name,
         optimizer=optimizer,
-        num_warmup_steps=num_warmup_steps,
-        num_training_steps=num_training_steps,
+        **steps,
         scheduler_specific_kwargs=options,
     )
 
