@@ -61,16 +61,16 @@ $(VENV)/.run: $(VENV)/.torch pyproject.toml requirements-data.txt
 # there comes with the line after. All cores compile what pip would compile on one; some packages have files for other
 # versions of Python, which does not matter. Without byte code a warning of their compilation would fail a test.
 $(VENV)/.dev: $(VENV)/.run requirements-optim.txt
-	grep -vE '^(ray|deepspeed)==' constraints.txt > $(VENV)/pinned.txt
+	sed '/^# Only for the slow tests/,$$d' constraints.txt > $(VENV)/pinned.txt
 	$(PIP_INSTALL) --no-compile --no-deps -r $(VENV)/pinned.txt
 	$(PIP) --no-compile --editable '.[dev]'
 	$(PIP_INSTALL) --no-compile --no-deps -r requirements-optim.txt
 	$(BIN)/python -W ignore -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compiled.log 2>&1 || true
 	touch $@
 
-# Ray is large, and only slow tests start it.
+# Ray is large, and two trackers' clients bring much with them; only slow tests start these.
 $(VENV)/.ray: $(VENV)/.dev
-	$(PIP) --editable '.[ray]'
+	$(PIP) --editable '.[ray,clearml,comet]'
 	touch $@
 
 # DeepSpeed is built here, without operators for GPUs and against the torch that is installed.

@@ -15,21 +15,26 @@ from typing import Any
 import pytest
 
 SIDE = Path(__file__).with_name("side.py")
-CASES = (
-    "trl_sft",
-    "trl_sft_packing",
-    "trl_sft_completion_only",
-    "trl_sft_peft",
-    "trl_sft_resumed",
-    "trl_dpo",
-    "trl_reward",
-    "trl_kto",
-    "trl_grpo",
-    "sentence_transformers_two_datasets",
-    "cross_encoder",
-    "setfit_few_shots",
-    "peft_lora_with_the_plain_trainer",
-)
+# Case: the library, its class, what is trained.
+CASES = {
+    "trl_sft": ("trl", "SFTTrainer", "plain"),
+    "trl_sft_packing": ("trl", "SFTTrainer", "packed"),
+    "trl_sft_completion_only": ("trl", "SFTTrainer", "loss of the completions only"),
+    "trl_sft_peft": ("trl", "SFTTrainer", "LoRA"),
+    "trl_sft_resumed": ("trl", "SFTTrainer", "resumed in the middle"),
+    "trl_dpo": ("trl", "DPOTrainer", "preferences"),
+    "trl_reward": ("trl", "RewardTrainer", "preferences"),
+    "trl_kto": ("trl", "KTOTrainer", "labelled completions"),
+    "trl_grpo": ("trl", "GRPOTrainer", "generated completions and a reward"),
+    "sentence_transformers_two_datasets": (
+        "sentence-transformers", "SentenceTransformerTrainer", "two datasets, two losses",
+    ),
+    "cross_encoder": ("sentence-transformers", "CrossEncoderTrainer", "pairs with a label"),
+    "setfit_few_shots": ("setfit", "Trainer", "few labelled texts, the best model loaded, then the head"),
+    "peft_lora_with_the_plain_trainer": ("peft", "LoRA in the plain `Trainer`", "classification"),
+}  # fmt: skip
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compat.md"
+MARKS = ("<!-- written by tests/compat/test_libraries.py -->\n", "<!-- end -->")
 # transformers weighs a batch's loss by its samples, and this package by the labels that count (docs: evaluation).
 TOKENS_ARE_WEIGHED = {name for name in CASES if name.startswith("trl_sft")}
 
@@ -56,6 +61,40 @@ def test_the_sides_differ_only_in_the_trainer(sides: dict[str, dict[str, Any]]) 
     assert sides["ours"]["base"] == "trainwright.trainer.Trainer"
     assert sides["theirs"]["base"] == "transformers.trainer.Trainer"
     assert sides["ours"]["versions"] == sides["theirs"]["versions"]
+
+
+def table(sides: dict[str, dict[str, Any]]) -> str:
+    """What was found, for docs/compat.md."""
+    versions = sides["ours"]["versions"]
+    rows = ["| library | class | training | weights | logs |", "|---|---|---|---|---|"]
+    for case, (library, kind, what) in CASES.items():
+        ours, theirs = sides["ours"][case], sides["theirs"][case]
+        same = "equal, bit for bit" if ours.get("weights") == theirs.get("weights") else "differ"
+        name = f"`{kind}`" if "`" not in kind else kind
+        rows.append(f"| {library} {versions[library]} | {name} | {what} | {same} | {told(case, ours, theirs)} |")
+    return "\n".join([*rows, "", f"Under transformers {versions['transformers']}."]) + "\n\n"
+
+
+def told(case: str, ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """How the logs compare, in a word."""
+    pairs = [(mine[name], other[name], name) for mine, other in zip(ours["logs"], theirs["logs"], strict=True)
+             for name in other]  # fmt: skip
+    evaluated = [name.startswith("eval") and name.endswith("loss") for _, _, name in pairs]
+    if any(mine != other for (mine, other, _), is_eval in zip(pairs, evaluated, strict=True) if not is_eval):
+        return "differ"
+    close = all(mine == pytest.approx(other, rel=1e-6) for mine, other, _ in pairs)
+    return "equal" if close else "equal but `eval_loss`"
+
+
+@pytest.mark.slow
+def test_the_page_says_what_was_found(sides: dict[str, dict[str, Any]]) -> None:
+    """With WRITE_DOCS=1 it is written."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    if os.environ.get("WRITE_DOCS"):
+        PAGE.write_text(before + MARKS[0] + "\n" + table(sides) + MARKS[1] + after, encoding="utf-8")
+    assert rest.split(MARKS[1])[0].strip() == table(sides).strip()
 
 
 @pytest.mark.slow
