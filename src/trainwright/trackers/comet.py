@@ -51,8 +51,8 @@ class CometCallback(TrackerCallback):
         self._experiment = self._comet.start(
             mode=mode, experiment_config=self._comet.ExperimentConfig(name=args.run_name), **known
         )
-        # It stays open, for whoever logs more to it. At the end of the process the client closes only what was opened in
-        # the main thread: of an offline experiment that was opened here nothing would be kept.
+        # It stays open, for whoever logs more to it. At the end of the process the client closes only what was opened
+        # in the main thread: of an offline experiment that was opened here nothing would be kept.
         atexit.register(self._experiment.end)
         self.remember(args, self._experiment.get_key())
         self._experiment.log_parameters(flat({"args": args.to_dict(), "config": config_of(model)}))
