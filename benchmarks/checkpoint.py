@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
 from harness import Lap, Subject, Turns, print_json, print_table, silence, take_turns, versions
 
@@ -140,33 +140,6 @@ def differences(lap: Lap) -> list[float]:
     return [saving - quiet for quiet, saving in zip(lap.wall_s[::2], lap.wall_s[1::2], strict=True)]
 
 
-def observe_digests() -> dict[str, list[float]]:
-    """Seconds of each commit, of the checksums in it, and the bytes that were linked instead of kept twice."""
-    from trainwright.checkpoint import store
-
-    seen: dict[str, list[float]] = {"digest_s": [], "commit_s": [], "linked_bytes": []}
-
-    def timed(function: Any, name: str) -> Any:
-        def call(*args: Any) -> Any:
-            start = time.perf_counter()
-            result = function(*args)
-            seen[name].append(time.perf_counter() - start)
-            return result
-
-        return call
-
-    def counted(*args: Any) -> int:
-        linked = link(*args)
-        seen["linked_bytes"].append(linked)
-        return linked
-
-    link = store.link_unchanged
-    store.link_unchanged = counted
-    store.describe_files = timed(store.describe_files, "digest_s")
-    store.CheckpointStore.commit = timed(store.CheckpointStore.commit, "commit_s")  # type: ignore[method-assign]
-    return seen
-
-
 def time_of_state(num_entries: int, folder: Path) -> dict[str, float]:
     """Milliseconds to save a record with a long history: the first time, and after ten more logs."""
     import transformers
@@ -188,7 +161,30 @@ def time_of_state(num_entries: int, folder: Path) -> dict[str, float]:
     return {"first_ms": first, "later_ms": statistics.median(later), "transformers_ms": timed(theirs)}
 
 
-def peak_bytes(name: str, *, saves: bool, is_small: bool) -> int:
+def time_of_digest(work: Work, folder: Path) -> dict[str, float]:
+    """Seconds to write a checkpoint's bytes onto the disk, and to make their checksums, with nothing beside it."""
+    from trainwright.checkpoint.manifest import describe_files
+
+    (place := folder / "digest").mkdir()
+    weights = work.model().state_dict()
+    values = {
+        f"{kind}.{name}": value.clone() for kind in ("weights", "first", "second") for name, value in weights.items()
+    }
+    written, checked = [], []
+    for _ in range(3):
+        start = time.perf_counter()
+        torch.save(values, place / "state.pt")
+        with (place / "state.pt").open("rb") as file:
+            os.fsync(file.fileno())
+        middle = time.perf_counter()
+        describe_files(place)
+        written.append(middle - start)
+        checked.append(time.perf_counter() - middle)
+    found = statistics.median(checked), statistics.median(written)
+    return {"digest_s": round(found[0], 3), "write_s": round(found[1], 3), "share": round(found[0] / found[1], 3)}
+
+
+def peak_of(name: str, *, saves: bool, is_small: bool) -> int:
     """Most memory of a process of its own."""
     command = [sys.executable, __file__, "--alone", name, *(["--small"] if is_small else [])]
     done = subprocess.run([*command, *(["--without-saves"] if not saves else [])], capture_output=True, text=True)
@@ -204,19 +200,18 @@ def run_alone(name: str, *, is_small: bool, saves: bool) -> None:
     turns = Turns(warm_up=2, num=4, steps=4)
     with tempfile.TemporaryDirectory() as folder, silence():
         subject(name, Work(turns, is_small=is_small, saves=saves), Path(folder), [])(NoWatch())
-    unit = 1 if sys.platform == "darwin" else 1024
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    print(harness.peak_bytes())
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     turns = Turns(warm_up=4, num=2 * args.saves, steps=args.steps)
     work = Work(turns, is_small=args.small)
     blocked = {name: [] for name in NAMES}
-    seen = observe_digests()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         laps = take_turns({n: subject(n, work, Path(folder), blocked[n]) for n in NAMES}, turns)
         sizes = {n: sum(p.stat().st_size for p in (Path(folder) / n).rglob("*") if p.is_file()) for n in NAMES}
         state = time_of_state(NUM_ENTRIES if not args.small else 1000, Path(folder))
+        digest = time_of_digest(work, Path(folder))
     quiet = {name: statistics.median(lap.wall_s[::2]) / turns.steps for name, lap in laps.items()}
     lost = {name: statistics.median(differences(lap)) for name, lap in laps.items()}
     subjects = {
@@ -230,9 +225,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         }
         for name in NAMES
     }
-    commit, digest = (statistics.median(seen[name]) for name in ("commit_s", "digest_s"))
-    return {"subjects": subjects, "state": state, "digest_s": round(digest, 4), "commit_s": round(commit, 3),
-            "linked_bytes": seen["linked_bytes"][-1:]}  # fmt: skip
+    return {"subjects": subjects, "state": state, "digest": digest}
 
 
 def parse() -> argparse.Namespace:
@@ -256,7 +249,7 @@ def main() -> int:
         return 0
     found = measure(args)
     for name in NAMES if not args.no_memory else ():
-        peaks = [peak_bytes(name, saves=saves, is_small=args.small) for saves in (True, False)]
+        peaks = [peak_of(name, saves=saves, is_small=args.small) for saves in (True, False)]
         found["subjects"][name]["peak_over_training_bytes"] = peaks[0] - peaks[1]
     print_json({"benchmark": "checkpoint", "model": "tiny" if args.small else "gpt2-124m", "saves": args.saves,
                 "threads": args.threads, **found,

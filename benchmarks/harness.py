@@ -11,12 +11,14 @@ import gc
 import io
 import json
 import platform
+import resource
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -184,6 +186,17 @@ def measure(make: Callable[[int], Mapping[str, Subject]], *, base: str, turns: T
             "python_calls_per_step": round(counter.per_step, 1),
         }
     return results
+
+
+def peak_bytes() -> int:
+    """Most memory that this process has held. Where the system tells it for the program alone, the peak of whoever
+    started it is not in it, which `ru_maxrss` has.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -22,16 +21,12 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
-from harness import print_json, print_table, silence, versions  # noqa: E402
+from harness import peak_bytes, print_json, print_table, silence, versions  # noqa: E402
 
 NAMES = ("hand", "trainwright", "transformers")
 NUM_STEPS = 6
 LENGTH = 64
 LIMIT = 1.0
-
-
-def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def run_alone(name: str, *, is_small: bool) -> dict[str, int]:
