@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
 from trainwright.config import rules
+from trainwright.config.owned import batch_formers
 from trainwright.config.plans import StepPlan
 from trainwright.errors import ArgumentError, DataError, MissingModelError, ModelError
 from trainwright.types import has_length, is_instance_of
@@ -91,7 +92,7 @@ def check_datasets(
             f"eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r} asks for evaluations, "
             "and there is no eval_dataset. Pass one, or set eval_strategy='no'."
         )
-    forming = [name for name in ("max_tokens_per_batch", "packing") if getattr(args, name, None) is not None]
+    forming = batch_formers(args)
     if forming and isinstance(train_dataset, IterableDataset):
         raise DataError(
             f"{forming[0]}={getattr(args, forming[0])!r} forms batches by the lengths of all samples, and "

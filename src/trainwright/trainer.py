@@ -17,6 +17,7 @@ from trainwright import assemble, checks, model_facts
 from trainwright.checkpoint.writer import Writer
 from trainwright.config import not_yet
 from trainwright.config.arguments import TrainingArguments
+from trainwright.config.owned import owned
 from trainwright.data.collators import default_collator
 from trainwright.facade.search import SearchHooks
 from trainwright.metrics.memory import TrainerMemoryTracker
@@ -92,7 +93,7 @@ class Trainer(SearchHooks):
         self.model = model
         self.create_accelerator_and_postprocess()
         self._adopt_model(model, model_init)
-        multiple = getattr(self.args, "pad_to_multiple_of", None)
+        multiple = owned(self.args, "pad_to_multiple_of")
         self._default_collator = default_collator(self.processing_class, multiple)
         self.data_collator = self._default_collator if data_collator is None else data_collator
         self.compute_loss_func = compute_loss_func

@@ -1,13 +1,15 @@
 """Each rule beside the nearest legal case. A rule without a row fails."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 
-from trainwright.config import rules_alone, rules_idle, rules_run
+from trainwright.config import resolve, rules_alone, rules_idle, rules_run
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.help import defaults_of
 from trainwright.config.normalise import normalise
+from trainwright.config.owned import batch_formers
 from trainwright.config.ranges import CHOICES, RANGES
 from trainwright.config.rules import Facts, check, check_run, idle, violations
 from trainwright.config.seq2seq import Seq2SeqTrainingArguments
@@ -506,3 +508,17 @@ def test_numbers_of_other_libraries_are_numbers():
 def test_an_error_saves_with_every_optimizer_that_steps_between_two_backward_passes(name):
     args = unchecked(save_on_exception=True, optim=name, world_size=1)
     assert (rules_idle.saving_on_exception(args) is not None) == steps_in_backward(args)
+
+
+def test_a_library_may_use_the_name_of_one_of_our_fields_for_something_else():
+    @dataclasses.dataclass
+    class Theirs(TrainingArguments):  # as TRL's SFTConfig does
+        packing: bool = False
+        pad_to_multiple_of: int | None = None
+
+    for args in (Theirs(), Theirs(packing=True, pad_to_multiple_of=8)):
+        assert resolve.sampling(args, batch_size=4, seed=0, num_processes=1, length_of=None).row_length is None
+        assert batch_formers(args) == []
+        assert "rows of" not in str(args)
+    with pytest.raises(ArgumentError, match="packing=True"):
+        TrainingArguments(packing=True)

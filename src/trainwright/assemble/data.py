@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset, SequentialSampler
 from trainwright import model_facts
 from trainwright.checkpoint import rng
 from trainwright.config import resolve
+from trainwright.config.owned import owned
 from trainwright.config.rules_idle import saving_on_exception
 from trainwright.data.apart import find_layout
 from trainwright.data.groups import formed_order
@@ -68,7 +69,7 @@ def row_collator(args: Any, order: PackedOrder, collate: Callable[..., Any], mod
         length_of=order.length_of,
         pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
         masks_first=model_facts.shifts_labels(model) or model_facts.is_causal_lm(model),
-        multiple_of=getattr(args, "pad_to_multiple_of", None),
+        multiple_of=owned(args, "pad_to_multiple_of"),
     )
 
 

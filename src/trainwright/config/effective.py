@@ -6,6 +6,7 @@ from typing import Any
 
 from trainwright.config import resolve
 from trainwright.config.help import differing
+from trainwright.config.owned import batch_formers, owned
 from trainwright.config.plans import StepPlan
 
 # Said by the lines of the plan already.
@@ -52,16 +53,16 @@ def known_plan(args: Any) -> list[str]:
 
 
 def _batch(args: Any) -> str:
-    if getattr(args, "max_tokens_per_batch", None) is not None:
+    if owned(args, "max_tokens_per_batch") is not None:
         return f"up to {args.max_tokens_per_batch} tokens"
-    if getattr(args, "packing", None) is not None:
+    if owned(args, "packing") is not None:
         return f"{args.per_device_train_batch_size} rows of {args.packing_length} tokens ({args.packing})"
     return str(args.per_device_train_batch_size)
 
 
 def _varies(args: Any) -> bool:
     """Whether a batch is counted in something else than samples."""
-    return any(getattr(args, name, None) is not None for name in ("max_tokens_per_batch", "packing"))
+    return bool(batch_formers(args))
 
 
 def _rhythms(args: Any, steps: Any) -> str:

@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from trainwright.config.fields import DDP_BACKENDS, LOG_LEVELS, PACKING, SAMPLING, START_METHODS
+from trainwright.config.owned import is_anothers
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +101,14 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
 
 
 def out_of_range(args: Any) -> Iterator[str]:
-    """The problems of single fields. Fields that `args` lacks are passed over."""
+    """The problems of single fields. Fields that `args` lacks, or uses for something else, are passed over."""
     for name, limits in RANGES.items():
+        if is_anothers(args, name):
+            continue
         if hasattr(args, name) and (problem := limits.problem(name, getattr(args, name))):
             yield problem
     for name, allowed in CHOICES.items():
-        value = getattr(args, name, allowed[0])
+        value = allowed[0] if is_anothers(args, name) else getattr(args, name, allowed[0])
         if getattr(value, "value", value) not in allowed:
             words = ", ".join(repr(word) for word in allowed if word is not None)
             yield f"{name}={value!r} is not allowed. Allowed: {words}{', or None' if None in allowed else ''}."

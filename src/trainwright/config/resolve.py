@@ -10,6 +10,7 @@ from typing import Any
 
 from trainwright.config.deepspeed import settled
 from trainwright.config.environment import configured_backend, configured_deepspeed, world_of
+from trainwright.config.owned import owned
 from trainwright.config.plans import (
     CheckpointPlan,
     CompilePlan,
@@ -147,7 +148,7 @@ def loader(args: Any, *, batch_size: int, seed: int, is_training: bool = False, 
 
 
 def sampling(args: Any, *, batch_size: int, seed: int, num_processes: int, length_of: str | None) -> SamplingPlan:
-    packs = getattr(args, "packing", None) is not None
+    packs = owned(args, "packing") is not None
     return SamplingPlan(
         strategy=str(getattr(args.train_sampling_strategy, "value", args.train_sampling_strategy)),
         batch_size=batch_size,
@@ -156,8 +157,8 @@ def sampling(args: Any, *, batch_size: int, seed: int, num_processes: int, lengt
         seed=seed,
         length_of=length_of or "input_ids",
         length_column=args.length_column_name,
-        max_tokens=getattr(args, "max_tokens_per_batch", None),
-        pad_to=getattr(args, "pad_to_multiple_of", None),
+        max_tokens=owned(args, "max_tokens_per_batch"),
+        pad_to=owned(args, "pad_to_multiple_of"),
         row_length=args.packing_length if packs else None,
         splits_long=packs and args.packing_overflow == "split",
         drop_last=args.dataloader_drop_last,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
+from trainwright.config.owned import batch_formers, owned
 from trainwright.config.traced import traced_steps
 
 Rule = Callable[[Any], "str | None"]
@@ -304,7 +305,7 @@ def _needs_workers(args: Any, name: str) -> str | None:
 
 @rule
 def one_way_to_form_batches(args: Any) -> str | None:
-    if getattr(args, "max_tokens_per_batch", None) and getattr(args, "packing", None):
+    if owned(args, "max_tokens_per_batch") and owned(args, "packing"):
         return (
             f"max_tokens_per_batch={args.max_tokens_per_batch} and packing={args.packing!r} both form batches by "
             "length. Keep one: packing leaves almost no padding, a budget works with every model."
@@ -314,7 +315,7 @@ def one_way_to_form_batches(args: Any) -> str | None:
 
 @rule
 def a_budget_or_a_batch_size(args: Any) -> str | None:
-    budget = getattr(args, "max_tokens_per_batch", None)
+    budget = owned(args, "max_tokens_per_batch")
     if budget is None or args.per_device_train_batch_size == DEFAULT_BATCH_SIZE:
         return None
     return (
@@ -325,7 +326,7 @@ def a_budget_or_a_batch_size(args: Any) -> str | None:
 
 @rule
 def formed_batches_have_their_order(args: Any) -> str | None:
-    asked = [name for name in ("max_tokens_per_batch", "packing") if getattr(args, name, None) is not None]
+    asked = batch_formers(args)
     if not asked or args.train_sampling_strategy == "random":
         return None
     return (
@@ -336,7 +337,7 @@ def formed_batches_have_their_order(args: Any) -> str | None:
 
 @rule
 def formed_batches_stay_whole(args: Any) -> str | None:
-    asked = [name for name in ("max_tokens_per_batch", "packing") if getattr(args, name, None) is not None]
+    asked = batch_formers(args)
     config = args.accelerator_config
     taken_apart = [name for name in ("split_batches", "dispatch_batches") if getattr(config, name, None)]
     if not asked or not taken_apart:
@@ -349,7 +350,7 @@ def formed_batches_stay_whole(args: Any) -> str | None:
 
 @rule
 def packing_needs_a_length(args: Any) -> str | None:
-    if getattr(args, "packing", None) is not None and getattr(args, "packing_length", None) is None:
+    if owned(args, "packing") is not None and owned(args, "packing_length") is None:
         return (
             f"packing={args.packing!r} fills rows of packing_length tokens, and there is none. Set packing_length, for "
             "example to the longest sample."

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainwright.config.owned import owned
+
 Rule = Callable[[Any], "str | None"]
 RULES: list[Rule] = []
 PROJECTED = ("galore", "apollo")
@@ -147,12 +149,12 @@ def epochs_beside_steps(args: Any) -> str | None:
 @rule
 def settings_of_packing(args: Any) -> str | None:
     defaults = {"packing_length": None, "packing_overflow": "error"}
-    return None if getattr(args, "packing", None) else _family(args, defaults, "without packing")
+    return None if owned(args, "packing") else _family(args, defaults, "without packing")
 
 
 @rule
 def last_batch_of_a_budget(args: Any) -> str | None:
-    if args.dataloader_drop_last and getattr(args, "max_tokens_per_batch", None):
+    if args.dataloader_drop_last and owned(args, "max_tokens_per_batch"):
         return "dataloader_drop_last has no effect with max_tokens_per_batch: every batch is as full as it can be."
     return None
 

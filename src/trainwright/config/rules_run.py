@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.config.help import defaults_of
+from trainwright.config.owned import batch_formers
 from trainwright.config.traced import traced_steps
 
 BY_LENGTH = ("group_by_length", "batch_rebalance")
@@ -180,7 +181,7 @@ def lengths_need_a_map(args: Any, facts: Facts) -> str | None:
 
 @rule
 def forming_batches_needs_a_map(args: Any, facts: Facts) -> str | None:
-    asked = [name for name in ("max_tokens_per_batch", "packing") if getattr(args, name, None) is not None]
+    asked = batch_formers(args)
     if facts.is_stream and asked:
         return (
             f"{asked[0]}={getattr(args, asked[0])!r} forms batches by the lengths of all samples, and the training "

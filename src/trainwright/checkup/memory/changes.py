@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from trainwright.config.owned import batch_formers
+
 SMALLER = "somewhat slower"
 ROUNDED = "rounded arithmetic"
 RECOMPUTED = "about a third slower"
@@ -14,7 +16,7 @@ ANOTHER = "another optimizer: other numbers"
 def changes(args: Any, *, can_bf16: bool) -> Iterator[tuple[dict[str, Any], str]]:
     """Settings and what they cost; first each alone, then together."""
     size, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    by_samples = all(getattr(args, name, None) is None for name in ("max_tokens_per_batch", "packing"))
+    by_samples = not batch_formers(args)
     factors = [k for k in (2, 4, 8, 16, 32, 64) if size % k == 0] if by_samples else []
     smaller = [{"per_device_train_batch_size": size // k, "gradient_accumulation_steps": steps * k} for k in factors]
     rounded = [{"bf16": True}] if can_bf16 and getattr(args, "mixed_precision", "no") == "no" else []
