@@ -9,7 +9,6 @@ NAME, FOLDER, IS_CUT = sys.argv[1], Path(sys.argv[2]), "cut" in sys.argv
 # Clients read their variables when they are imported.
 os.environ.update(
     HOME=str(FOLDER), COMET_START_ONLINE="0", COMET_OFFLINE_DIRECTORY=str(FOLDER / "comet"), COMET_PROJECT_NAME="tests",
-    CLEARML_OFFLINE_MODE="1", CLEARML_CACHE_DIR=str(FOLDER / "clearml"),
 )  # fmt: skip
 
 from tests._support.small import data, make_trainer  # noqa: E402
