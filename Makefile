@@ -68,9 +68,9 @@ $(VENV)/.dev: $(VENV)/.run requirements-optim.txt
 	$(BIN)/python -W ignore -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compiled.log 2>&1 || true
 	touch $@
 
-# Ray is large, and Comet's client brings much with it; only slow tests start these.
+# Ray is large, and only slow tests start it.
 $(VENV)/.ray: $(VENV)/.dev
-	$(PIP) --editable '.[ray,comet]'
+	$(PIP) --editable '.[ray]'
 	touch $@
 
 # DeepSpeed is built here, without operators for GPUs and against the torch that is installed.
