@@ -198,6 +198,7 @@ def _compare(names: tuple[str, ...], *, turns: int, **sizes: int) -> dict[str, d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="batches of 2 MB, one turn")
+    parser.add_argument("--only-losses", action="store_true", help="without the large logits")
     parser.add_argument("--transformers", action="store_true", help="with the original beside it")
     parser.add_argument("--subject", help="run one subject in this process and print its figures")
     for name in ("batches", "rows", "width"):
@@ -209,7 +210,7 @@ def main() -> None:
     counts, width, turns = ((4, 8), 65_536, 1) if asked.small else ((8, 16, 32), 1_953_125, 3)
     names = SUBJECTS if asked.transformers else SUBJECTS[:-1]
     results: dict[str, Any] = {"batch_mb": round(8 * width * 4 / 1e6, 1)}
-    for batches in counts:
+    for batches in () if asked.only_losses else counts:
         found = _compare(names, turns=turns, batches=batches, rows=8, width=width)
         for one in found.values():
             one["peak_of_logits"] = round(one["peak_mb"] / (batches * results["batch_mb"]), 2)
