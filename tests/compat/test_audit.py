@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import enum
+import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import trainwright
+
 from ..contract import surface
+from ..parity import data, models
 from ..parity.sides import OURS, REFERENCE
 from .audit import DIFFERENT, HOOKS, METHODS, STATES, Bench, same, seen
 
@@ -43,3 +49,42 @@ def test_what_differs_is_told(name: str, benches: list[Bench]) -> None:
 
 def test_every_public_method_is_asked() -> None:
     assert set(surface.PUBLIC_METHODS) - ELSEWHERE <= {name.split(" ")[0] for name in METHODS}
+
+
+ENUMS = [name for name in trainwright.__all__ if isinstance(getattr(trainwright, name), enum.EnumMeta)]
+
+
+@pytest.mark.parametrize("name", ENUMS)
+def test_an_enum_has_every_member_of_the_original(name: str) -> None:
+    ours, theirs = getattr(trainwright, name), original(name)
+    assert {member.name: member.value for member in theirs}.items() <= {m.name: m.value for m in ours}.items()
+    for member in theirs:
+        assert ours(member.value) == member.value or ours(member.value).value == member.value
+        assert str(ours(member.value)) == str(member)
+
+
+def original(name: str) -> Any:
+    """Where transformers has a name: at its top, or in one of its trainer's modules."""
+    names = ("transformers", "transformers.trainer_utils", "transformers.training_args", "transformers.debug_utils")
+    return next(getattr(home, name) for home in map(importlib.import_module, names) if hasattr(home, name))
+
+
+def test_the_logs_have_the_keys_of_the_original_and_a_checkpoint_its_files(tmp_path: Path) -> None:
+    settings = {
+        "max_steps": 4, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2,
+        "save_strategy": "steps", "per_device_train_batch_size": 4, "include_num_input_tokens_seen": "all",
+    }  # fmt: skip
+    found = []
+    for side in (OURS, REFERENCE):
+        trainer = side.make(
+            model=models.seeded(lambda: models.ReturnsDict(0.0)), train_dataset=data.vectors(16),
+            eval_dataset=data.vectors(4), output_dir=tmp_path / side.name, settings=settings,
+        )  # fmt: skip
+        side.train(trainer)
+        files = {path.name for path in (tmp_path / side.name / "checkpoint-4").iterdir()}
+        found.append(([list(entry) for entry in trainer.state.log_history], files))
+    (our_keys, our_files), (their_keys, their_files) = found
+    ours_alone = {"train_tokens_per_second"}  # of the last entry, where tokens are counted
+    assert [sorted({*keys} - ours_alone) for keys in our_keys] == [sorted(keys) for keys in their_keys]
+    assert our_files - their_files == {"manifest.json", "training_args.json"}
+    assert their_files <= our_files
