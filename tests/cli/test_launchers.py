@@ -27,7 +27,7 @@ def launchers() -> dict[str, tuple[str, ...]]:
     return {
         "torchrun": ("torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "localhost",
                      "--master-port", port, "-m"),
-        "accelerate": ("accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1",
+        "accelerate": ("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
                        "--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={port}", "-m"),
     }  # fmt: skip
 

@@ -129,8 +129,10 @@ def launchers() -> dict[str, list[str]]:
         one.bind(("127.0.0.1", 0))
         port = str(one.getsockname()[1])
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
-    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1",
-                  "--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={port}"]  # fmt: skip
+    accelerate = [
+        sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
+        "--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={port}",
+    ]  # fmt: skip
     return {"torchrun": torchrun, "accelerate": accelerate}
 
 
@@ -141,6 +143,7 @@ def launchers() -> dict[str, list[str]]:
 def test_two_processes_give_one_result(example: Example, launcher: str, tmp_path: Path) -> None:
     output = run(launchers()[launcher], example, tmp_path, *FEW_STEPS, *example.short, timeout_s=800)
     assert len(re.findall(rf"After training : .*\b{example.score} ", output)) == 1
+    assert "x 2 processes" in output
     assert (tmp_path / "eval_results.json").is_file()
     assert (tmp_path / "model.safetensors").is_file()
 
