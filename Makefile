@@ -37,7 +37,7 @@ docs: $(VENV)/.dev
 bench: $(VENV)/.run
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step_overhead.py $(ARGS)
 
-# Every benchmark, about an hour; writes benchmarks/RESULTS.md. `make bench-full ARGS="start memory"` runs these two.
+# Every benchmark; writes benchmarks/RESULTS.md. `make bench-full ARGS="start memory"` runs these two.
 bench-full: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/full.py $(ARGS)
 

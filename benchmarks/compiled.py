@@ -1,6 +1,6 @@
 """torch.compile with ragged batches: how often it compiles, and steps per second when it has.
 
-    python benchmarks/compiled.py            about four minutes, most of which the compiler works
+    python benchmarks/compiled.py
     python benchmarks/compiled.py --quick    the eager backend, which needs no compiler of C++
 
 A small GPT-2 on sequences of 8 to 64 tokens, a batch padded to its longest. Each subject is a process of its own, since

@@ -1,6 +1,6 @@
 """Runs every benchmark, one after the other, and writes RESULTS.md from what they print.
 
-    python benchmarks/full.py                    all of them, about an hour
+    python benchmarks/full.py                    all of them
     python benchmarks/full.py start memory       these, beside the others' last figures
 
 The JSON lines of each script stay in `build/benchmarks/<name>.jsonl`, its table in `<name>.txt`; RESULTS.md is made of

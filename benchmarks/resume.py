@@ -1,6 +1,6 @@
 """The first step after a resume, at 10 %, 50 % and 90 % of an epoch of 20,000 items that take 1 ms each to read.
 
-    python benchmarks/resume.py            about five minutes, most of which transformers reads items again
+    python benchmarks/resume.py
     python benchmarks/resume.py --small    2,000 items
 
 Each trainer resumes from its own checkpoint; `train()` stops after one step. The same `train()` from the start, with

@@ -1,6 +1,6 @@
 """Cost against size, each as a curve: nothing may grow faster than what it is for.
 
-    python benchmarks/sizes.py            about three minutes
+    python benchmarks/sizes.py
     python benchmarks/sizes.py --quick    without the last point of each curve
 
     rows         of the training set, 1e3 to 1e8: ms from the start of `train()` to the end of its first step, and MB
