@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -66,11 +67,16 @@ class Upload:
 
 
 class Outbox:
-    """The uploads that wait in an output directory, oldest first."""
+    """The uploads that wait in an output directory, oldest first.
+
+    The loop puts them in while the thread that sends takes them out: one lock keeps a look at the directory, and the
+    removal of an empty one, from falling between the two.
+    """
 
     def __init__(self, root: str | Path) -> None:
         self.folder = Path(root) / OUTBOX_NAME
         self._numbers = itertools.count()
+        self._lock = threading.Lock()
 
     def put(self, ticket: Ticket, *, linked: Mapping[str, Path], copied: Mapping[str, Path] | None = None) -> Upload:
         """Adds an upload: there as a whole, or not at all.
@@ -81,17 +87,22 @@ class Outbox:
         """
         name = f"{time.time_ns():020d}-{next(self._numbers)}"
         partial, final = self.folder / f"{name}{PARTIAL}", self.folder / name
+        with self._lock:
+            partial.mkdir(parents=True)
         for path, source in {**(copied or {}), **linked}.items():
             target = partial / FILES_NAME / path
             target.parent.mkdir(parents=True, exist_ok=True)
             _link(source, target) if path in linked else shutil.copyfile(source, target)
-        partial.mkdir(parents=True, exist_ok=True)
         write_text(partial / TICKET_NAME, json.dumps(asdict(ticket)))
         partial.rename(final)
         return Upload(final, ticket)
 
     def waiting(self) -> list[Upload]:
         """All that is to be uploaded; what a process left half-made when it was killed is not."""
+        with self._lock:
+            return self._read()
+
+    def _read(self) -> list[Upload]:
         found = []
         for folder in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
             if folder.name.endswith(PARTIAL):
@@ -103,10 +114,11 @@ class Outbox:
         return found
 
     def remove(self, uploads: Iterable[Upload]) -> None:
-        for upload in uploads:
-            shutil.rmtree(upload.folder, ignore_errors=True)
-        if self.folder.is_dir() and not any(self.folder.iterdir()):
-            self.folder.rmdir()
+        with self._lock:
+            for upload in uploads:
+                shutil.rmtree(upload.folder, ignore_errors=True)
+            if self.folder.is_dir() and not any(self.folder.iterdir()):
+                self.folder.rmdir()
 
     def clean(self) -> None:
         """Removes what was left half-made; only when no other process works here."""
