@@ -17,6 +17,7 @@ One JSON line for all, then a table.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -146,9 +147,12 @@ def time_of_state(num_entries: int, folder: Path) -> dict[str, float]:
 
     from trainwright.state.trainer_state import TrainerState
 
+    numbers = itertools.count()
+
     def timed(state: Any) -> float:
+        path = folder / f"state-{next(numbers)}.json"  # as each checkpoint has a directory of its own
         start = time.perf_counter()
-        state.save_to_json(str(folder / "state.json"))
+        state.save_to_json(str(path))
         return round((time.perf_counter() - start) * 1e3, 1)
 
     history = [{"loss": 1 / (i + 1), "grad_norm": 0.5, "learning_rate": 1e-4, "epoch": i / 1e5, "step": i}

@@ -89,7 +89,8 @@ def run_alone(name: str, backend: str) -> dict[str, float]:
                 per_device_train_batch_size=BATCH, max_steps=WARM_UP + NUM_STEPS, learning_rate=1e-4,
                 logging_strategy="no", log_level="error", torch_compile=True, torch_compile_backend=backend,
             )  # fmt: skip
-            trainer = library.Trainer(model=make_model(), args=args, train_dataset=make_items(), data_collator=pad)
+            trainer = library.Trainer(model=make_model(), args=args, train_dataset=make_items(), data_collator=pad,
+                                      callbacks=[Steps()])  # fmt: skip
             trainer.train()
     timed = [after - before for before, after in zip(marks[WARM_UP:-1], marks[WARM_UP + 1 :], strict=True)]
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]

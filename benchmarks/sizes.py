@@ -102,10 +102,11 @@ def of_rows(num: int) -> dict[str, float]:
 def of_log_entries(num: int) -> dict[str, float]:
     state = TrainerState(log_history=[{"loss": 1 / (i + 1), "epoch": i / 1e5, "step": i} for i in range(num)])
     with tempfile.TemporaryDirectory() as folder:
-        path, times = str(Path(folder) / "trainer_state.json"), []
-        state.save_to_json(path)
-        for _ in range(5):
+        times = []
+        state.save_to_json(Path(folder) / "first.json")
+        for i in range(5):
             state.log_history += [{"loss": 0.1, "step": num}] * 10
+            path = Path(folder) / f"{i}.json"  # as each checkpoint has a directory of its own
             start = time.perf_counter()
             state.save_to_json(path)
             times.append(time.perf_counter() - start)
@@ -141,7 +142,7 @@ def exponent(curve: dict[int, dict[str, float]]) -> float:
     """Of size, by which the first figure grows between the last two points."""
     (a, one), (b, other) = list(curve.items())[-2:]
     first, last = next(iter(one.values())), next(iter(other.values()))
-    return round(math.log(max(last, 1e-9) / max(first, 1e-9)) / math.log(b / a), 2)
+    return round(math.log(max(last, 1e-9) / max(first, 1e-9)) / math.log(b / max(a, 1)), 2)
 
 
 def main() -> int:

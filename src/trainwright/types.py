@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
@@ -59,9 +59,15 @@ class Prepared:
 
 def write_text(path: str | Path, text: str) -> None:
     """Writes a small file as a whole or not at all: a reader never finds half of it."""
+    write_pieces(path, [text.encode()])
+
+
+def write_pieces(path: str | Path, pieces: Iterable[bytes]) -> None:
+    """As `write_text`, of a text that comes in pieces."""
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
+    with partial.open("wb") as file:
+        file.writelines(pieces)
     os.replace(partial, path)
 
 

@@ -104,6 +104,9 @@ def _digest_of_written(path: Path) -> str:
             for start in range(0, len(view), BLOCK_BYTES):  # in blocks: a signal is heard between two of them
                 with view[start : start + BLOCK_BYTES] as block:
                     value.update(block)
+                    num_bytes = len(block)
+                if hasattr(mmap, "MADV_DONTNEED"):  # or all of the file counts as memory of this process
+                    content.madvise(mmap.MADV_DONTNEED, start, num_bytes)
     return value.hexdigest()
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import is_
 from typing import Any
 
 NUM_RECENT = 100  # the newest entries, which callbacks still change, are serialised anew each time
+NUM_IN_PIECE = 4000  # entries: some hundred kilobytes, which are written without being copied together first
 
 
 class HistoryText:
@@ -20,25 +21,31 @@ class HistoryText:
     def __init__(self) -> None:
         self._entries: list[dict[str, Any]] = []  # those whose text is kept
         self._sizes: list[int] = []  # how many values each had
-        self._texts: list[str] = []  # of several entries each
+        self._pieces: list[bytes] = []  # their text, with a comma after each
 
-    def of(self, history: Sequence[dict[str, Any]]) -> str:
+    def pieces(self, history: Sequence[dict[str, Any]]) -> Iterator[bytes]:
+        """The text, in UTF-8."""
         if not self._still_begins(history):
-            self._entries, self._sizes, self._texts = [], [], []
-        settled = history[len(self._entries) : max(len(history) - NUM_RECENT, 0)]
-        if settled:
-            self._entries += settled
-            self._sizes += map(len, settled)
-            self._texts.append(_lines(settled))
+            self._entries, self._sizes, self._pieces = [], [], []
+        settled = max(len(history) - NUM_RECENT, 0)
+        for first in range(len(self._entries), settled, NUM_IN_PIECE):
+            entries = history[first : min(first + NUM_IN_PIECE, settled)]
+            self._entries += entries
+            self._sizes += map(len, entries)
+            self._pieces.append(b"".join(_line(entry) + b",\n" for entry in entries))
         recent = history[len(self._entries) :]
-        lines = [*self._texts, _lines(recent)] if recent else self._texts
-        return "[\n" + ",\n".join(lines) + "\n  ]" if lines else "[]"
+        if not recent:  # nothing is settled without something recent after it
+            yield b"[]"
+            return
+        yield b"[\n"
+        yield from self._pieces
+        yield b",\n".join(map(_line, recent)) + b"\n  ]"
 
     def _still_begins(self, history: Sequence[dict[str, Any]]) -> bool:
-        if len(self._entries) > len(history) or not all(map(is_, self._entries, history)):
+        if len(self._entries) >= max(len(history), 1) or not all(map(is_, self._entries, history)):
             return False
         return list(map(len, self._entries)) == self._sizes
 
 
-def _lines(entries: Sequence[dict[str, Any]]) -> str:
-    return ",\n".join("    " + json.dumps(entry, sort_keys=True) for entry in entries)
+def _line(entry: dict[str, Any]) -> bytes:
+    return ("    " + json.dumps(entry, sort_keys=True)).encode()

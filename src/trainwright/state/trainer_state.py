@@ -6,12 +6,13 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from trainwright.state.exportable import collect_states
 from trainwright.state.history import HistoryText
-from trainwright.types import read_json, write_text
+from trainwright.types import read_json, write_pieces
 
 MAX_BYTES = 1 << 30
 
@@ -72,7 +73,8 @@ class TrainerState:
         text = json.dumps({**values, "log_history": []}, indent=2, sort_keys=True)
         # Two spaces before it: only the record's own field, not one of a callback's state.
         before, after = text.split('\n  "log_history": []', 1)
-        write_text(json_path, f'{before}\n  "log_history": {self._history_text.of(self.log_history)}{after}\n')
+        history = self._history_text.pieces(self.log_history)
+        write_pieces(json_path, chain([f'{before}\n  "log_history": '.encode()], history, [f"{after}\n".encode()]))
 
     @classmethod
     def load_from_json(cls, json_path: str | Path) -> TrainerState:
