@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import subprocess
@@ -262,7 +261,11 @@ def main() -> int:
     print_table(
         [["subject", *keys], *([name, *(str(row[key]) for key in keys)] for name, row in found["subjects"].items())]
     )
-    print(json.dumps({key: value for key, value in found.items() if key != "subjects"}))
+    state, digest = found["state"], found["digest"]
+    print(f"\nstate of {NUM_ENTRIES:,} logs saved again after ten more: {state['later_ms']} ms "
+          f"(transformers {state['transformers_ms']} ms)")  # fmt: skip
+    print(f"checksums: {digest['digest_s']} s beside {digest['write_s']} s to write the same bytes "
+          f"(share {digest['share']})")  # fmt: skip
     return 0
 
 

@@ -158,8 +158,11 @@ def is_true(word: str | None) -> bool:
 
 def _first(env: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
     """The first of `names` that holds a number from zero up."""
-    numbers = (int(env[name]) for name in names if env.get(name, "").lstrip("-").isdigit())
-    return next((number for number in numbers if number >= 0), default)
+    for name in names:
+        text = env.get(name)
+        if text and text.lstrip("-").isdigit() and int(text) >= 0:
+            return int(text)
+    return default
 
 
 def _process_group() -> tuple[int, int] | None:

@@ -6,9 +6,13 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
+SIMPLE = (str, int, float, bool, type(None))
+
 
 def plain(value: Any) -> Any:  # Any: a tree of whatever arguments hold
     """`value` as strings, numbers, lists and dicts; what is neither nor can turn into one stays as it is."""
+    if type(value) in SIMPLE:  # nearly all of them
+        return value
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):

@@ -49,9 +49,11 @@ def differing(args: Any) -> dict[str, Any]:
     defaults = _settled_defaults(type(args))
     result = {}
     for field in fields(args):
-        value = getattr(args, field.name)
+        value, default = getattr(args, field.name), defaults.get(field.name, MISSING)
+        if value is default:  # nearly all of them
+            continue
         repeats = field.name in ALIASES and value == getattr(args, ALIASES[field.name])
-        same = field.name in defaults and _comparable(value) == _comparable(defaults[field.name])
+        same = default is not MISSING and _comparable(value) == _comparable(default)
         if field.init and not repeats and not same:
             result[field.name] = stand_in(field.name, plain(value))
     return result
