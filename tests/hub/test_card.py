@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
+from PIL import Image
 
 from trainwright.hub.card import CARD_NAME, CardFacts, is_untouched, write_card
+from trainwright.hub.curve import CURVE_NAME, losses_of
 
 from .._support.small import data, make_trainer, train
 
@@ -38,6 +41,27 @@ def test_a_card_tells_settings_results_and_versions_and_its_metadata_are_read_ba
     for said in ("# my-model", "learning_rate: 0.01", "| step |", "torch: 2", f"{loss:.4g}"):
         assert said in card.content
     assert "hf_secret" not in card.content
+
+
+def test_a_card_shows_the_losses_where_there_is_something_to_draw_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trained(tmp_path / "run")
+    trainer.create_model_card()
+    picture = tmp_path / "run" / CURVE_NAME
+    assert f"]({CURVE_NAME})" in (tmp_path / "run" / CARD_NAME).read_text()
+    with Image.open(picture) as image:
+        assert len(image.convert("RGB").getcolors(1 << 24) or ()) > 50  # lines, letters, a grid
+    picture.unlink()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    trainer.create_model_card()
+    assert not picture.exists()
+    assert CURVE_NAME not in (tmp_path / "run" / CARD_NAME).read_text()
+
+
+def test_the_losses_of_each_evaluation_set_are_curves() -> None:
+    history = [{"loss": 2.0, "step": 1}, {"eval_a_loss": 1.5, "step": 2}, {"loss": 1.0, "eval_loss": "nan", "step": 2}]
+    assert losses_of(history) == {"training": [(1, 2.0), (2, 1.0)], "eval_a_loss": [(2, 1.5)]}
 
 
 def test_without_words_of_the_user_there_is_a_card_too(tmp_path: Path) -> None:

@@ -85,10 +85,11 @@ def wandb_values(seen: Any, folder: Path) -> Values:
 
     wandb.finish()  # a run is left open, for whoever logs more to it; the end of a process closes it
     limit = time.monotonic() + 60
-    while not all(is_complete(path) for path in folder.rglob("*.wandb")) and time.monotonic() < limit:
+    files = sorted(folder.rglob("*.wandb"), key=lambda path: path.stat().st_mtime)
+    while files and not is_complete(files[-1]) and time.monotonic() < limit:  # those of a killed process never are
         time.sleep(0.05)
     found: Values = {}
-    for path in sorted(folder.rglob("*.wandb"), key=lambda path: path.stat().st_mtime):
+    for path in files:
         for one in wandb_records(path):
             if one.WhichOneof("record_type") != "history":
                 continue

@@ -4,6 +4,10 @@ stop no training.
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -71,6 +75,28 @@ def test_the_values_are_those_of_the_journal_also_after_a_failure_and_a_resume(
     service.read(seen, tmp_path)  # closes what the end of the process would close
     resumed = make_trainer(tmp_path / "run", report_to=[service.name], **SETTINGS | {"logging_steps": 1})
     train(resumed, resume_from_checkpoint=True)
+    expected = journal_values(tmp_path / "run", service)
+    assert {step for _, step in expected} == {1, 2, 3, 4, 5, 6}
+    assert shown(service, seen, tmp_path) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["tensorboard", *(pytest.param(name, marks=pytest.mark.slow) for name in ("wandb", "mlflow", "dvclive"))]
+)
+def test_a_resume_after_a_kill_sends_what_the_tracker_had_not_got(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tracker was at step 2 when the process died at 5; its checkpoint is of step 4."""
+    (service,) = (one for one in SERVICES if one.name == name)
+    pytest.importorskip(PACKAGES.get(name, "tensorboard"))
+    seen = service.enter(monkeypatch, tmp_path)
+    victim = [sys.executable, "-W", "ignore", "-m", "tests.trackers.victim", str(tmp_path), name]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    codes = [
+        subprocess.run([*victim, word], env=environment, cwd=Path.cwd(), timeout=300, capture_output=True).returncode
+        for word in ("killed", "resumed")
+    ]
+    assert codes == [-signal.SIGKILL, 0]
     expected = journal_values(tmp_path / "run", service)
     assert {step for _, step in expected} == {1, 2, 3, 4, 5, 6}
     assert shown(service, seen, tmp_path) == pytest.approx(expected)

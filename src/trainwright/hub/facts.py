@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.hub.card import CardFacts, evaluations, listed
+from trainwright.hub.curve import losses_of
 from trainwright.journal.surroundings import installed
 
 PACKAGES = ("trainwright", "transformers", "torch", "datasets", "tokenizers", "peft")
@@ -34,6 +35,7 @@ def collect(
         **chosen,
         results=results(history),
         history=history,
+        losses=losses_of(log_history),
         settings=settings(args),
         versions={name: version for name in PACKAGES if (version := installed(name)) is not None},
         is_adapter=hasattr(model, "peft_config"),

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 JOURNAL_NAME = "journal.jsonl"
 # Kinds of entries that belong to a step, so that a resume from an earlier one supersedes them.
-OF_A_STEP = ("log", "evaluation", "save", "incident", "warning")
+OF_A_STEP = ("log", "evaluation", "save", "delivered", "incident", "warning")
 
 Entry = dict[str, Any]  # Any: whatever JSON holds
 

@@ -63,6 +63,9 @@ class TrackerCallback(TrainerCallback):
         self._guard = Guard(self.name)
         self._missed = Missed()
         self._handle: str | None = None  # by which the service knows the run
+        self._run_id: str | None = None  # by which the journal knows it; empty: there is no journal
+        self._resumed_at = 0  # the step that a training goes on from
+        self._is_caught_up = False  # with what a killed process had logged until then
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         """Opens the run at the service."""
@@ -86,6 +89,7 @@ class TrackerCallback(TrainerCallback):
             self._initialized = False
         if state.global_step > 0 and self._handle is None:
             self._handle = handle_of(args, self.name)
+        self._run_id, self._resumed_at, self._is_caught_up = None, state.global_step, False
         state, model = snapshot(state), kwargs.pop("model", None)
         self._guard.submit(lambda: self._open(args, state, model))
         if not type(self).__module__.startswith("trainwright.trackers."):
@@ -114,14 +118,26 @@ class TrackerCallback(TrainerCallback):
         self._guard.submit(call)
 
     @property
+    def loses_what_it_took(self) -> bool:
+        """Whether values that the client has taken are gone when the process is killed."""
+        return False
+
+    @property
     def looks_at_files(self) -> bool:
         """Whether it does anything with a checkpoint's files; if not, a save need not wait for them."""
         return type(self).saved is not TrackerCallback.saved
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            state, folder = snapshot(state), Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            self._guard.submit(lambda: self.saved(folder, args, state) if self._initialized else None)
+        if not state.is_world_process_zero:
+            return
+        state, folder = snapshot(state), Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+        def call() -> None:
+            if self._initialized:
+                self.saved(folder, args, state)
+                self._note_delivery(args, state)
+
+        self._guard.submit(call)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
@@ -147,18 +163,39 @@ class TrackerCallback(TrainerCallback):
                            record.JOURNAL_NAME)  # fmt: skip
 
     def _open(self, args: Any, state: Any, model: Any) -> None:
-        if self._initialized:
+        if not self._initialized:
+            self.setup(args, state, model)
+            self._initialized = True
+        if not self._is_caught_up:
+            self._catch_up(args, state)
+            self._is_caught_up = True
+
+    def _catch_up(self, args: Any, state: Any) -> None:
+        """Sends what a process that was killed had logged before the checkpoint, and perhaps not sent."""
+        known = known_run(args)
+        if self._resumed_at == 0 or known is None:
             return
-        self.setup(args, state, model)
-        self._initialized = True
+        steps = (entry["step"] for entry in known.of("delivered") if entry["name"] == self.name)
+        delivered = max(steps, default=0)
+        for step, values in known.logs():
+            if delivered < step <= self._resumed_at:
+                self.send(values, as_of(state, step, values))
+
+    def _note_delivery(self, args: Any, state: Any) -> None:
+        """Keeps in the journal that a resume from here has nothing to make up for."""
+        if not (len(self._missed) or self._guard.is_disabled or self.loses_what_it_took):
+            self._write_down(args, "delivered", step=state.global_step)
 
     def remember(self, args: Any, handle: str) -> None:
         """Keeps in the journal by which name the service knows this run, so that a resumed one can go on in it."""
         self._handle = handle
-        journal = Path(args.output_dir) / record.JOURNAL_NAME
-        if journal.is_file():
-            known = record.read(journal)
-            record.FileJournal(journal.parent, known.run_id).write("tracker", name=self.name, handle=handle)
+        self._write_down(args, "tracker", handle=handle)
+
+    def _write_down(self, args: Any, kind: str, **values: Any) -> None:
+        if self._run_id is None:
+            self._run_id = "" if (known := known_run(args)) is None else known.run_id
+        if self._run_id:
+            record.FileJournal(args.output_dir, self._run_id).write(kind, name=self.name, **values)
 
     def _backfill(self, args: Any, state: Any, model: Any) -> None:
         """Sends what was missed, in the order of steps, as the journal has it."""
@@ -168,9 +205,7 @@ class TrackerCallback(TrainerCallback):
             for step, values in record.read(args.output_dir).logs():
                 now = {name: value for name, value in values.items() if name in missed.get(step, ())}
                 if now:
-                    then = snapshot(state)
-                    then.global_step, then.epoch = step, values.get("epoch", state.epoch)
-                    self.send(now, then)
+                    self.send(now, as_of(state, step, values))
                 missed.pop(step, None)
         finally:
             for step, names in missed.items():
@@ -182,10 +217,22 @@ def snapshot(state: Any) -> Any:
     return copy.copy(state)
 
 
-def handle_of(args: Any, name: str) -> str | None:
-    """By which name a service knew this run before it was interrupted."""
+def as_of(state: Any, step: int, values: Mapping[str, Any]) -> Any:
+    """The record as it was at an earlier step, as far as a tracker looks at it."""
+    then = snapshot(state)
+    then.global_step, then.epoch = step, values.get("epoch", state.epoch)
+    return then
+
+
+def known_run(args: Any) -> record.Record | None:
+    """This run as its journal has it; None if it keeps none."""
     try:
-        entries = record.read(args.output_dir).of("tracker")
+        return record.read(args.output_dir)
     except (OSError, ValueError):
         return None
+
+
+def handle_of(args: Any, name: str) -> str | None:
+    """By which name a service knew this run before it was interrupted."""
+    entries = [] if (known := known_run(args)) is None else known.of("tracker")
     return next((entry["handle"] for entry in reversed(entries) if entry["name"] == name), None)

@@ -62,6 +62,11 @@ class WandbCallback(TrackerCallback):
             names |= {"id": self._handle, "resume": "allow"}
         return names
 
+    @property
+    def loses_what_it_took(self) -> bool:
+        """An offline run's file is written by another process, which ends without it when this one is killed."""
+        return bool(self._run.offline)
+
     def send(self, values: dict[str, Any], state: Any) -> None:
         for name in ENDS:
             if name in values:
