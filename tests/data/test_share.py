@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
+from datasets import IterableDataset
+from datasets.distributed import split_dataset_by_node
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 from transformers import default_data_collator
 
 from trainwright.config.plans import LoaderPlan
-from trainwright.data.plan import build_dataloader
+from trainwright.data.plan import build_dataloader, build_whole
 from trainwright.data.samplers import EpochBatches, ShuffledOrder
 from trainwright.data.share import Share
+from trainwright.errors import DataError
 from trainwright.types import TailBatch
 
 SIZES, BATCHES, PROCESSES = st.integers(1, 70), st.integers(1, 5), st.integers(1, 5)
@@ -107,6 +111,17 @@ def test_the_last_batch_says_that_it_is_of_a_tail(workers: int) -> None:
     assert set(seen[0]) == {"x", "labels"}
     again = pickle.loads(pickle.dumps(seen[0]))
     assert (again.num_samples, again.weight) == (1, 2.0)
+
+
+@pytest.mark.parametrize("build", [build_dataloader, build_whole])
+def test_a_stream_that_is_split_already_is_refused(build: Any) -> None:
+    stream = IterableDataset.from_generator(lambda: ({"labels": i} for i in range(8)))
+    plan = LoaderPlan(batch_size=2, seed=3, is_training=True, rank=1, num_processes=2)
+    build(stream, plan, sampler=None, collate=default_data_collator)
+    half = split_dataset_by_node(stream, rank=1, world_size=2)
+    with pytest.raises(DataError, match="Pass the whole stream"):
+        build(half, plan, sampler=None, collate=default_data_collator)
+    build(half, replace(plan, rank=0, num_processes=1), sampler=None, collate=default_data_collator)
 
 
 def test_workers_of_different_processes_draw_differently() -> None:

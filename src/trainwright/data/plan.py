@@ -16,7 +16,7 @@ from trainwright.data.samplers import EpochBatches, Order, SamplerOrder, Shuffle
 from trainwright.data.seeded import SeededCollator, SeededItems
 from trainwright.data.share import Share
 from trainwright.data.shared import SharedDataLoader
-from trainwright.data.streams import StreamDataLoader, StreamItems
+from trainwright.data.streams import StreamDataLoader, StreamItems, check_is_whole
 from trainwright.data.workers import end_workers_at_exit, start_worker
 from trainwright.errors import DataError
 
@@ -28,6 +28,7 @@ def build_dataloader(
     options = _options(plan, collate)
     share = Share(batch_size=plan.batch_size, rank=plan.rank, num_processes=plan.num_processes, even=plan.even_tail)
     if isinstance(dataset, IterableDataset):
+        check_is_whole(dataset, plan.num_processes)
         items = StreamItems(dataset, share, drop_last=plan.drop_last, seed=plan.seed, seeds_always=plan.seed_samples)
         return StreamDataLoader(items, collate=options.pop("collate_fn"), **options)
     worker_seed = plan.seed if plan.is_training and plan.workers > 0 else None
@@ -52,6 +53,7 @@ def build_whole(
     """A DataLoader of the batches of all processes together, as one process reads them for the others."""
     whole = replace(plan, batch_size=plan.batch_size * plan.num_processes, rank=0, num_processes=1)
     if isinstance(dataset, IterableDataset):
+        check_is_whole(dataset, plan.num_processes)
         return DataLoader(dataset, batch_size=whole.batch_size, drop_last=whole.drop_last, **_options(whole, collate))
     return build_dataloader(dataset, whole, sampler=sampler, collate=collate)
 

@@ -324,6 +324,20 @@ def is_hf_stream(dataset: Any) -> bool:
     return is_instance_of(dataset, "datasets", "IterableDataset")
 
 
+def check_is_whole(dataset: Any, num_processes: int) -> None:
+    """Every process reads the same items and takes its part of them; of a part each would take a part again.
+
+    Raises:
+        DataError: the stream was split between the processes before.
+    """
+    if num_processes > 1 and is_hf_stream(dataset) and getattr(dataset, "_distributed", None) is not None:
+        raise DataError(
+            f"The stream was split with split_dataset_by_node, and the trainer shares data between its {num_processes} "
+            "processes itself: each would train on a part of its part. Pass the whole stream. "
+            "accelerator_config={'dispatch_batches': True} has it read by one process only."
+        )
+
+
 def keeps_state(dataset: Any) -> bool:
     """Whether a dataset can tell where it stands and go on from there, with nothing lost.
 
