@@ -6,7 +6,8 @@
 The text is the docstrings of Python's standard library, whose lengths are those of real text: many short, few long.
 Padded batches are of eight samples, the default of both libraries, and are trained by both. All ways take turns in one
 process, and their tokens are counted per second of their own thread's CPU time. The losses are per token of held-out
-text after one epoch, trained with the settings that differ in nothing but how batches are formed.
+text after one epoch, trained with the settings that differ in nothing but how batches are formed; those that train on
+as many tokens a step are to be compared.
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
         "trainwright",
         {"packing": "best_fit", "packing_length": 256, "packing_overflow": "split", "per_device_train_batch_size": 8},
     ),
+}
+# As many tokens a step as a budget and packing have: what they are to be compared with in loss.
+ACCUMULATED = {
+    "random, 5 accumulated": ("trainwright", BATCH | {"gradient_accumulation_steps": 5}),
+    "grouped, 5 accumulated": ("trainwright", GROUPED | {"gradient_accumulation_steps": 5}),
 }
 OURS = [way for way, (library, _) in WAYS.items() if library == "trainwright"]
 NUM_FOR_LOSS = 1500
@@ -169,7 +175,8 @@ class Steps(TrainerCallback):
 
 
 def trainer(way: str, model: Any, items: Items, folder: str, **more: Any) -> Any:
-    library, settings = importlib.import_module(WAYS[way][0]), WAYS[way][1] | more
+    package, chosen = (WAYS | ACCUMULATED)[way]
+    library, settings = importlib.import_module(package), chosen | more
 
     class Counting(library.Trainer):  # type: ignore[misc]
         watch: TokenWatch | None = None
@@ -254,9 +261,9 @@ def main() -> None:
             items = prepare(ids)
             held_out, items = items[:NUM_HELD_OUT], items[NUM_HELD_OUT:]
             results[name] = speeds(make, items, turns, folder)
-            for way in () if args.quick else OURS:
+            for way in () if args.quick else [*OURS, *ACCUMULATED]:
                 loss, steps = loss_per_token(make, items[:NUM_FOR_LOSS], held_out, way, folder)
-                results[name][way] |= {"held_out_loss": loss, "steps_of_the_epoch": steps}
+                results[name].setdefault(way, {}).update({"held_out_loss": loss, "steps_of_the_epoch": steps})
     lengths = sorted(map(len, ids))
     text = {
         "samples": len(ids),

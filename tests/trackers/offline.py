@@ -22,8 +22,9 @@ class Cut(TrainerCallback):
             raise RuntimeError("cut")
 
 
-trainer = make_trainer(
-    FOLDER / "run", max_steps=6, logging_steps=1, eval_strategy="steps", eval_steps=2, save_strategy="steps",
-    save_steps=2, eval_dataset=data.vectors(4), report_to=NAME, callbacks=[Cut()], disable_tqdm=True, use_cpu=True,
-)  # fmt: skip
-trainer.train(resume_from_checkpoint="auto")
+if __name__ == "__main__":  # a client may start a process of its own, which reads this file again
+    trainer = make_trainer(
+        FOLDER / "run", max_steps=6, logging_steps=1, eval_strategy="steps", eval_steps=2, save_strategy="steps",
+        save_steps=2, eval_dataset=data.vectors(4), report_to=NAME, callbacks=[Cut()], disable_tqdm=True, use_cpu=True,
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint="auto")

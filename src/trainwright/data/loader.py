@@ -83,7 +83,8 @@ class Loader:
         self.has_ended = False
         self._seek(epoch, skip_batches)
         batches = self._fetch_from(skip_batches, resumes=after_first is not None)
-        ahead = self._fetch(batches)
+        fetch: Any = self._fetch_as_it_was if self._seeds_here else next
+        ahead = fetch(batches, _END)
         if after_first is not None:
             after_first()
         while ahead is not _END:
@@ -92,7 +93,7 @@ class Loader:
                 self._before_ahead = self._random_state()
             if self._own is not None:
                 self._own.note()
-            ahead = self._fetch(batches)
+            ahead = fetch(batches, _END)
             if self._own is not None and ahead is _END:
                 self._own.note()  # from here it begins its next epoch
             if origin is not None:
@@ -100,12 +101,11 @@ class Loader:
             self.has_ended = ahead is _END
             yield batch
 
-    def _fetch(self, batches: Iterator[Batch]) -> Any:
-        if not self._seeds_here:
-            return next(batches, _END)
+    def _fetch_as_it_was(self, batches: Iterator[Batch], end: object) -> Any:
+        """The next batch; the random states, which it seeds, are afterwards what they were."""
         states = self._random_state()
         try:
-            return next(batches, _END)
+            return next(batches, end)
         finally:
             self._set_random_state(states)
 

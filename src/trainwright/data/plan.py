@@ -16,7 +16,8 @@ from trainwright.data.samplers import EpochBatches, Order, SamplerOrder, Shuffle
 from trainwright.data.seeded import SeededCollator, SeededItems
 from trainwright.data.share import Share
 from trainwright.data.shared import SharedDataLoader
-from trainwright.data.streams import StreamDataLoader, StreamItems, check_is_whole
+from trainwright.data.stream_kinds import check_is_whole
+from trainwright.data.streams import StreamDataLoader, StreamItems
 from trainwright.data.workers import end_workers_at_exit, start_worker
 from trainwright.errors import DataError
 

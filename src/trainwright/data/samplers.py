@@ -133,9 +133,11 @@ class EpochBatches(Sampler[list[int]]):
         epoch, number, first = self.epoch, self.first_sample // chunk_size, self.first_sample
         self.epoch, self.first_sample = epoch + 1, 0  # a plain `for` loop over epochs gets a new order each time
         position = first
+        is_counted = isinstance(self.order, SamplerOrder)  # the orders of our own making do as they say
         while batch := list(itertools.islice(indices, chunk_size)):
             position += len(batch)
-            self._check_length(position)
+            if is_counted:
+                self._check_length(position)
             if len(batch) < chunk_size and self.drop_last:
                 return
             if share.num_processes > 1:
@@ -148,13 +150,13 @@ class EpochBatches(Sampler[list[int]]):
                 batch = SeededIndices(batch, (self.worker_seed, epoch, number * share.num_processes + share.rank))
             yield batch
             number += 1
-        if first < len(self.order):
+        if is_counted and first < len(self.order):
             self._check_length(position, is_end=True)
 
     def _check_length(self, position: int, *, is_end: bool = False) -> None:
-        """A sampler gives as many indices as it says; the orders of our own making do."""
+        """A sampler gives as many indices as it says."""
         num = len(self.order)
-        if isinstance(self.order, SamplerOrder) and (position > num or (is_end and position < num)):
+        if position > num or (is_end and position < num):
             raise DataError(
                 f"The sampler says by len() that it has {num} indices, and gave {'' if is_end else 'at least '}"
                 f"{position}. Let its __len__ return how many it gives: steps and epochs are counted by it."

@@ -59,6 +59,11 @@ class CometCallback(TrackerCallback):
         if state.is_hyper_param_search:
             self._experiment.log_optimization(optimization_id=state.trial_name, parameters=state.trial_params)
 
+    @property
+    def loses_what_it_took(self) -> bool:
+        """An offline experiment becomes a file when it ends."""
+        return "Offline" in type(self._experiment).__name__
+
     def send(self, values: dict[str, Any], state: Any) -> None:
         self._experiment.log_metrics(rewrite_logs(values), step=state.global_step, epoch=state.epoch)
 
