@@ -1,4 +1,4 @@
-"""Predicts by generation in each of two processes, and tells what came of it: `generates.py FOLDER`."""
+"""Predicts by generation in each of two processes, and tells what came of it: `generates.py FOLDER [fsdp]`."""
 
 import sys
 from pathlib import Path
@@ -12,6 +12,7 @@ from transformers import DataCollatorForSeq2Seq
 from trainwright import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 FOLDER = Path(sys.argv[1])
+PARTS: dict[str, Any] = {"fsdp": True} if "fsdp" in sys.argv else {}
 
 
 def rows(kind: str) -> list[dict[str, Any]]:
@@ -36,6 +37,7 @@ for kind, build in (("t5", models.t5), ("llama", models.llama)):
             str(FOLDER / kind), use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", max_steps=2,
             predict_with_generate=True, generation_num_beams=beams, per_device_eval_batch_size=2, learning_rate=0.0,
             per_device_train_batch_size=2, eval_strategy="steps", eval_steps=1, log_level="error",
+            **PARTS,
         )  # fmt: skip
         trainer = Seq2SeqTrainer(
             model=models.seeded(build), args=args, train_dataset=rows(kind), eval_dataset=rows(kind),

@@ -37,6 +37,21 @@ def test_predictions_and_labels_are_those_of_one_process(done: Done, alone: dict
         assert told["loss"] == pytest.approx(alone[row]["loss"], rel=1e-6)
 
 
+@pytest.fixture(scope="module")
+def in_parts(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    folder = tmp_path_factory.mktemp("parts")
+    return run(SCRIPT, str(folder), "fsdp", folder=folder, timeout_s=300)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_model_in_parts_generates_the_same(in_parts: Done, alone: dict[str, Any], row: str) -> None:
+    for rank in (0, 1):
+        told = in_parts.told[rank][row]
+        assert cut(told["predictions"]) == cut(alone[row]["predictions"])
+        assert told["loss"] == pytest.approx(alone[row]["loss"], rel=1e-5)
+        assert told["during"] == alone[row]["during"]
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_evaluations_within_a_run_see_the_same(done: Done, alone: dict[str, Any], row: str) -> None:
     assert done.told[0][row]["during"] == done.told[1][row]["during"] == alone[row]["during"]

@@ -6,8 +6,8 @@ Accelerate reads the settings and wraps the model. Gradients are averaged over p
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,8 @@ class FSDPEngine(SeveralProcesses):
     ) -> Prepared:
         check_wrapped_classes(model, self._plugin)
         if self._is_new:
-            self._wrapped, prepared = self.accelerator.prepare(model, make_optimizer(model))
+            with shared_embeddings_in_the_root(model):
+                self._wrapped, prepared = self.accelerator.prepare(model, make_optimizer(model))
             optimizer = prepared.optimizer
         else:  # its optimizer works on the sharded parameters from the beginning
             self._wrapped = self._wrap(model)
@@ -83,7 +84,8 @@ class FSDPEngine(SeveralProcesses):
         if self._is_new:
             from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
-            return fsdp2_prepare_model(self.accelerator, model)  # type: ignore[no-any-return]
+            with shared_embeddings_in_the_root(model):
+                return fsdp2_prepare_model(self.accelerator, model)  # type: ignore[no-any-return]
         return self.accelerator.prepare_model(model)  # type: ignore[no-any-return]
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
@@ -142,9 +144,18 @@ class FSDPEngine(SeveralProcesses):
         inner = uncompiled(model)
         return inner if self._is_new else getattr(inner, "_fsdp_wrapped_module", inner)
 
-    def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
-        # One whose text has ended goes on with the others: each forward pass is one of all processes.
-        return nullcontext({"synced_gpus": True} if self._world_size > 1 else {})
+    @contextmanager
+    def generating(self, model: nn.Module) -> Iterator[dict[str, Any]]:
+        wrapped = self._wrapped if self._is_new else None
+        if wrapped is not None:  # an encoder is called by itself, and its embeddings lie in the root
+            wrapped._get_fsdp_state()._lazy_init()  # what the first forward pass of the whole model does
+            wrapped.unshard()
+        try:
+            # One whose text has ended goes on with the others: each forward pass is one of all processes.
+            yield {"synced_gpus": True} if self._world_size > 1 else {}
+        finally:
+            if wrapped is not None:
+                wrapped.reshard()
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -244,6 +255,28 @@ def _shard_on_any_device(accelerator: Any, plugin: Any, mixed: str) -> None:
 
         # What a model computes in fp32, such as its loss, stays so; `_give_plain_outputs` brings the rest to fp32.
         plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
+
+
+@contextmanager
+def shared_embeddings_in_the_root(model: Any) -> Iterator[None]:
+    """Accelerate holds a model's embeddings in a part of their own. Where more modules share their weight than those
+    it looks for, as in T5, that leaves one weight in two parts, which torch refuses: they stay with the whole model.
+    """
+    find: Any = getattr(model, "get_input_embeddings", lambda: None)
+    weight = getattr(find(), "weight", None)
+    known = (find(), getattr(model, "get_output_embeddings", lambda: None)())
+    owners = [one for one in model.modules() if weight is not None and getattr(one, "weight", None) is weight]
+    if all(any(owner is one for one in known) for owner in owners):
+        yield
+        return
+    names = ("get_input_embeddings", "get_output_embeddings")
+    for name in names:
+        setattr(model, name, lambda: None)
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(model, name)
 
 
 def check_wrapped_classes(model: nn.Module, plugin: Any) -> None:
