@@ -1,53 +1,55 @@
 """Machine instructions of a training step, which no other work on the machine changes, counted by valgrind's callgrind.
 
     python benchmarks/instructions.py            the MLP and GPT-2, accumulation 1 and 8; about half an hour
-    python benchmarks/instructions.py --quick    the MLP without accumulation
+    python benchmarks/instructions.py --quick    the MLP without accumulation, and not the slow start of transformers
 
-Each subject trains twice in a process under valgrind, some steps and more steps; the difference is what a step takes.
-Needs valgrind and a compiler of C++. One JSON line, then a table.
+Each subject trains in a process under valgrind, which counts from the end of one step to the end of a later one. Needs
+valgrind. One JSON line, then a table.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import re
 import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE)]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 
-from harness import print_json, print_table, versions  # noqa: E402
+from harness import print_json, print_table, silence, versions  # noqa: E402
 
 SUBJECTS = ("hand", "trainwright", "transformers")
 CASES = (("mlp", 1), ("mlp", 8), ("gpt2", 1))
-STEPS = (11, 31)
-SETUP = """
-import sys
-sys.path[:0] = [{here!r}, {source!r}]
-import warnings
-warnings.simplefilter("ignore")
-import torch
-torch.set_num_threads(1)
-from instructions import train
-train({subject!r}, {case!r}, {accumulation}, 3)
-"""
+FIRST, LAST = 5, 25
 
 
-def train(subject: str, case: str, accumulation: int, num_steps: int) -> None:
-    """Trains as `step_overhead.py` does, logging nothing but at the end."""
-    import importlib
+class Counts:
+    """Has valgrind count from the end of one step to the end of another."""
 
+    def step_done(self, step: int) -> None:
+        import torch
+
+        bindings: Any = torch._C
+        if step == FIRST:
+            bindings._valgrind_toggle()
+        elif step == LAST:
+            bindings._valgrind_toggle_and_dump_stats()
+
+
+def run_alone(subject: str, case: str, accumulation: int) -> None:
+    """Trains as `step_overhead.py` does, with one log at the very end."""
     import step_overhead as steps
-    from harness import silence
+    import torch
 
-    class NoWatch:
-        def step_done(self, step: int) -> None: ...
-
+    torch.set_num_threads(1)
     chosen = next(one for one in steps.CASES if one.name == case)
-    work = steps.Work(chosen, accumulation, logging_steps=10**6, num_steps=num_steps)
-    watch: Any = NoWatch()
+    work = steps.Work(chosen, accumulation, logging_steps=LAST + 1, num_steps=LAST + 1)
+    watch: Any = Counts()
     with silence():
         if subject == "hand":
             steps.by_hand(work, watch)
@@ -57,28 +59,32 @@ def train(subject: str, case: str, accumulation: int, num_steps: int) -> None:
 
 def per_step(subject: str, case: str, accumulation: int) -> float:
     """Instructions, in millions."""
-    from torch.utils.benchmark import Timer
-
-    place = {"here": str(HERE), "source": str(HERE.parent / "src")}
-    setup = SETUP.format(subject=subject, case=case, accumulation=accumulation, **place)
-    counted = []
-    for num_steps in STEPS:
-        timer = Timer(f"train({subject!r}, {case!r}, {accumulation}, {num_steps})", setup=setup)
-        counted.append(timer.collect_callgrind(number=1, collect_baseline=False).counts())
-    return (counted[1] - counted[0]) / (STEPS[1] - STEPS[0]) / 1e6
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counts",
+                   sys.executable, "-W", "ignore", __file__, "--alone", subject, case, str(accumulation)]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr)
+        texts = (path.read_text() for path in Path(folder).glob("counts*"))
+        found = [int(number) for text in texts for number in re.findall(r"^(?:totals|summary): (\d+)", text, re.M)]
+    return max(found) / (LAST - FIRST) / 1e6
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the MLP without accumulation")
-    is_quick = parser.parse_args().quick
+    parser.add_argument("--quick", action="store_true", help="the MLP without accumulation, by hand and by Trainwright")
+    parser.add_argument("--alone", nargs=3, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.alone:
+        run_alone(asked.alone[0], asked.alone[1], int(asked.alone[2]))
+        return 0
     if shutil.which("valgrind") is None:
         print("valgrind is not installed, so nothing was counted.", file=sys.stderr)
         return 1
     found: dict[str, dict[str, float]] = {}
-    for case, accumulation in CASES[: 1 if is_quick else None]:
-        name = f"{case} x {accumulation}"
-        found[name] = {subject: per_step(subject, case, accumulation) for subject in SUBJECTS}
+    for case, accumulation in CASES[: 1 if asked.quick else None]:
+        subjects = SUBJECTS[: 2 if asked.quick else None]
+        found[f"{case} x {accumulation}"] = {subject: per_step(subject, case, accumulation) for subject in subjects}
     print_json({"benchmark": "instructions", "millions_per_step": found,
                 **versions("torch", "transformers", "trainwright")})  # fmt: skip
     rows = [["model", "subject", "million instructions a step", "ratio"]]
