@@ -1,9 +1,9 @@
-"""A step of two processes with DDP, beside a loop written by hand that does the same work, in one run.
+"""A step of two processes with DDP and with FSDP2, beside loops written by hand that do the same work, in one run each.
 
-python benchmarks/ddp_step.py            about two minutes
+python benchmarks/ddp_step.py            about four minutes
 python benchmarks/ddp_step.py --quick    fewer turns
 
-Whole runs of the two alternate in the same two processes. One JSON line: the ratio of the times of a step in
+Whole runs of the two alternate in the same two processes. One JSON line for each: the ratio of the times of a step in
 neighbouring runs, and what each asks of torch.distributed between two steps (DDP's own reducer works below that, alike
 in both).
 """
@@ -16,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -31,6 +33,10 @@ from harness import print_json, print_table, versions  # noqa: E402
 
 BATCH, FEATURES, WIDTH, CLASSES = 8, 64, 256, 8
 LIMIT = 1.05
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ddp": {"ddp_find_unused_parameters": False},
+    "fsdp2": {"fsdp": True, "fsdp_config": {"auto_wrap_policy": "NO_WRAP"}},
+}
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier")
 
 
@@ -56,9 +62,9 @@ def items(num: int) -> list[dict[str, torch.Tensor]]:
     return [{"x": torch.randn(FEATURES, generator=generator), "labels": torch.tensor(i % CLASSES)} for i in range(num)]
 
 
-def by_hand(num_steps: int, after_step: Callable[[int], None]) -> None:
+def by_hand(num_steps: int, after_step: Callable[[int], None], *, kind: str) -> None:
     data = items(num_steps * BATCH * 2)
-    wrapped = DistributedDataParallel(model())
+    wrapped: Any = DistributedDataParallel(model()) if kind == "ddp" else fully_shard(model())
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / num_steps))
     loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data))
@@ -72,7 +78,7 @@ def by_hand(num_steps: int, after_step: Callable[[int], None]) -> None:
         after_step(step)
 
 
-def by_trainer(num_steps: int, after_step: Callable[[int], None]) -> None:
+def by_trainer(num_steps: int, after_step: Callable[[int], None], *, kind: str) -> None:
     from trainwright import Trainer, TrainerCallback, TrainingArguments
 
     class Tells(TrainerCallback):
@@ -82,7 +88,7 @@ def by_trainer(num_steps: int, after_step: Callable[[int], None]) -> None:
     args = TrainingArguments(
         output_dir=tempfile.mkdtemp(), use_cpu=True, per_device_train_batch_size=BATCH, num_train_epochs=1,
         learning_rate=1e-3, logging_strategy="no", save_strategy="no", report_to="none", disable_tqdm=True,
-        log_level="error", ddp_find_unused_parameters=False,
+        log_level="error", **SETTINGS[kind],
     )  # fmt: skip
     Trainer(model=model(), args=args, train_dataset=items(num_steps * BATCH * 2), callbacks=[Tells()]).train()
 
@@ -109,13 +115,13 @@ def counted(loop: Callable[..., None], num_steps: int) -> list[str]:
     return [name for step in calls[1 : num_steps - 1] for name in step]
 
 
-def in_a_process(turns: int, steps: int) -> None:
+def in_a_process(kind: str, turns: int, steps: int) -> None:
     """Rounds of whole runs: the loop by hand, the trainer, the loop by hand, ...; their first steps do not count."""
     import statistics
     import time
 
     dist.init_process_group("gloo")
-    loops = {"by hand": by_hand, "trainwright": by_trainer}
+    loops = {"by hand": partial(by_hand, kind=kind), "trainwright": partial(by_trainer, kind=kind)}
     asked = {name: counted(loop, 6) for name, loop in loops.items()}
     times: dict[str, list[float]] = {name: [] for name in loops}
     warm_up = steps // 4
@@ -131,6 +137,7 @@ def in_a_process(turns: int, steps: int) -> None:
         print_json(
             {
                 "benchmark": "ddp_step",
+                "kind": kind,
                 "processes": dist.get_world_size(),
                 "step_us": found,
                 "ratio": round(statistics.median(ratios), 3),
@@ -140,7 +147,7 @@ def in_a_process(turns: int, steps: int) -> None:
             }
         )
         ratio = {"by hand": "1.0", "trainwright": f"{statistics.median(ratios):.3f}"}
-        rows = [[name, ratio[name], str(us), str(len(asked[name]))] for name, us in found.items()]
+        rows = [[f"{kind} {name}", ratio[name], str(us), str(len(asked[name]))] for name, us in found.items()]
         print_table([["subject", "ratio", "us a step", "collectives from Python"], *rows])
     dist.destroy_process_group()
 
@@ -148,14 +155,16 @@ def in_a_process(turns: int, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--kind", choices=SETTINGS, help="only this one")
     chosen = parser.parse_args()
     turns, steps = (5, 60) if chosen.quick else (15, 200)
     if "RANK" in os.environ:
-        in_a_process(turns, steps)
+        in_a_process(chosen.kind, turns, steps)
         return
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    sys.exit(subprocess.run(command + (["--quick"] if chosen.quick else []), env=environment).returncode)
+    for kind in [chosen.kind] if chosen.kind else SETTINGS:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__,
+                   "--kind", kind, *(["--quick"] if chosen.quick else [])]  # fmt: skip
+        subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,11 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
         "Ratios of a step to an ordinary loop by hand. Promised: 1.05 for the MLP, 1.01 for GPT-2 and Llama; at most "
         "500 Python calls for a step of the MLP.",
     ),
+    "instructions": (
+        "Machine instructions of a step",
+        "",
+        "Counted by valgrind's callgrind, so no other work on the machine is in them. A test holds the MLP to 1.05.",
+    ),
     "start": (
         "Before the first step",
         "",
@@ -70,7 +75,7 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
     "ddp_step": (
         "Two processes",
         "",
-        "A step under DistributedDataParallel beside the loop by hand. Promised: 1.01.",
+        "A step under DDP and under FSDP2, each beside its loop by hand. Promised for DDP: 1.01.",
     ),
     "compiled": ("torch.compile with ragged batches", "", "Compilations, and the time of a step when they are done."),
     "watching": (
