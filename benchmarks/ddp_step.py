@@ -3,14 +3,15 @@
 python benchmarks/ddp_step.py            about four minutes
 python benchmarks/ddp_step.py --quick    fewer turns
 
-Whole runs of the two alternate in the same two processes. One JSON line for each: the ratio of the times of a step in
-neighbouring runs, and what each asks of torch.distributed between two steps (DDP's own reducer works below that, alike
-in both).
+Whole runs of the subjects alternate in the same two processes; accelerate shards nothing on a CPU, so under FSDP2 there
+is no transformers. One JSON line for each: the ratio of the times of a step in neighbouring runs, and what each asks of
+torch.distributed between two steps (DDP's own reducer works below that, alike in all).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
@@ -78,19 +79,20 @@ def by_hand(num_steps: int, after_step: Callable[[int], None], *, kind: str) -> 
         after_step(step)
 
 
-def by_trainer(num_steps: int, after_step: Callable[[int], None], *, kind: str) -> None:
-    from trainwright import Trainer, TrainerCallback, TrainingArguments
+def by_trainer(num_steps: int, after_step: Callable[[int], None], *, library: str, kind: str) -> None:
+    package = importlib.import_module(library)
 
-    class Tells(TrainerCallback):
+    class Tells(package.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             after_step(state.global_step)
 
-    args = TrainingArguments(
+    args = package.TrainingArguments(
         output_dir=tempfile.mkdtemp(), use_cpu=True, per_device_train_batch_size=BATCH, num_train_epochs=1,
         learning_rate=1e-3, logging_strategy="no", save_strategy="no", report_to="none", disable_tqdm=True,
         log_level="error", **SETTINGS[kind],
     )  # fmt: skip
-    Trainer(model=model(), args=args, train_dataset=items(num_steps * BATCH * 2), callbacks=[Tells()]).train()
+    data = items(num_steps * BATCH * 2)
+    package.Trainer(model=model(), args=args, train_dataset=data, callbacks=[Tells()]).train()
 
 
 def counted(loop: Callable[..., None], num_steps: int) -> list[str]:
@@ -121,7 +123,9 @@ def in_a_process(kind: str, turns: int, steps: int) -> None:
     import time
 
     dist.init_process_group("gloo")
-    loops = {"by hand": partial(by_hand, kind=kind), "trainwright": partial(by_trainer, kind=kind)}
+    loops: dict[str, Callable[..., None]] = {"by hand": partial(by_hand, kind=kind)}
+    for library in ("trainwright", "transformers") if kind == "ddp" else ("trainwright",):
+        loops[library] = partial(by_trainer, library=library, kind=kind)
     asked = {name: counted(loop, 6) for name, loop in loops.items()}
     times: dict[str, list[float]] = {name: [] for name in loops}
     warm_up = steps // 4
@@ -132,22 +136,15 @@ def in_a_process(kind: str, turns: int, steps: int) -> None:
             loop(steps + warm_up, lambda step, marks=marks: marks.append(time.perf_counter()))
             times[name].append((marks[-1] - marks[warm_up]) / (len(marks) - 1 - warm_up))
     if dist.get_rank() == 0:
-        ratios = [mine / other for mine, other in zip(times["trainwright"], times["by hand"], strict=True)]
+        ratios = {
+            name: round(statistics.median(a / b for a, b in zip(values, times["by hand"], strict=True)), 3)
+            for name, values in times.items()
+        }
         found = {name: round(1e6 * statistics.median(values), 1) for name, values in times.items()}
-        print_json(
-            {
-                "benchmark": "ddp_step",
-                "kind": kind,
-                "processes": dist.get_world_size(),
-                "step_us": found,
-                "ratio": round(statistics.median(ratios), 3),
-                "limit": LIMIT,
-                "collectives_between_steps": asked,
-                **versions(),
-            }
-        )
-        ratio = {"by hand": "1.0", "trainwright": f"{statistics.median(ratios):.3f}"}
-        rows = [[f"{kind} {name}", ratio[name], str(us), str(len(asked[name]))] for name, us in found.items()]
+        print_json({"benchmark": "ddp_step", "kind": kind, "processes": dist.get_world_size(), "step_us": found,
+                    "ratios": ratios, "limit": LIMIT, "collectives_between_steps": asked,
+                    **versions()})  # fmt: skip
+        rows = [[f"{kind}, {name}", str(ratios[name]), str(us), str(len(asked[name]))] for name, us in found.items()]
         print_table([["subject", "ratio", "us a step", "collectives from Python"], *rows])
     dist.destroy_process_group()
 
