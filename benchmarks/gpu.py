@@ -1,0 +1,240 @@
+"""What counts on a GPU: a step in bf16, the waits for the device, the stall of a save, packing by attention, MFU.
+
+    python benchmarks/gpu.py            a Llama of 124M parameters on the GPU; about five minutes
+    python benchmarks/gpu.py --tiny     a tiny one, on the CPU where there is no GPU: to try the script
+
+    step     us a step in bf16 autocast, as a ratio to a loop by hand, runs in turns; MFU = 6 x parameters x tokens a
+             second / the device's peak (data sheet, dense 16-bit), as in Chowdhery et al. 2022, appendix B
+    waits    how often the host waits for the device in a step, by torch's profiler: synchronisations, and values read
+    stall    seconds from the end of a step that saves to the begin of the next one, in quiet steps
+    packing  real tokens a second beside padded batches, for each attention that is installed
+
+One JSON line, then a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
+
+import torch  # noqa: E402
+from harness import print_json, print_table, silence, versions  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM, default_data_collator  # noqa: E402
+
+from trainwright.engine.peak import peak_flops  # noqa: E402
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+LIBRARIES = ("trainwright", "transformers")
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::_local_scalar_dense")
+VOCABULARY, WARM_UP = 1024, 6
+FULL = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+AfterStep = Callable[[int], None]
+
+
+def finished() -> float:
+    """The time when all that was begun on the device is done."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+class Work:
+    def __init__(self, *, is_tiny: bool) -> None:
+        self.sizes: dict[str, Any] = TINY if is_tiny else FULL
+        self.batch, self.length, self.num_steps = (2, 16, 24) if is_tiny else (16, 512, 60)
+
+    def model(self, attention: str = "sdpa") -> Any:
+        torch.manual_seed(0)
+        return LlamaForCausalLM(
+            LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=self.length, pad_token_id=0,
+                        attn_implementation=attention, **self.sizes)
+        )  # fmt: skip
+
+    def items(self, *, is_ragged: bool = False) -> list[dict[str, Any]]:
+        """Sequences of one length, or of lengths of which most are short."""
+        generator = torch.Generator().manual_seed(1)
+        made = []
+        for _ in range(self.batch * (self.num_steps + 1)):
+            share = float(torch.rand(1, generator=generator)) ** 3 if is_ragged else 1.0
+            row = torch.randint(1, VOCABULARY, (max(2, int(self.length * share)),), generator=generator).tolist()
+            made.append({"input_ids": row, "labels": row})
+        return made
+
+
+def by_hand(work: Work, after_step: AfterStep) -> None:
+    from torch.utils.data import DataLoader
+
+    model = work.model().to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / work.num_steps))
+    loader = DataLoader(work.items(), batch_size=work.batch, shuffle=True, collate_fn=default_data_collator,  # type: ignore[arg-type]
+                        pin_memory=DEVICE.type == "cuda")  # fmt: skip
+    for step, batch in enumerate(loader, start=1):
+        on_device = {name: value.to(DEVICE, non_blocking=True) for name, value in batch.items()}
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            loss = model(**on_device).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        after_step(step)
+        if step == work.num_steps:
+            return
+
+
+def by_trainer(work: Work, after_step: AfterStep, *, library: str, before_step: AfterStep | None = None,
+               saves_at: int = 0, model: Any = None, items: Any = None, collate: Any = default_data_collator,
+               **settings: Any) -> None:  # fmt: skip
+    package = importlib.import_module(library)
+
+    class Tells(package.TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if before_step is not None:
+                before_step(state.global_step)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            after_step(state.global_step)
+            control.should_save = state.global_step == saves_at
+
+    chosen = {"per_device_train_batch_size": work.batch, "max_steps": work.num_steps} | settings
+    with tempfile.TemporaryDirectory() as folder, silence():
+        args = package.TrainingArguments(
+            output_dir=folder, bf16=True, learning_rate=1e-4, logging_strategy="no", save_strategy="no",
+            report_to="none", disable_tqdm=True, log_level="error", use_cpu=DEVICE.type == "cpu", **chosen,
+        )  # fmt: skip
+        package.Trainer(
+            model=model or work.model(), args=args, train_dataset=items or work.items(), data_collator=collate,
+            callbacks=[Tells()],
+        ).train()  # fmt: skip
+
+
+def seconds_a_step(work: Work, run: Callable[..., None]) -> float:
+    marks: dict[int, float] = {}
+
+    def after_step(step: int) -> None:
+        if step in (WARM_UP, work.num_steps):
+            marks[step] = finished()
+
+    run(work, after_step)
+    return (marks[work.num_steps] - marks[WARM_UP]) / (work.num_steps - WARM_UP)
+
+
+def steps(work: Work, turns: int) -> dict[str, dict[str, Any]]:
+    runs = {"hand": by_hand} | {library: partial(by_trainer, library=library) for library in LIBRARIES}
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(turns):
+        for name, run in runs.items():
+            found[name].append(seconds_a_step(work, run))
+    num_parameters = sum(p.numel() for p in work.model().parameters())
+    peak = peak_flops(DEVICE)
+    result: dict[str, dict[str, Any]] = {}
+    for name, times in found.items():
+        seconds = statistics.median(times)
+        ratio = statistics.median(mine / its for mine, its in zip(times, found["hand"], strict=True))
+        flops = 6 * num_parameters * work.batch * work.length / seconds
+        mfu = round(flops / peak, 3) if peak else None
+        waits = waits_a_step(work, runs[name])
+        result[name] = {"us": round(seconds * 1e6), "ratio": round(ratio, 3), "mfu": mfu, "waits": waits}
+    return result
+
+
+def waits_a_step(work: Work, run: Callable[..., None]) -> dict[str, float]:
+    """From the end of one step to that of the last; one step of them is not counted, for its own wait."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if DEVICE.type == "cuda":
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    profiler = torch.profiler.profile(activities=kinds)
+
+    def after_step(step: int) -> None:
+        if step == WARM_UP:
+            profiler.start()
+        elif step == work.num_steps - 1:
+            profiler.stop()
+
+    run(work, after_step)
+    counts = {event.key: event.count for event in profiler.key_averages() if event.key in WAITS}
+    return {name: round(count / (work.num_steps - 1 - WARM_UP), 2) for name, count in counts.items()}
+
+
+def stalls(work: Work) -> dict[str, float]:
+    """In quiet steps."""
+    found = {}
+    for library in LIBRARIES:
+        begun: dict[int, float] = {}
+        ended: dict[int, float] = {}
+        middle = work.num_steps // 2
+        by_trainer(
+            work, lambda step, ended=ended: ended.update({step: finished()}), library=library, saves_at=middle,
+            before_step=lambda step, begun=begun: begun.update({step: time.perf_counter()}),
+        )  # fmt: skip
+        quiet = statistics.median(ended[i + 1] - ended[i] for i in range(WARM_UP, middle - 1))
+        found[library] = round((begun[middle] - ended[middle]) / quiet, 2)
+    return found
+
+
+def packing(work: Work) -> dict[str, float]:
+    """Real tokens a second of packed rows over those of padded batches."""
+    from transformers import DataCollatorForTokenClassification, PreTrainedTokenizerFast
+
+    def collator() -> Any:
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordLevel
+
+        words = Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1}, "[UNK]"))
+        return DataCollatorForTokenClassification(PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]"))
+
+    def tokens_a_second(attention: str, **settings: Any) -> float:
+        items, started = work.items(is_ragged=True), [0.0, 0.0]
+
+        def after_step(step: int) -> None:
+            started[0 if step == 1 else 1] = finished()
+
+        by_trainer(work, after_step, library="trainwright", model=work.model(attention), items=items,
+                   collate=collator(), max_steps=-1, num_train_epochs=1, **settings)  # fmt: skip
+        return sum(len(item["input_ids"]) for item in items) / (started[1] - started[0])
+
+    kinds = ["sdpa"]
+    if DEVICE.type == "cuda":
+        kinds += ["flex_attention"] + (["flash_attention_2"] if find_spec("flash_attn") else [])
+    padded = tokens_a_second("sdpa")
+    return {
+        kind: round(tokens_a_second(kind, packing="best_fit", packing_length=work.length) / padded, 2) for kind in kinds
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script")
+    is_tiny = parser.parse_args().tiny
+    if DEVICE.type == "cpu" and not is_tiny:
+        print("There is no GPU here, so nothing was measured; --tiny tries the script.")
+        return 0
+    work = Work(is_tiny=is_tiny)
+    found = {"steps": steps(work, 1 if is_tiny else 5), "stall": stalls(work), "packing": packing(work)}
+    name = torch.cuda.get_device_name(DEVICE) if DEVICE.type == "cuda" else "cpu"
+    print_json({"benchmark": "gpu", "device": name, **found, **versions("torch", "transformers", "trainwright")})
+    rows = [["subject", "ratio", "us/step", "MFU", "waits a step", "stall in steps"]]
+    for subject, one in found["steps"].items():
+        waits = ", ".join(f"{count} {kind}" for kind, count in one["waits"].items()) or "none"
+        stall = found["stall"].get(subject, "")
+        rows.append([subject, str(one["ratio"]), str(one["us"]), str(one["mfu"]), waits, str(stall)])
+    print_table(rows)
+    print_table([["packed with", "tokens a second to padded"], *([k, str(v)] for k, v in found["packing"].items())])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""The benchmarks run, in their small form, and print one JSON line with figures of ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SMALL = {"gpu": "--tiny", "resume": "--small", "evaluation": "--small", "sizes": "--quick", "checkpoint": "--small"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SMALL)
+def test_it_runs_in_its_small_form(name: str) -> None:
+    command = [sys.executable, "-W", "ignore", str(FOLDER / f"{name}.py"), SMALL[name]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith('{"')]
+    assert len(json.loads(line)) > 1
+    assert "trainwright" in line
