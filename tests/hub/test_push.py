@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from trainwright import TrainerCallback
+from trainwright.hub.contents import root_files
+from trainwright.hub.curve import CURVE_NAME
 from trainwright.hub.outbox import OUTBOX_NAME, Outbox
 from trainwright.journal.record import read
 
@@ -107,7 +110,7 @@ def test_what_arrives_is_what_transformers_uploads(strategy: str, save_strategy:
     assert ours["answer"] == theirs["answer"].replace(f"me/{REFERENCE.name}", f"me/{OURS.name}")
     for mine, reference in zip(ours["added"], theirs["added"], strict=True):
         extra = {Path(name).name for name in mine - reference}
-        assert extra <= {"manifest.json", "training_args.json"}
+        assert extra <= {"manifest.json", "training_args.json", CURVE_NAME}
         assert reference - mine <= {"training_args.bin"}  # theirs is written again, with the time, and so differs
 
 
@@ -202,6 +205,25 @@ def test_what_the_hub_did_not_take_is_listed_and_sent_by_the_next_training(
         assert below(files, name) == whole(tmp_path / "run" / name)
     assert files["model.safetensors"] == (tmp_path / "run" / "checkpoint-6" / "model.safetensors").read_bytes()
     assert Outbox(tmp_path / "run").waiting() == []
+
+
+def test_what_others_write_and_delete_is_not_even_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ("config.json", "below/weights.bin", "below/checkpoint-1")
+    for name in (
+        *kept,
+        "_uploads/1/files/a",
+        "checkpoint-2/a",
+        ".checkpoint-4.1.partial/a",
+        ".git/config",
+        "journal.jsonl",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    looked: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looked.append(os.path.relpath(path, tmp_path)) or scandir(path))
+    assert root_files(tmp_path) == {name: tmp_path / name for name in sorted(kept)}
+    assert sorted(looked) == [".", "below"]
 
 
 def test_an_older_upload_never_replaces_a_newer_one(hub: Hub, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_what_a_killed_training_had_not_uploaded_comes_with_the_next(
     files = other.only().branches["main"]
     for path, expected in waiting.items():
         assert path == "" or below(files, path) == expected
-    assert below(files, f"checkpoint-{last + 2}") == whole(folder / f"checkpoint-{last + 2}")
+    assert below(files, f"checkpoint-{last + 2}") == whole(folder / f"checkpoint-{last + 2}"), output
     assert files["model.safetensors"] == (folder / f"checkpoint-{last + 2}" / "model.safetensors").read_bytes()
     assert Outbox(folder).waiting() == []
 

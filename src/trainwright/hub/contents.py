@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -29,10 +30,24 @@ NOT_OF_THE_MODEL = (OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME, "rng_state*.pth
 
 
 def files_below(folder: Path, *, without: Iterable[str] = ()) -> dict[str, Path]:
-    """Relative path -> file, of all that fit none of the patterns."""
-    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    patterns = tuple(without)
-    return {name: path for name, path in found.items() if not any(fnmatch(name, one) for one in patterns)}
+    """Relative path -> file, of all that fit none of the patterns.
+
+    Directories that a pattern covers are not looked into: others write and delete there meanwhile.
+    """
+    patterns, found = tuple(without), {}
+    for place, folders, names in os.walk(folder):
+        below = Path(place).relative_to(folder)
+        folders[:] = [name for name in folders if not _is_covered((below / name).as_posix(), patterns)]
+        for name in names:
+            path, relative = Path(place, name), (below / name).as_posix()
+            if not any(fnmatch(relative, one) for one in patterns) and path.is_file():
+                found[relative] = path
+    return dict(sorted(found.items()))
+
+
+def _is_covered(directory: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a pattern fits all that can be in a directory; a star fits slashes too."""
+    return any(one.endswith("*") and fnmatch(f"{directory}/", one) for one in patterns)
 
 
 def model_files(checkpoint: Path) -> dict[str, Path]:
