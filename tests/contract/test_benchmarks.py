@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,3 +25,14 @@ def test_it_runs_in_its_small_form(name: str) -> None:
     (line,) = [line for line in done.stdout.splitlines() if line.startswith('{"')]
     assert len(json.loads(line)) > 1
     assert "trainwright" in line
+    assert [number for number in numbers(json.loads(line)) if number > 0]
+
+
+def numbers(figures: Any) -> list[float]:
+    """The measured ones of a JSON value, all of which are finite."""
+    if isinstance(figures, dict):
+        return [number for one in figures.values() for number in numbers(one)]
+    if isinstance(figures, float):
+        assert math.isfinite(figures)
+        return [figures]
+    return []

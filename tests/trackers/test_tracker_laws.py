@@ -20,7 +20,7 @@ from trainwright.trackers import guard
 from trainwright.trackers.base import ENDS
 from trainwright.trackers.table import get_reporting_integration_callbacks
 
-from .._support.small import data, make_trainer, train
+from .._support.small import StopAt, data, make_trainer, train
 from .services import SERVICES, Service, Values
 
 SETTINGS: dict[str, Any] = {"max_steps": 6, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 2,
@@ -99,6 +99,18 @@ def test_a_resume_after_a_kill_sends_what_the_tracker_had_not_got(
     assert codes == [-signal.SIGKILL, 0]
     expected = journal_values(tmp_path / "run", service)
     assert {step for _, step in expected} == {1, 2, 3, 4, 5, 6}
+    assert shown(service, seen, tmp_path) == pytest.approx(expected)
+
+
+def test_a_tracker_that_is_new_in_a_resumed_run_gets_the_curves_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (service,) = (one for one in SERVICES if one.name == "tensorboard")
+    seen = service.enter(monkeypatch, tmp_path)
+    train(make_trainer(tmp_path / "run", report_to="none", callbacks=[StopAt(4)], **SETTINGS))
+    train(make_trainer(tmp_path / "run", report_to=[service.name], **SETTINGS), resume_from_checkpoint=True)
+    expected = journal_values(tmp_path / "run", service)
+    assert {step for _, step in expected} == {2, 4, 6}
     assert shown(service, seen, tmp_path) == pytest.approx(expected)
 
 

@@ -66,8 +66,9 @@ class FSDPEngine(SeveralProcesses):
     ) -> Prepared:
         check_wrapped_classes(model, self._plugin)
         if self._is_new:
+            whole = make_optimizer(model)
             with shared_embeddings_in_the_root(model):
-                self._wrapped, prepared = self.accelerator.prepare(model, make_optimizer(model))
+                self._wrapped, prepared = self.accelerator.prepare(model, whole)
             optimizer = prepared.optimizer
         else:  # its optimizer works on the sharded parameters from the beginning
             self._wrapped = self._wrap(model)

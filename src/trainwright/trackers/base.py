@@ -172,8 +172,7 @@ class TrackerCallback(TrainerCallback):
 
     def _catch_up(self, args: Any, state: Any) -> None:
         """Sends what a process that was killed had logged before the checkpoint, and perhaps not sent."""
-        known = known_run(args)
-        if self._resumed_at == 0 or known is None:
+        if self._resumed_at == 0 or (known := known_run(args)) is None:
             return
         steps = (entry["step"] for entry in known.of("delivered") if entry["name"] == self.name)
         delivered = max(steps, default=0)

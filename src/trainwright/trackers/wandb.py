@@ -65,7 +65,7 @@ class WandbCallback(TrackerCallback):
     @property
     def loses_what_it_took(self) -> bool:
         """An offline run's file is written by another process, which ends without it when this one is killed."""
-        return bool(self._run.offline)
+        return bool(getattr(self._run, "offline", False))
 
     def send(self, values: dict[str, Any], state: Any) -> None:
         for name in ENDS:
