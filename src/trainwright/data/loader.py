@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright.config.plans import OPEN_END
+from trainwright.data.ahead import CopyAhead
 from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import Cursor, LoaderRandomness
@@ -24,7 +25,8 @@ from trainwright.data.permutation import FeistelOrder
 from trainwright.data.samplers import EpochBatches, ShuffledOrder
 from trainwright.data.seeded import SeededItems
 from trainwright.data.stateful import own_position
-from trainwright.data.streams import Progress, StreamDataLoader, StreamItems
+from trainwright.data.stream_position import Progress
+from trainwright.data.streams import StreamDataLoader, StreamItems
 from trainwright.types import Batch, has_length
 
 _END: Any = object()
@@ -37,6 +39,7 @@ class Loader:
         dataloader: anything that can be iterated once per epoch.
         random_state: returns the process's random states (python, numpy, torch).
         set_random_state: sets them.
+        copies: sends batches to the device ahead of their use; None where they are moved when they are used.
     """
 
     def __init__(
@@ -45,10 +48,12 @@ class Loader:
         *,
         random_state: Callable[[], dict[str, Any]],
         set_random_state: Callable[[dict[str, Any]], None],
+        copies: CopyAhead | None = None,
     ) -> None:
         self.dataloader = dataloader
         self._random_state = random_state
         self._set_random_state = set_random_state
+        self._copies = copies
         self._keeps_states = may_draw_in_this_process(dataloader)
         self._seeds_here = seeds_this_process(dataloader)
         self._resume = LoaderRandomness()
@@ -59,6 +64,7 @@ class Loader:
         self._progress = self._progress_before = Progress()  # in a stream
         self._own = own_position(dataloader) if self._batches is None and self._stream is None else None
         self.has_ended = False  # the batch given last was the last one of its epoch
+        self.num_formed = 0  # samples of a stream that were given in batches formed by length, over all processes
 
     def __len__(self) -> int:
         return len(self.dataloader)
@@ -82,7 +88,9 @@ class Loader:
         """
         self.has_ended = False
         self._seek(epoch, skip_batches)
-        batches = self._fetch_from(skip_batches, resumes=after_first is not None)
+        batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=after_first is not None)
+        if self._copies is not None:
+            batches = map(self._copies.send, batches)
         fetch: Any = self._fetch_as_it_was if self._seeds_here else next
         ahead = fetch(batches, _END)
         if after_first is not None:
@@ -98,8 +106,9 @@ class Loader:
                 self._own.note()  # from here it begins its next epoch
             if origin is not None:
                 self._progress.add(origin)
+                self.num_formed += origin.num_samples or 0
             self.has_ended = ahead is _END
-            yield batch
+            yield batch if self._copies is None else self._copies.receive(batch)
 
     def _fetch_as_it_was(self, batches: Iterator[Batch], end: object) -> Any:
         """The next batch; the random states, which it seeds, are afterwards what they were."""
@@ -111,6 +120,8 @@ class Loader:
 
     def begin_window(self) -> None:
         """Remembers where the last finished step left the data, while the next one waits for its own."""
+        if self._copies is not None:
+            self._copies.begin_window()
         if self._keeps_states:
             self._window_start = (self._random_state(), self._before_ahead)
         if self._stream is not None:
@@ -237,12 +248,16 @@ class Loader:
     def num_samples(self) -> int | None:
         """Samples in an epoch, over all processes, where that is known."""
         if self._stream is not None:
-            return len(self._stream.items) if has_length(self._stream.items) else None
+            items = self._stream.items
+            return len(items) if items.former is None and has_length(items) else None
         return len(self._batches.order) if self._batches is not None else None
 
     @property
     def unit(self) -> str | None:
         """The settings by which batches are formed that positions count; None where they count samples."""
+        if self._stream is not None:
+            former = self._stream.items.former
+            return None if former is None else former.unit
         order = self._batches.order if self._batches is not None else None
         return order.unit if isinstance(order, GroupOrder) else None
 

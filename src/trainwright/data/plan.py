@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from trainwright.config.plans import LoaderPlan
+from trainwright.data.formed import Former
 from trainwright.data.groups import GroupOrder, OfOneGroup
 from trainwright.data.permutation import LARGE, FeistelOrder
 from trainwright.data.samplers import EpochBatches, Order, SamplerOrder, ShuffledOrder
@@ -25,12 +26,23 @@ from trainwright.errors import DataError
 def build_dataloader(
     dataset: Any, plan: LoaderPlan, *, sampler: Any, collate: Callable[[list[Any]], Any]
 ) -> DataLoader[Any]:
-    """A DataLoader over the dataset; the order comes from the sampler, or from the dataset itself if it is a stream."""
+    """A DataLoader over the dataset; the order comes from the sampler, or from the dataset itself if it is a stream.
+
+    A stream's sampler may be a `Former`, which forms batches of what the dataset gives.
+    """
     options = _options(plan, collate)
     share = Share(batch_size=plan.batch_size, rank=plan.rank, num_processes=plan.num_processes, even=plan.even_tail)
     if isinstance(dataset, IterableDataset):
         check_is_whole(dataset, plan.num_processes)
-        items = StreamItems(dataset, share, drop_last=plan.drop_last, seed=plan.seed, seeds_always=plan.seed_samples)
+        former = sampler if isinstance(sampler, Former) else None
+        items = StreamItems(
+            dataset,
+            share if former is None else replace(share, batch_size=1),
+            drop_last=plan.drop_last,
+            seed=plan.seed,
+            seeds_always=plan.seed_samples,
+            former=former,
+        )
         return StreamDataLoader(items, collate=options.pop("collate_fn"), **options)
     worker_seed = plan.seed if plan.is_training and plan.workers > 0 else None
     drop_last = plan.drop_last

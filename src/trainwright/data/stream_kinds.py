@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from trainwright.errors import DataError
@@ -34,6 +35,11 @@ def keeps_state(dataset: Any) -> bool:
     if not (callable(getattr(dataset, "state_dict", None)) and callable(getattr(dataset, "load_state_dict", None))):
         return False
     return not (is_hf_stream(dataset) and _has_buffer(getattr(dataset, "_ex_iterable", None)))
+
+
+def own_state(dataset: Any) -> Any:
+    """Where a dataset that keeps state stands, as a value that does not move on with it."""
+    return copy.deepcopy(dataset.state_dict())
 
 
 def _has_buffer(source: Any) -> bool:

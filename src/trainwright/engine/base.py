@@ -108,8 +108,12 @@ class Engine(ABC):
         """Whether checkpoints have model and optimizer in parts, each process writing its own."""
         return False
 
-    def save_parts(self, folder: Path, optimizer: Any | None) -> None:
-        """Writes a checkpoint's model, and its optimizer if one is given, in parts. All processes call it."""
+    def save_parts(self, folder: Path, optimizer: Any | None, *, put: Callable[..., None]) -> None:
+        """Writes a checkpoint's model, and its optimizer if one is given, in parts. All processes call it.
+
+        `put(tree, write, shared=True)` calls `write` with plain tensors as they are now, in all processes at once or in
+        all later, behind training's back.
+        """
         raise AssertionError("only called where writes_parts is True")
 
     def weights_in_parts(self, folder: Path) -> Mapping[str, torch.Tensor] | None:
@@ -166,6 +170,10 @@ class Engine(ABC):
 
     def gather_objects(self, value: T) -> list[T]:
         """One object of each process, by rank; for small things that tensors cannot hold."""
+        return [value]
+
+    def gather_objects_behind(self, value: T) -> list[T]:
+        """As `gather_objects`, for threads that work behind training's back; its order is theirs alone."""
         return [value]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:

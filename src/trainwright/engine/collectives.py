@@ -17,6 +17,7 @@ from trainwright.metrics.nested import map_nested
 from trainwright.types import IGNORE_INDEX
 
 T = TypeVar("T")
+_behind: dict[str, Any] = {}  # the default group, and the one beside it
 
 
 def gather(value: Any, device: torch.device) -> Any:
@@ -52,11 +53,22 @@ def stacked(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def gather_objects(value: T) -> list[T]:
+def gather_objects(value: T, group: Any = None) -> list[T]:
     """One object of each process, by rank; for small things that tensors cannot hold."""
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=group)
     return values
+
+
+def group_behind() -> Any:
+    """A group of all processes for threads behind training's back, whose messages must not mix with training's.
+
+    It is made at the first call, which all processes make at the same place of their work.
+    """
+    everybody = dist.group.WORLD
+    if _behind.get("of") is not everybody:
+        _behind.update(of=everybody, group=dist.new_group(backend="gloo"))  # works on the CPU, whatever the device
+    return _behind["group"]
 
 
 def decided_by_main(decide: Callable[[], T]) -> T:

@@ -56,6 +56,9 @@ class SeveralProcesses(Engine):
     def gather_objects(self, value: T) -> list[T]:
         return collectives.gather_objects(value)
 
+    def gather_objects_behind(self, value: T) -> list[T]:
+        return collectives.gather_objects(value, collectives.group_behind())
+
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return collectives.total(tensor.to(self.device))
 

@@ -58,7 +58,8 @@ class CheckpointHooks(HubHooks):
         folder, step, best = str(staging), self.state.global_step, self.state.best_global_step
         self.save_model(folder, _internal_call=True)
         if self._engine.writes_parts:
-            self._engine.save_parts(staging, None if self.args.save_only_model else self.optimizer)
+            optimizer = None if self.args.save_only_model else self.optimizer
+            self._engine.save_parts(staging, optimizer, put=self._writer.sink.put)
         if not self.args.save_only_model:
             self._save_optimizer_and_scheduler(folder)
             self._save_scaler(folder)
