@@ -25,7 +25,8 @@ from trainwright.data.permutation import FeistelOrder
 from trainwright.data.samplers import EpochBatches, ShuffledOrder
 from trainwright.data.seeded import SeededItems
 from trainwright.data.stateful import own_position
-from trainwright.data.stream_position import Progress
+from trainwright.data.stream_kinds import Split
+from trainwright.data.stream_position import Progress, part_of, progress_at
 from trainwright.data.streams import StreamDataLoader, StreamItems
 from trainwright.types import Batch, has_length
 
@@ -106,7 +107,8 @@ class Loader:
                 self._own.note()  # from here it begins its next epoch
             if origin is not None:
                 self._progress.add(origin)
-                self.num_formed += origin.num_samples or 0
+                parts = 1 if self._split is None else self._split.num_parts
+                self.num_formed += (origin.num_samples or 0) * parts
             self.has_ended = ahead is _END
             yield batch if self._copies is None else self._copies.receive(batch)
 
@@ -144,12 +146,20 @@ class Loader:
         samples = self._samples_before(epoch, batches)
         if batches >= batches_per_epoch or (batches_per_epoch == OPEN_END and self.has_ended):
             epoch, samples = epoch + 1, 0
-        return Cursor(epoch=epoch, samples=samples, seed=self._seed, num_samples=self.num_samples, unit=self.unit)
+        return Cursor(
+            epoch=epoch,
+            samples=samples,
+            seed=self._seed,
+            num_samples=self.num_samples,
+            unit=self.unit,
+            batches=self._progress.batches if self._split is not None and samples > 0 else None,
+            chunk=self.chunk,
+        )
 
     def batches_left(self, cursor: Cursor, batches_per_epoch: int) -> int:
         """Batches of the cursor's epoch that are still to be trained."""
         if self._stream is not None:
-            return batches_per_epoch - self._batches_of_stream(cursor.samples)
+            return batches_per_epoch - self._batches_of_stream(cursor)
         if self._batches is None:
             return batches_per_epoch - cursor.samples
         return self._batches.num_batches(cursor.samples)
@@ -171,14 +181,10 @@ class Loader:
         if isinstance(order, (ShuffledOrder, FeistelOrder, GroupOrder)) and cursor.seed is not None:
             order.seed = cursor.seed
         if self._stream is not None:
-            saved = randomness.stream
-            progress = Progress.from_dict(saved) if saved is not None else Progress.passed_over(cursor.samples)
-            if progress.samples != cursor.samples:  # begun again, or of another process's file
-                progress = Progress.passed_over(cursor.samples)
-            self._stream.items.start = (cursor.epoch, progress)
+            self._stream.items.start = (cursor.epoch, progress_at(cursor.samples, randomness.stream, self._split))
             if cursor.seed is not None:
                 self._stream.items.seed = cursor.seed
-            return cursor.epoch, self._batches_of_stream(cursor.samples)
+            return cursor.epoch, self._batches_of_stream(cursor)
         if self._batches is None:
             if self._own is not None:
                 self._own.resumed = randomness.dataloader
@@ -187,9 +193,12 @@ class Loader:
         self._moved = (cursor.epoch, cursor.samples - batches * self._batches.share.chunk_size)
         return cursor.epoch, batches
 
-    def _batches_of_stream(self, samples: int) -> int:
-        assert self._stream is not None
-        return -(-samples // self._stream.items.share.chunk_size)
+    def _batches_of_stream(self, cursor: Cursor) -> int:
+        chunk = self.chunk
+        assert chunk is not None
+        if cursor.batches is not None and cursor.chunk == chunk:
+            return cursor.batches
+        return -(-cursor.samples // chunk)
 
     def _samples_before(self, epoch: int, batches: int) -> int:
         """Samples of an epoch before a batch. Batches lie otherwise in an epoch that was begun with another size."""
@@ -206,8 +215,9 @@ class Loader:
         if self._stream is not None:
             items = self._stream.items
             if epoch != items.start[0]:  # another trainer's checkpoint knows the batches only
-                items.start = (epoch, Progress.passed_over(skip_batches * items.share.chunk_size))
+                items.start = (epoch, Progress.passed_over(skip_batches * items.chunk_size, items.split))
             self._progress = items.start[1].copy()
+            self._progress.part = part_of(items.split)
             items.set_epoch(epoch)
             return
         parts = [self.dataloader, *(getattr(self.dataloader, name, None) for name in ("sampler", "dataset"))]
@@ -241,7 +251,7 @@ class Loader:
     def chunk(self) -> int | None:
         """Samples of a batch over all processes; None for a dataloader that is not of our making."""
         if self._stream is not None:
-            return self._stream.items.share.chunk_size
+            return self._stream.items.chunk_size
         return self._batches.share.chunk_size if self._batches is not None else None
 
     @property
@@ -256,14 +266,21 @@ class Loader:
     def unit(self) -> str | None:
         """The settings by which batches are formed that positions count; None where they count samples."""
         if self._stream is not None:
-            former = self._stream.items.former
-            return None if former is None else former.unit
+            items = self._stream.items
+            unit = None if items.former is None else items.former.unit
+            if items.split is None:
+                return unit
+            return f"{unit or 'single samples'}, of {items.split.num_parts} parts read by a process each"
         order = self._batches.order if self._batches is not None else None
         return order.unit if isinstance(order, GroupOrder) else None
 
     @property
     def _stream(self) -> StreamDataLoader | None:
         return self.dataloader if isinstance(self.dataloader, StreamDataLoader) else None
+
+    @property
+    def _split(self) -> Split | None:
+        return self._stream.items.split if self._stream is not None else None
 
     @property
     def _seed(self) -> int | None:
