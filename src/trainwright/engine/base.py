@@ -138,6 +138,10 @@ class Engine(ABC):
         """
         return None
 
+    def finished_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
+        """As `whole_weights`, for use and not for a resume: in the type that the model computes with."""
+        return self.whole_weights(model)
+
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
         """Takes whole weights in, each process what it holds; returns the keys that did not match, as torch does."""
         return model.load_state_dict(weights, strict=False)
