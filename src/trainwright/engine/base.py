@@ -138,6 +138,10 @@ class Engine(ABC):
         """
         return None
 
+    def finished_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
+        """As `whole_weights`, for use and not for a resume: in the type that the model computes with."""
+        return self.whole_weights(model)
+
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
         """Takes whole weights in, each process what it holds; returns the keys that did not match, as torch does."""
         return model.load_state_dict(weights, strict=False)
@@ -167,6 +171,10 @@ class Engine(ABC):
     def gather_objects(self, value: T) -> list[T]:
         """One object of each process, by rank; for small things that tensors cannot hold."""
         return [value]
+
+    def gather_counts(self, count: int) -> list[int]:
+        """A number of each process, by rank; it goes from main memory to main memory, so no device is waited for."""
+        return [count]
 
     def gather_objects_behind(self, value: T) -> list[T]:
         """As `gather_objects`, for threads that work behind training's back; its order is theirs alone."""

@@ -97,8 +97,9 @@ class CheckpointHooks(HubHooks):
         the Hub too.
         """
         folder = self.args.output_dir if output_dir is None else output_dir
-        in_parts = _internal_call and output_dir is not None and self._engine.writes_parts
-        whole = {} if in_parts else self._engine.whole_weights(self.model)
+        is_checkpoint = _internal_call and output_dir is not None
+        weights_of = self._engine.whole_weights if is_checkpoint else self._engine.finished_weights
+        whole = {} if is_checkpoint and self._engine.writes_parts else weights_of(self.model)
         self._save(folder) if whole is None else self._save(folder, state_dict=dict(whole))
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
