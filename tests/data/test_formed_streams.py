@@ -138,6 +138,34 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(workers: int, tmp_path
     assert differing(weights(again.model), weights(through.model)) == {}
 
 
+class Stateful(IterableDataset[dict[str, Any]]):
+    """Knows where it is, and counts what is read of it."""
+
+    def __init__(self) -> None:
+        self.place = self.num_reads = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for length in itertools.islice(lengths_of(9000), self.place, None):
+            self.num_reads, self.place = self.num_reads + 1, self.place + 1
+            yield {"input_ids": [1] * length, "labels": [1] * length}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+def test_a_resume_reads_no_more_than_a_look_ahead_again(tmp_path: Path) -> None:
+    settings = {**PACKING, **ENDLESS, "packing_length": 128, "max_steps": 152}
+    first = Stateful()
+    make_trainer(tmp_path, model=llama(), train_dataset=first, callbacks=[StopAt(150)], **settings).train()
+    again = Stateful()
+    make_trainer(tmp_path, model=llama(), train_dataset=again, **settings).train(resume_from_checkpoint=True)
+    assert first.num_reads > 4500
+    assert again.num_reads <= 2 * (1024 + 64)
+
+
 BAD = {
     "too long": ([3, 65], "Item 1 of the stream has 65 tokens, more than packing_length=64. Raise packing_length"),
     "empty": ([3, 0], "Item 1 of the stream has 0 tokens, none. Leave such samples out"),
@@ -160,7 +188,7 @@ def test_a_resume_with_other_rows_is_refused(tmp_path: Path) -> None:
         return make_trainer(tmp_path, model=llama(), train_dataset=Endless(), **settings)
 
     trainer(callbacks=[StopAt(3)]).train()
-    with pytest.raises(DataError, match=r"4 rows of 64 from a stream.*4 rows of 32 from a stream"):
+    with pytest.raises(DataError, match=r"4 rows of 64 from look-aheads of 1024.*4 rows of 32 from"):
         trainer(packing_length=32, packing_overflow="split").train(resume_from_checkpoint=True)
 
 

@@ -58,7 +58,7 @@ class Former:
 
     @property
     def unit(self) -> str:
-        return f"{formed_by_length([1], self.plan, seed=0, drop_last=False).unit} from a stream"
+        return f"{formed_by_length([1], self.plan, seed=0, drop_last=False).unit} from look-aheads of {self.size}"
 
     def order(self, lengths: Sequence[int], *, seed: int = 0, drop_last: bool = False) -> GroupOrder:
         return formed_by_length(lengths, self.plan, seed=seed, drop_last=drop_last and self.plan.drop_last)

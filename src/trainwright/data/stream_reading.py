@@ -16,7 +16,7 @@ from torch.utils.data._utils import worker as torch_worker
 from trainwright.data.formed import Former
 from trainwright.data.share import Share
 from trainwright.data.stream_chunks import Chunk, Opened, chunks_of_batches, chunks_of_items
-from trainwright.data.stream_kinds import is_hf_stream, keeps_state, own_state
+from trainwright.data.stream_kinds import Split, is_hf_stream, keeps_state, own_state
 from trainwright.data.stream_position import Origin, Place, Progress, Rows
 from trainwright.data.workers import seed_from, seed_of
 from trainwright.errors import DataError
@@ -31,6 +31,7 @@ class Stream(Protocol):
     seed: int
     seeds_always: bool
     former: Former | None
+    split: Split | None
 
 
 class Reading:
@@ -44,6 +45,7 @@ class Reading:
         self.stream, self.epoch, self.start = stream, epoch, start
         self.worker: int = 0 if info is None else info.id
         self.num_workers: int = 1 if info is None else info.num_workers
+        self.rank = stream.share.rank if stream.split is None else stream.split.rank
         self.seeds = info is not None or stream.seeds_always
         self.has_state = keeps_state(stream.source)
         self.splits_itself = self.num_workers > 1 and is_hf_stream(stream.source)
@@ -76,7 +78,7 @@ class Reading:
             place=place,
             begin=self._seed_reading,
             state=lambda: own_state(source) if self.has_state else None,
-            shows_progress=self.worker == 0 and self.stream.share.rank == 0,
+            shows_progress=self.worker == 0 and self.rank == 0,
         )
 
     def _take_place(self) -> None:
@@ -102,7 +104,7 @@ class Reading:
             torch_worker._worker_info = self.watched  # type: ignore[assignment]
         size = self.stream.share.chunk_size if self.stream.former is None else self.stream.former.block
         # At its beginning a stream may draw an order, of which each worker takes a part: they must draw the same.
-        self._seed(position // size, self._who if position > 0 else 0, 0)
+        self._seed(position // size, self._whose if position > 0 else 0, 0)
         items: Iterator[Any] = iter(self.stream.source)
         if self.num_workers > 1 and self.start.samples == 0:
             first = list(itertools.islice(items, 1))  # a generator asks when it is asked for the first item
@@ -129,29 +131,31 @@ class Reading:
         is_full = part is None or (part.weight == 1.0 and chunk.length == share.chunk_size)
         rows.origin = Origin(
             size=chunk.size,
-            worker=self._who,
+            worker=self.worker if self.splits_itself else 0,
             num_workers=self.num_workers if self.splits_itself else 1,
             place=chunk.place,
             part=None if is_full else part,
             num_samples=chunk.num_samples,
         )
-        self._seed(chunk.number, self._who, 1 + share.rank)  # the collator may draw, on each process otherwise
+        self._seed(chunk.number, self._whose, 1 + self.rank)  # the collator may draw, on each process otherwise
         return rows
 
     @property
-    def _who(self) -> int:
-        """Whose items these are: a worker's, or all of them."""
-        return self.worker if self.splits_itself else 0
+    def _whose(self) -> int:
+        """A number for whose items these are: a worker's, a process's, or everybody's."""
+        worker = self.worker if self.splits_itself else 0
+        split = self.stream.split
+        return worker if split is None else worker * split.num_parts + split.rank
 
     def _seed_reading(self, number: int) -> None:
-        self._seed(number, self._who, 0)
+        self._seed(number, self._whose, 0)
 
     def _seed(self, number: int, worker: int, purpose: int) -> None:
         if self.seeds:
             seed_from((self.stream.seed, self.epoch, number, worker, purpose))
 
     def _order_seed(self, start: int) -> int:
-        return seed_of((self.stream.seed, self.epoch, start, self._who))
+        return seed_of((self.stream.seed, self.epoch, start, self._whose))
 
 
 class _WatchedInfo:

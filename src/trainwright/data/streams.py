@@ -7,6 +7,9 @@ that all have the same number of batches. Workers share a stream in one of two w
   Each worker then makes batches of what it gets, and the loader takes them in turn.
 - It does not: every worker reads all of it and makes every W-th batch, so the batches are those without workers.
 
+A `datasets` stream that was split by `split_dataset_by_node` is another matter: each process reads its own part, and
+they agree batch by batch on when the last of them has ended (`in_step.py`).
+
 A batch tells the main process where the stream stood behind it (`Origin`); `Progress` adds up those that are trained.
 A resume loads the dataset's own state where it has one, and otherwise reads past what is trained, collating nothing.
 """
@@ -20,7 +23,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainwright.data.formed import Former
+from trainwright.data.in_step import Exchange, in_step
 from trainwright.data.share import Share
+from trainwright.data.stream_kinds import Split
 from trainwright.data.stream_position import Origin, Progress, Rows
 from trainwright.data.stream_reading import Reading
 from trainwright.types import TailBatch
@@ -35,6 +40,7 @@ class StreamItems(IterableDataset[Rows]):
         seed: base of the seeds of a generator that the dataset has, and of workers.
         seeds_always: also in the main process.
         former: forms batches by length.
+        split: each process has a part of the stream of its own; the share is that of this process alone then.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class StreamItems(IterableDataset[Rows]):
         seed: int,
         seeds_always: bool = False,
         former: Former | None = None,
+        split: Split | None = None,
     ) -> None:
         self.source = source
         self.share = share
@@ -54,6 +61,7 @@ class StreamItems(IterableDataset[Rows]):
         # A look-ahead is read again by a resume, and what is drawn in it must be the same then.
         self.seeds_always = seeds_always or former is not None
         self.former = former
+        self.split = split
         self.start = (-1, Progress())  # an epoch, and what of it is trained
         # Shared memory: workers that persist see the epoch of the main process.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -67,6 +75,15 @@ class StreamItems(IterableDataset[Rows]):
     def __len__(self) -> int:
         return len(self.source)
 
+    @property
+    def chunk_size(self) -> int:
+        """What a batch of all processes adds to the position."""
+        return self.share.chunk_size * (1 if self.split is None else self.split.num_parts)
+
+    @property
+    def epoch(self) -> int:
+        return int(self._epoch[0])
+
     def set_epoch(self, epoch: int) -> None:
         self._epoch[0] = epoch
         if hasattr(self.source, "set_epoch"):
@@ -75,7 +92,7 @@ class StreamItems(IterableDataset[Rows]):
     def __iter__(self) -> Iterator[Rows]:
         info: Any = get_worker_info()
         info = getattr(info, "actual", info)  # of an earlier epoch of this worker
-        epoch = int(self._epoch[0])
+        epoch = self.epoch
         start = self.start[1] if epoch == self.start[0] else Progress()
         return Reading(self, epoch, start, info).portions()
 
@@ -85,7 +102,15 @@ class StreamDataLoader(DataLoader[Any]):
 
     origin: Origin | None = None
 
-    def __init__(self, items: StreamItems, *, collate: Callable[[list[Any]], Any], **options: Any) -> None:
+    def __init__(
+        self,
+        items: StreamItems,
+        *,
+        collate: Callable[[list[Any]], Any],
+        exchange: Exchange | None = None,
+        **options: Any,
+    ) -> None:
+        self.exchange = exchange
         with_origin: Any = _WithOrigin(collate)  # gets what the dataset yields, which torch types as single samples
         super().__init__(items, batch_size=None, collate_fn=with_origin, **options)
 
@@ -95,12 +120,17 @@ class StreamDataLoader(DataLoader[Any]):
         return self.dataset
 
     def __len__(self) -> int:
-        if self.items.former is not None:
-            raise TypeError("How many batches are formed by length from a stream is known when it has ended.")
+        if self.items.former is not None or self.items.split is not None:
+            raise TypeError("How many batches these are is known when the stream has ended.")
         return self.items.share.num_batches(len(self.items.source), drop_last=self.items.drop_last)
 
     def __iter__(self) -> Any:
-        return self._batches(super().__iter__())
+        fetched = super().__iter__()
+        if self.items.split is None or self.exchange is None:
+            return self._batches(fetched)
+        split, size = self.items.split, self.items.share.batch_size
+        begins = self.items.start[0] != self.items.epoch or self.items.start[1].samples == 0
+        return self._batches(in_step(fetched, self.exchange, split, size=size, begins=begins))
 
     def _batches(self, fetched: Iterator[Any]) -> Iterator[Any]:
         for batch, origin in fetched:

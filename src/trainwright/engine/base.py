@@ -172,6 +172,10 @@ class Engine(ABC):
         """One object of each process, by rank; for small things that tensors cannot hold."""
         return [value]
 
+    def gather_counts(self, count: int) -> list[int]:
+        """A number of each process, by rank; it goes from main memory to main memory, so no device is waited for."""
+        return [count]
+
     def gather_objects_behind(self, value: T) -> list[T]:
         """As `gather_objects`, for threads that work behind training's back; its order is theirs alone."""
         return [value]

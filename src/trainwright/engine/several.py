@@ -56,6 +56,9 @@ class SeveralProcesses(Engine):
     def gather_objects(self, value: T) -> list[T]:
         return collectives.gather_objects(value)
 
+    def gather_counts(self, count: int) -> list[int]:
+        return collectives.gather_counts(count)
+
     def gather_objects_behind(self, value: T) -> list[T]:
         return collectives.gather_objects(value, collectives.group_behind())
 

@@ -82,7 +82,7 @@ class DataHooks(Parts):
         )
         if is_training and resolve.dispatches(self.args, num_processes):
             return self._engine.dispatch(build_whole(dataset, plan, sampler=sampler, collate=collate))  # type: ignore[no-any-return]
-        dataloader = build_dataloader(dataset, plan, sampler=sampler, collate=collate)
+        dataloader = build_dataloader(dataset, plan, sampler=sampler, collate=collate, exchange=self._engine)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             self._eval_dataloaders[dataloader_key] = dataloader
         return dataloader
