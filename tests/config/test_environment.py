@@ -25,6 +25,7 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
             (1, 1, 2, 1, 2),
         ),
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, (1, 1, 2, 2, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, (1, 1, 2, 2, 1)),
         ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, (0, 0, 1, 1, 1)),
         ({"LOCAL_RANK": "-1", "RANK": "-1"}, (0, 0, 1, 1, 1)),
         ({"WORLD_SIZE": ""}, (0, 0, 1, 1, 1)),
@@ -138,3 +139,11 @@ def test_tasks_of_slurm_are_one_run_where_they_are_told_where_to_meet():
     assert world.variables() == {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     by_torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     assert World.detect(use_cpu=True, environ=tasks | meeting | by_torchrun).world_size == 2
+
+
+def test_what_is_written_for_torch_does_not_contradict_a_launcher_that_says_less():
+    """Not how many processes a node has: the guess, one, would be wrong for the second."""
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    world = World.detect(environ=environ)
+    assert World.detect(environ={**world.variables(), **environ}) == world
+    assert World.detect(environ={"LOCAL_RANK": "0"}).variables()["LOCAL_WORLD_SIZE"] == "1"

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 RANK = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 WORLD_SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
-LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
+LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE",
+              "LOCAL_SIZE")  # fmt: skip  # the last is DeepSpeed's
 TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
 
 
@@ -63,11 +64,12 @@ class World:
 
     def variables(self) -> dict[str, str]:
         """What torch reads, for launchers that say it under other names."""
+        is_known = self.local_world_size > 1 or self.world_size == 1  # not every launcher says it
         return {
             "RANK": str(self.process_index),
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_RANK": str(self.local_process_index),
-            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            **({"LOCAL_WORLD_SIZE": str(self.local_world_size)} if is_known else {}),
         }
 
     @property
