@@ -182,7 +182,7 @@ class Trainer(SearchHooks):
 
     def create_accelerator_and_postprocess(self) -> None:
         """Makes the engine, and with it `accelerator`."""
-        self._engine = assemble.make_engine(self.args)
+        self._engine = assemble.make_engine(self.args, self.model)
         self.accelerator = self._engine.accelerator
         self.gather_function = self._engine.gather
         for name, value in self._engine.published_flags().items():

@@ -22,6 +22,7 @@ RANK = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 WORLD_SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
 LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
+PARALLEL_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
 
 
@@ -131,6 +132,13 @@ def configured_deepspeed() -> dict[str, Any] | str:
     if is_true(env.get("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL")):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     return {"zero_optimization": zero, "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}
+
+
+def configured_parallelism() -> dict[str, int] | None:
+    """The sizes of a ParallelismConfig as `accelerate launch` was told them; None where it was not."""
+    if not is_true(os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG")):
+        return None
+    return {name: int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) for name in PARALLEL_SIZES}
 
 
 def of_slurm(env: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,6 @@ from trainwright.errors import NotYetError
 
 # Field -> (values that ask for nothing, what to do meanwhile).
 NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
-    "parallelism_config": ((None,), "This version trains whole models, on one device or on several with DDP."),
     "debug": (([], "", None, ["underflow_overflow"]), "Only debug='underflow_overflow' is."),
 }
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from trainwright.config.plans import EnginePlan
+from trainwright.config.plans import EnginePlan, ParallelPlan
 from trainwright.config.rendezvous import start_alone
 from trainwright.engine.fp8 import fp8_explained, fp8_recipes
 from trainwright.engine.loaders import loader_configuration
 
 # Accelerate writes here which plugin it was given; the next trainer of this process may have none.
 MARKS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "FSDP_CPU_RAM_EFFICIENT_LOADING")
+ASKS_FOR_SIZES = "ACCELERATE_USE_PARALLELISM_CONFIG"
 
 
 def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: Any) -> Any:
@@ -49,12 +51,29 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: An
             cpu=cpu,
             dataloader_config=loader_configuration(plan.loaders),
             kwargs_handlers=handlers + (fp8_recipes() if mixed == "fp8" else []),
-            parallelism_config=plan.parallelism,
             **plugins,
         )
+    if plan.parallel is not None:
+        _tell_of_sizes(accelerator, plan.parallel)
     if scales_here:
         accelerator.scaler = torch.amp.GradScaler("cpu")
     return accelerator
+
+
+def _tell_of_sizes(accelerator: Any, plan: ParallelPlan) -> None:
+    """Who works with whom, as accelerate has it. Told afterwards: its constructor refuses groups on the CPU."""
+    from accelerate import ParallelismConfig
+
+    names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    sizes = {f"{name}_size": getattr(plan, name) for name in names}
+    config = plan.given
+    if config is None:
+        config = ParallelismConfig(**sizes)
+    elif any(getattr(config, name) != size for name, size in sizes.items()):
+        config = replace(config, **sizes)  # what the model said beyond it
+    accelerator.state.parallelism_config = config
+    if plan.num_in_all > 1:
+        accelerator.state.device_mesh = config.get_device_mesh(accelerator.device.type)
 
 
 def _of_a_group(plan: EnginePlan) -> Iterator[Any]:
@@ -69,7 +88,8 @@ def _of_a_group(plan: EnginePlan) -> Iterator[Any]:
 
 @contextmanager
 def _unmarked() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in MARKS}
+    before = {name: os.environ.get(name) for name in (*MARKS, ASKS_FOR_SIZES)}
+    os.environ.pop(ASKS_FOR_SIZES, None)  # `_tell_of_sizes` does what it asks for
     try:
         yield
     finally:
