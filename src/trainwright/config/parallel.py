@@ -38,7 +38,7 @@ def parallel(
     problems = [] if layout is None else list(_of_the_model(plan, layout, is_asked=asked is not None))
     if layout is not None and not problems:
         plan = _laid_out(plan, layout)
-    if plan.num_in_all == 1:  # nobody shares anything: each process has a copy
+    if plan.num_in_all == 1 and layout is None:  # nobody shares anything: each process has a copy
         return replace(plan, dp_replicate=args.world_size)
     problems += _between_settings(plan, args, has_fsdp=has_fsdp, has_deepspeed=has_deepspeed)
     refuse([*problems, *(() if problems else _of_the_launcher(plan, args.world_size))])
