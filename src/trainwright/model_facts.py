@@ -43,6 +43,11 @@ def layout(model: Any) -> Layout | None:
     return Layout() if is_in_parts(core) else None
 
 
+def num_devices(model: Any) -> int:
+    """Devices over which transformers laid a model out when it loaded it; 0: it was not asked to."""
+    return len(set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"})
+
+
 def is_in_parts(model: Any) -> bool:
     """Whether parameters are DTensors, of which each process holds a part."""
     parameters = model.parameters() if hasattr(model, "parameters") else ()

@@ -23,9 +23,5 @@ def refuse_what_is_missing(args: Any) -> None:
         for name, (nothing, instead) in NOT_YET.items()
         if getattr(args, name, nothing[0]) not in nothing
     ]
-    if getattr(getattr(args, "accelerator_config", None), "use_configured_state", False):
-        asked.append(
-            "accelerator_config.use_configured_state=True is not there yet. Let the trainer make its own state."
-        )
     if asked:
         raise NotYetError("This version of Trainwright cannot do all that was asked:\n  " + "\n  ".join(asked))

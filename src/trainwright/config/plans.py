@@ -283,6 +283,8 @@ class EnginePlan:
 
     device: Any
     world_size: int = 1
+    num_devices: int = 1  # that this process computes on
+    keeps_state: bool = False  # accelerate's state, which somebody made before
     use_cpu: bool = False
     precision: PrecisionPlan = PrecisionPlan()
     compile: CompilePlan = CompilePlan()

@@ -52,6 +52,8 @@ def engine(args: Any, layout: Layout | None = None) -> EnginePlan:
     return EnginePlan(
         device=args.device,
         world_size=args.world_size,
+        num_devices=max(1, getattr(args, "n_gpu", 1)),
+        keeps_state=_of_accelerator(args, "use_configured_state", False),
         use_cpu=args.use_cpu,
         precision=PrecisionPlan(mixed=mixed, tf32=args.tf32),
         compile=CompilePlan(backend=args.torch_compile_backend, mode=args.torch_compile_mode)

@@ -15,6 +15,7 @@ from trainwright.config.plans import EnginePlan, ParallelPlan
 from trainwright.config.rendezvous import start_alone
 from trainwright.engine.fp8 import fp8_explained, fp8_recipes
 from trainwright.engine.loaders import loader_configuration
+from trainwright.errors import ArgumentError
 
 # Accelerate writes here which plugin it was given; the next trainer of this process may have none.
 MARKS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "FSDP_CPU_RAM_EFFICIENT_LOADING")
@@ -32,7 +33,10 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: An
     from accelerate.state import AcceleratorState
 
     # Accelerate keeps one state per process; a second trainer may have another precision or device.
-    AcceleratorState._reset_state(reset_partial_state=True)
+    if plan.keeps_state:
+        _check_state(plan, has_plugins=bool(plugins))
+    else:
+        AcceleratorState._reset_state(reset_partial_state=True)
     is_among_others = plan.world_size > 1
     if is_among_others or plugins:
         os.environ.update({name: value for name, value in plan.ddp.environment.items() if name not in os.environ})
@@ -58,6 +62,38 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: An
     if scales_here:
         accelerator.scaler = torch.amp.GradScaler("cpu")
     return accelerator
+
+
+def _check_state(plan: EnginePlan, *, has_plugins: bool) -> None:
+    """Whether the state that was made before the trainer is one for these arguments: it cannot be changed.
+
+    Raises:
+        ArgumentError: there is none, or it is another one.
+    """
+    from accelerate.state import AcceleratorState, PartialState
+
+    asks = "accelerator_config.use_configured_state=True"
+    if not PartialState._shared_state:
+        raise ArgumentError(
+            f"{asks} takes the state that was made before, and there is none. Make one first, "
+            "accelerate.PartialState() or Accelerator(), or leave the setting out."
+        )
+    there, wanted = PartialState(), torch.device(plan.device).type
+    if there.device.type != wanted:
+        raise ArgumentError(f"{asks}: the state is on {there.device.type}, and the arguments ask for {wanted}.")
+    if not AcceleratorState._shared_state:
+        return
+    mixed, asked = AcceleratorState().mixed_precision, plan.precision.mixed
+    if mixed != asked and not (asked == "fp16" and wanted == "cpu"):  # where the scaler is ours
+        raise ArgumentError(
+            f"{asks}: the state has mixed_precision={mixed!r}, and the arguments come to {asked!r}. Make the "
+            "Accelerator with the same, or only a PartialState()."
+        )
+    if has_plugins:
+        raise ArgumentError(
+            f"{asks}: the state of an Accelerator keeps its own plugins, and fsdp or deepspeed is asked for here. "
+            "Make only a PartialState()."
+        )
 
 
 def _tell_of_sizes(accelerator: Any, plan: ParallelPlan) -> None:

@@ -24,6 +24,10 @@ def select_engine(plan: EnginePlan) -> Engine:
         from trainwright.engine.accelerated import AcceleratedEngine
 
         return AcceleratedEngine(plan)
+    if plan.num_devices > 1:
+        from trainwright.engine.data_parallel import DataParallelEngine
+
+        return DataParallelEngine(plan)
     from trainwright.engine.single import SingleEngine
 
     return SingleEngine(plan)
