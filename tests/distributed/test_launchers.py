@@ -74,7 +74,9 @@ from tests.distributed.shards import outcome_of_parts
 trainer = trainer_of("means", sys.argv[1], 2, max_steps=2, logging_steps=2)
 told = outcome_of_parts(trainer)
 plugin = trainer.accelerator.state.fsdp_plugin
-tell(**told, flags=[trainer.is_fsdp_enabled, plugin.fsdp_version, str(plugin.state_dict_type)])
+sizes = trainer.accelerator.parallelism_config
+flags = [trainer.is_fsdp_enabled, plugin.fsdp_version, str(plugin.state_dict_type)]
+tell(**told, shards=sizes and sizes.dp_shard_size, flags=flags)
 """
 
 OF_PARTS = """
@@ -85,18 +87,28 @@ fsdp_config:
   fsdp_state_dict_type: SHARDED_STATE_DICT
 """
 
+SIZES = """
+parallelism_config:
+  parallelism_config_dp_replicate_size: 1
+  parallelism_config_dp_shard_size: 2
+  parallelism_config_tp_size: 1
+  parallelism_config_cp_size: 1
+"""
+
 
 @pytest.mark.slow
-def test_a_configuration_of_accelerate_shards_the_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", ["", pytest.param(SIZES, marks=pytest.mark.slow)], ids=["", "with sizes"])
+def test_a_configuration_of_accelerate_shards_the_model(sizes: str, tmp_path: Path) -> None:
     """Nothing in the arguments says so."""
     path = tmp_path / "accelerate.yaml"
     text = CONFIG.format(port=free_port()).replace("MULTI_GPU", "FSDP").replace("bf16", "'no'")
-    path.write_text(text + OF_PARTS)
+    path.write_text(text + OF_PARTS + sizes)
     launcher = ("accelerate.commands.launch", "--config_file", str(path))
     done = run(SHARDED, str(tmp_path), folder=tmp_path, launcher=launcher, timeout_s=140)
     alone = outcome(trainer_of("means", tmp_path, 1, max_steps=2, logging_steps=2))
     for told in done.told:
         assert told["flags"] == [True, 2, "StateDictType.SHARDED_STATE_DICT"]
+        assert told["shards"] == (2 if sizes else None)
         assert told["log"][0]["loss"] == pytest.approx(alone["log"][0]["loss"], rel=1e-5)
         for name, values in alone["weights"].items():
             assert told["weights"][name] == pytest.approx(values, rel=1e-5, abs=2e-7)

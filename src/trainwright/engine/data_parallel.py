@@ -152,13 +152,14 @@ class Copies(nn.DataParallel):  # type: ignore[type-arg]
         return whole
 
     def _loss(self, outputs: Any) -> torch.Tensor:
-        losses = output_loss(outputs)
+        losses: torch.Tensor = output_loss(outputs)
         if not self._is_divided:
             return self._mean(losses)
         auxiliary = outputs.get("aux_loss") if self._aux_coefficient and isinstance(outputs, Mapping) else None
         if auxiliary is None:
-            return losses.sum()  # type: ignore[no-any-return]
-        return (losses - self._aux_coefficient * auxiliary).sum() + self._aux_coefficient * self._mean(auxiliary)
+            return losses.sum()
+        own: torch.Tensor = (losses - self._aux_coefficient * auxiliary).sum()
+        return own + self._aux_coefficient * self._mean(auxiliary)
 
     def _mean(self, values: torch.Tensor) -> torch.Tensor:
         if values.ndim == 0:
