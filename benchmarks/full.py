@@ -77,6 +77,11 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
         "",
         "A step under DDP and under FSDP2, each beside its loop by hand. Promised for DDP: 1.01.",
     ),
+    "sharded_saves": (
+        "Checkpoints in parts, one after the other",
+        "",
+        "Two processes with FSDP2. Promised: twenty in a row without a stall longer than the snapshot.",
+    ),
     "compiled": ("torch.compile with ragged batches", "", "Compilations, and the time of a step when they are done."),
     "watching": (
         "Watching a run",

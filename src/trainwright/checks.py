@@ -92,19 +92,17 @@ def check_datasets(
             f"eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r} asks for evaluations, "
             "and there is no eval_dataset. Pass one, or set eval_strategy='no'."
         )
-    forming = batch_formers(args)
-    if forming and isinstance(train_dataset, IterableDataset):
-        raise DataError(
-            f"{forming[0]}={getattr(args, forming[0])!r} forms batches by the lengths of all samples, and "
-            f"train_dataset is a {type(train_dataset).__name__}, which is a stream. Drop {forming[0]}, or use a "
-            "dataset whose items have an index."
-        )
-    if train_dataset is None or has_length(train_dataset) or args.max_steps > 0:
+    is_formed_stream = bool(batch_formers(args)) and isinstance(train_dataset, IterableDataset)
+    has_known_end = has_length(train_dataset) and not is_formed_stream
+    if train_dataset is None or has_known_end or args.max_steps > 0:
         return
     needs = rules.needs_length(args, has_own_schedule=has_own_schedule)
     if needs is not None:
+        what = "without a length"
+        if is_formed_stream:
+            what = f"that is read as a stream with {batch_formers(args)[0]}"
         raise DataError(
-            f"train_dataset is a {type(train_dataset).__name__} without a length and max_steps={args.max_steps}, so "
+            f"train_dataset is a {type(train_dataset).__name__} {what} and max_steps={args.max_steps}, so "
             f"the number of steps is not known, and {needs} needs it. Set max_steps, or pass a dataset with __len__, "
             "or choose settings that do not need it (lr_scheduler_type='constant', 'constant_with_warmup' or "
             "'inverse_sqrt', intervals in whole steps): then num_train_epochs whole passes are trained."

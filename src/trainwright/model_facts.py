@@ -154,7 +154,17 @@ def signature_columns(model: Any, label_names: list[str]) -> list[str]:
 def num_parameters_without_embeddings(model: nn.Module) -> int:
     """Parameters that take part in matrix products, for the 6 x parameters x tokens estimate; 0 where unknown."""
     count = getattr(model, "num_parameters", None)
-    return int(count(exclude_embeddings=True)) if callable(count) else 0
+    if not callable(count):
+        return 0
+    if not any(num_elements(p) != p.numel() for p in model.parameters()):
+        return int(count(exclude_embeddings=True))
+    embeddings = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+    return sum(num_elements(p) for p in model.parameters() if id(p) not in embeddings)
+
+
+def num_elements(parameter: nn.Parameter) -> int:
+    """Elements of a whole parameter, also where this process holds none of them while it is not in use."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def number_of_arguments(func: Any) -> int:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 TOLD = "TOLD_"  # file of what a process tells, with its rank
 
 
@@ -96,6 +98,11 @@ def run(
 
 
 def end_group(process: subprocess.Popen[str]) -> None:
+    """Kills a launcher and all below it: workers of torchrun have process groups of their own."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for below in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                below.kill()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -283,12 +283,6 @@ RUN = [
         ({"train_sampling_strategy": "group_by_length", "max_steps": 5}, {"is_stream": False}),
     ),
     (
-        "forming_batches_needs_a_map",
-        ({**BUDGET, "max_steps": 5}, {"is_stream": True}),
-        "max_tokens_per_batch=64 stream",
-        ({**BUDGET, "max_steps": 5}, {"is_stream": False}),
-    ),
-    (
         "evaluation_needs_data",
         ({"eval_strategy": "epoch"}, {"has_eval_dataset": False}),
         "eval_strategy='epoch' eval_dataset",

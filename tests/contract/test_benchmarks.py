@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SMALL = {"gpu": "--tiny", "resume": "--small", "evaluation": "--small", "sizes": "--quick", "checkpoint": "--small"}
+SMALL = {"gpu": "--tiny", "resume": "--small", "evaluation": "--small", "sizes": "--quick", "checkpoint": "--small",
+         "sharded_saves": "--small"}  # fmt: skip
 
 
 @pytest.mark.slow

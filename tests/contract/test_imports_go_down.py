@@ -28,7 +28,8 @@ WINGS = PICTURE[7]
 FLOOR = {part: floor for floor, parts in enumerate(PICTURE) for part in parts}
 ONLY_FOR_THE_COMMAND_LINE = PICTURE[1]
 
-TRANSFORMERS = ("checkpoint.weights", "data.collators", "optim.schedules", "seq2seq", "patches", "compat", "tasks")
+TRANSFORMERS = ("checkpoint.weights", "data.collators", "optim.schedules", "seq2seq", "patches", "compat", "tasks",
+                "config.zero_init")  # fmt: skip
 ACCELERATE = ("engine", "config.accelerator")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
 BROUGHT_ALONG = {
@@ -47,7 +48,6 @@ BROUGHT_ALONG = {
     "azureml": "trackers.azureml",
     "kubeflow": "trackers.kubeflow",
     "optuna": "search.optuna",
-    "deepspeed": "engine",
     "bitsandbytes": "optim",
     "galore_torch": "optim",
     "apollo_torch": "optim",
@@ -96,6 +96,8 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
             allowed = (*TRANSFORMERS, "trainer") if one.guarded else TRANSFORMERS
         elif one.package == "accelerate":
             allowed = ACCELERATE
+        elif one.package == "deepspeed":
+            allowed = ("engine", "config.zero_init")
         elif one.package == "wandb":
             allowed = ("trackers.wandb", "search.wandb")
         elif one.package == "ray":

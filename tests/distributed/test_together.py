@@ -127,12 +127,18 @@ def test_the_main_process_reads_a_stream_to_an_end_that_all_see(done: Done) -> N
     assert main["Stream resumed"]["weights"] == main["Stream dispatched"]["weights"]
 
 
-@pytest.mark.parametrize("name", ["budget", "packing"])
+@pytest.mark.parametrize("name", ["budget", "packing", "budget of a stream", "packing of a stream"])
 def test_formed_batches_have_every_sample_once(done: Done, name: str) -> None:
     one, other = (told[name] for told in done.told)
     assert one == other
     assert one["counts"] == one["lengths"]
-    assert one["step"] > 1
+    assert one["step"] > 2
+
+
+@pytest.mark.parametrize("name", ["budget of a stream", "packing of a stream"])
+def test_batches_formed_of_a_stream_go_on_where_they_were(done: Done, name: str) -> None:
+    for told in done.told:
+        assert told[f"{name}, resumed"] == told[name]
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------

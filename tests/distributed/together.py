@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from transformers import DataCollatorForTokenClassification
 
 from trainwright import Trainer, TrainerCallback, TrainingArguments
 from trainwright.checkpoint.store import CheckpointStore
+from trainwright.data import orders
+from trainwright.data.formed import Former
 from trainwright.types import TailBatch
 
 FOLDER = Path(sys.argv[1])
@@ -160,26 +163,39 @@ def formed() -> None:
     lengths = [2 + 5 * i % 11 for i in range(21)]
     items = [{"input_ids": [i + 5] * length, "labels": [i + 5] * length} for i, length in enumerate(lengths)]
 
-    class Seen(Trainer):
-        def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-            batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-            for batch in batches:
-                if not (isinstance(batch, TailBatch) and batch.num_samples == 0):  # it only keeps the processes in step
-                    counts.update(batch["input_ids"].flatten().tolist())
-            return batches, num_items
+    def trained(name: str, dataset: Any, *, resume: bool = False, **settings: Any) -> tuple[Any, Counter[int]]:
+        counts: Counter[int] = Counter()
 
+        class Seen(Trainer):
+            def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+                batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+                for batch in batches:
+                    if not (isinstance(batch, TailBatch) and batch.num_samples == 0):  # it only keeps them in step
+                        counts.update(batch["input_ids"].flatten().tolist())
+                return batches, num_items
+
+        callbacks = settings.pop("callbacks", None)
+        args = TrainingArguments(str(FOLDER / name), num_train_epochs=1, use_cpu=True, report_to="none", **settings)
+        trainer = Seen(model=seeded(llama), args=args, train_dataset=dataset, callbacks=callbacks,
+                       data_collator=DataCollatorForTokenClassification(tokenizer()))  # fmt: skip
+        trainer.train(resume_from_checkpoint=resume)
+        everywhere = trainer._engine.gather_objects(dict(counts))
+        return trainer, sum((Counter(one) for one in everywhere), Counter())
+
+    def outcome_of(trainer: Any, total: Counter[int]) -> dict[str, Any]:
+        weights = float(sum(p.double().sum() for p in trainer.model.parameters()))
+        seen = [total[i + 5] for i in range(21)]
+        return {"counts": seen, "lengths": lengths, "step": trainer.state.global_step, "weights": weights}
+
+    orders.Former = partial(Former, size=7, min_batches=2, block=3)  # type: ignore[misc, assignment]
     packing = {"packing": "best_fit", "packing_length": 16, "per_device_train_batch_size": 1}
     for name, settings in {"budget": {"max_tokens_per_batch": 24}, "packing": packing}.items():
-        counts: Counter[int] = Counter()
-        args = TrainingArguments(str(FOLDER / name), num_train_epochs=1, use_cpu=True, report_to="none", **settings)
-        trainer = Seen(model=seeded(llama), args=args, train_dataset=items,
-                       data_collator=DataCollatorForTokenClassification(tokenizer()))  # fmt: skip
-        trainer.train()
-        everywhere = trainer._engine.gather_objects(dict(counts))
-        total = sum((Counter(one) for one in everywhere), Counter())
-        seen = [total[i + 5] for i in range(21)]
-        weights = float(sum(p.double().sum() for p in trainer.model.parameters()))
-        tell(**{name: {"counts": seen, "lengths": lengths, "step": trainer.state.global_step, "weights": weights}})
+        tell(**{name: outcome_of(*trained(name, items, **settings))})
+        settings = {**settings, "lr_scheduler_type": "constant"}
+        tell(**{f"{name} of a stream": outcome_of(*trained(f"{name}-stream", Stream(items), **settings))})
+        _, before = trained(f"{name}-twice", Stream(items), callbacks=[StopAt(2)], **settings)
+        trainer, after = trained(f"{name}-twice", Stream(items), resume=True, **settings)
+        tell(**{f"{name} of a stream, resumed": outcome_of(trainer, before + after)})
 
 
 def committed_by(folder: Path, **settings: Any) -> list[Any]:

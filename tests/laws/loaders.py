@@ -11,15 +11,20 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 
 from trainwright.checkpoint import rng
-from trainwright.config.plans import LoaderPlan
+from trainwright.config.plans import LoaderPlan, SamplingPlan
+from trainwright.data.formed import Former
 from trainwright.data.loader import Loader
 from trainwright.data.plan import build_dataloader
 
 SIZE = 29  # shares with no batch size a divisor, so that every epoch has a tail
 
 
+def item(i: int) -> dict[str, Any]:
+    return {"id": i, "input_ids": [i] * (1 + i * 7 % 11)}
+
+
 def items() -> list[dict[str, Any]]:
-    return [{"id": i} for i in range(SIZE)]
+    return [item(i) for i in range(SIZE)]
 
 
 class Plain(IterableDataset[dict[str, Any]]):
@@ -29,7 +34,7 @@ class Plain(IterableDataset[dict[str, Any]]):
         self.generator = torch.Generator()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter([{"id": i} for i in torch.randperm(SIZE, generator=self.generator).tolist()])
+        return map(item, torch.randperm(SIZE, generator=self.generator).tolist())
 
 
 class SharesItself(IterableDataset[dict[str, Any]]):
@@ -38,17 +43,19 @@ class SharesItself(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        yield from ({"id": i} for i in range(first, SIZE, step))
+        yield from map(item, range(first, SIZE, step))
 
 
 @dataclass(frozen=True)
 class Kind:
     name: str
     make: Callable[[], Any]
+    shared_by_workers: bool = False  # each of them reads items of its own
+    former: Former | None = None
 
     def loader(self, *, batch_size: int = 3, workers: int = 0, rank: int = 0, num_processes: int = 1) -> Loader:
         dataset = self.make()
-        sampler = None if isinstance(dataset, IterableDataset) else RandomSampler(dataset)
+        sampler = self.former if isinstance(dataset, IterableDataset) else RandomSampler(dataset)
         plan = LoaderPlan(
             batch_size=batch_size, seed=7, workers=workers, rank=rank, num_processes=num_processes, is_training=True
         )
@@ -56,20 +63,41 @@ class Kind:
         return Loader(dataloader, random_state=rng.capture, set_random_state=rng.restore)
 
 
-def ids(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """A batch, with a number that is drawn when it is made."""
+def ids(samples: list[Any]) -> dict[str, Any]:
+    """A batch of samples or of rows of them, with a number that is drawn when it is made."""
+    samples = [one for sample in samples for one in (sample if isinstance(sample, list) else [sample])]
     return {"id": [sample["id"] for sample in samples], "drawn": torch.rand(())}
 
 
 def columns() -> Any:
-    return datasets.Dataset.from_dict({"id": [*range(SIZE)]})
+    return datasets.Dataset.from_list(items())
 
 
+def hf_stream() -> Any:
+    return columns().to_iterable_dataset(num_shards=4)
+
+
+def hf_stream_shuffled() -> Any:
+    return hf_stream().shuffle(seed=5, buffer_size=7)
+
+
+def former(**how: Any) -> Former:
+    """With look-aheads so short that an epoch has several, and blocks that none of them is a multiple of."""
+    plan = SamplingPlan(strategy="random", batch_size=1, micro_batches=1, num_processes=1, seed=0, **how)
+    return Former(plan, size=8, min_batches=3, block=3)
+
+
+BUDGET, ROWS = former(max_tokens=22), former(row_length=16)
 KINDS = [
     Kind("list", items),
     Kind("columns", columns),
-    Kind("hf-stream", lambda: columns().to_iterable_dataset(num_shards=4)),
-    Kind("hf-stream-shuffled", lambda: columns().to_iterable_dataset(num_shards=4).shuffle(seed=5, buffer_size=7)),
+    Kind("hf-stream", hf_stream, shared_by_workers=True),
+    Kind("hf-stream-shuffled", hf_stream_shuffled, shared_by_workers=True),
     Kind("iterable", Plain),
-    Kind("iterable-in-parts", SharesItself),
+    Kind("iterable-in-parts", SharesItself, shared_by_workers=True),
+    Kind("hf-stream, budget", hf_stream, shared_by_workers=True, former=BUDGET),
+    Kind("hf-stream-shuffled, packed", hf_stream_shuffled, shared_by_workers=True, former=ROWS),
+    Kind("iterable, budget", Plain, former=BUDGET),
+    Kind("iterable, packed", Plain, former=ROWS),
+    Kind("iterable-in-parts, packed", SharesItself, shared_by_workers=True, former=ROWS),
 ]

@@ -55,7 +55,7 @@ def test_the_same_order_for_the_same_seed(kind: Kind, num_processes: int) -> Non
 @kinds
 def test_workers_change_the_order_only_of_what_they_share(kind: Kind) -> None:
     one, other = (counted(kind.loader(workers=w).epoch(1)) for w in (0, 2))
-    assert (one == other) is (kind.name not in ("hf-stream", "hf-stream-shuffled", "iterable-in-parts"))
+    assert (one == other) is not kind.shared_by_workers
 
 
 def trained(loader: Loader, epoch: int, num: int) -> tuple[list[Any], Cursor, LoaderRandomness, dict[str, Any]]:

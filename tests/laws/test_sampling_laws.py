@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from transformers import DataCollatorForTokenClassification, LlamaConfig, LlamaForCausalLM
 
 from trainwright import Trainer
+from trainwright.data import orders
+from trainwright.data.formed import Former
 from trainwright.data.samplers import EpochBatches
 from trainwright.data.share import Share
 from trainwright.errors import DataError
@@ -19,6 +22,7 @@ from .._support.small import StopAt, data, differing, make_trainer, weights
 
 LENGTHS = [3, 9, 16, 2, 5, 5, 12, 1, 7, 4, 16, 6, 8, 8, 3, 11, 2, 14, 5, 9, 1, 4, 10, 3, 6]
 PACKING = {"packing": "best_fit", "packing_length": 16, "per_device_train_batch_size": 2}
+STREAM = {"lr_scheduler_type": "constant"}  # its length is known when it has ended
 STRATEGIES: dict[str, dict[str, Any]] = {
     "random": {},
     "sequential": {"train_sampling_strategy": "sequential"},
@@ -27,6 +31,9 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "token budget": {"max_tokens_per_batch": 32, "per_device_train_batch_size": 8},
     "packing": PACKING,
     "packing, split": {**PACKING, "packing_length": 7, "packing_overflow": "split"},
+    "token budget, stream": {"max_tokens_per_batch": 32, "per_device_train_batch_size": 8, **STREAM},
+    "packing, stream": {**PACKING, **STREAM},
+    "packing, split, stream": {**PACKING, "packing_length": 7, "packing_overflow": "split", **STREAM},
 }
 TABLE = [
     pytest.param(name, workers, accumulation, id=f"{name}, {workers} workers, accumulation {accumulation}")
@@ -58,6 +65,7 @@ def llama() -> Any:
 
 def recorder(output_dir: Path, **settings: Any) -> Any:
     items = [{"input_ids": [i + 1] * length, "labels": [i + 1] * length} for i, length in enumerate(LENGTHS)]
+    items = data.Stream(items) if settings.get("lr_scheduler_type") == "constant" else items
     collator = DataCollatorForTokenClassification(data.tokenizer())
     return make_trainer(
         output_dir, cls=Recorder, model=llama(), train_dataset=items, data_collator=collator, **settings
@@ -66,6 +74,12 @@ def recorder(output_dir: Path, **settings: Any) -> Any:
 
 def settings_of(name: str, workers: int, accumulation: int) -> dict[str, Any]:
     return {**STRATEGIES[name], "dataloader_num_workers": workers, "gradient_accumulation_steps": accumulation}
+
+
+@pytest.fixture(autouse=True)
+def short_look_aheads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several in an epoch of a stream this small."""
+    monkeypatch.setattr(orders, "Former", partial(Former, size=8, min_batches=2, block=3))
 
 
 @pytest.mark.parametrize(("name", "workers", "accumulation"), TABLE)

@@ -9,9 +9,11 @@ from trainwright.assemble.changes import Before, before, carry_on, restore_callb
 from trainwright.assemble.data import (
     eval_sampler,
     make_loader,
+    packed_input,
     random_states,
     row_collator,
     samples_per_step,
+    stream_former,
     train_sampler,
     untouched_randomness,
 )
@@ -104,6 +106,7 @@ __all__ = [
     "one_processing_class",
     "owed",
     "packed",
+    "packed_input",
     "patches_for_a_run",
     "plan_of_the_rest",
     "prepare_output",
@@ -123,6 +126,7 @@ __all__ = [
     "show_lines",
     "smaller_batches",
     "states_of",
+    "stream_former",
     "sums_up_means",
     "take_up_uploads",
     "tell_best",

@@ -14,10 +14,12 @@ from trainwright.checkpoint import rng
 from trainwright.config import resolve
 from trainwright.config.owned import owned
 from trainwright.config.rules_idle import saving_on_exception
+from trainwright.data import orders
+from trainwright.data.ahead import copy_ahead
 from trainwright.data.apart import find_layout
+from trainwright.data.formed import Former
 from trainwright.data.groups import formed_order
 from trainwright.data.loader import Loader
-from trainwright.data.orders import training_order
 from trainwright.data.packing import PackedOrder
 from trainwright.data.rows import RowCollator
 from trainwright.types import has_length
@@ -39,7 +41,7 @@ def train_sampler(args: Any, dataset: Any, model_input_name: str | None, *, batc
     plan = resolve.sampling(
         args, batch_size=batch_size, seed=seed, num_processes=num_processes, length_of=model_input_name
     )
-    return training_order(dataset, plan)
+    return orders.training_order(dataset, plan)
 
 
 def eval_sampler(args: Any, dataset: Any, model_input_name: str | None) -> Any:
@@ -48,7 +50,20 @@ def eval_sampler(args: Any, dataset: Any, model_input_name: str | None) -> Any:
     return SequentialSampler(dataset)
 
 
-def row_collator(args: Any, order: PackedOrder, collate: Callable[..., Any], model: Any, processing_class: Any) -> Any:
+def stream_former(args: Any, dataset: Any, model_input_name: str | None, *, batch_size: int) -> Former | None:
+    """What forms batches of a stream by length; None where nobody asked."""
+    plan = resolve.sampling(args, batch_size=batch_size, seed=0, num_processes=1, length_of=model_input_name)
+    return orders.stream_former(dataset, plan)
+
+
+def packed_input(sampler: Any) -> str | None:
+    """The entry whose tokens an order packs into rows; None where it packs nothing."""
+    if isinstance(sampler, Former):
+        return sampler.packed_input
+    return sampler.length_of if isinstance(sampler, PackedOrder) else None
+
+
+def row_collator(args: Any, length_of: str, collate: Callable[..., Any], model: Any, processing_class: Any) -> Any:
     """The collator that makes packed rows of what `collate` makes of samples.
 
     Raises:
@@ -61,12 +76,12 @@ def row_collator(args: Any, order: PackedOrder, collate: Callable[..., Any], mod
             row_length=args.packing_length,
             num_rows=args.train_batch_size,
             takes_positions=takes_positions,
-            length_of=order.length_of,
+            length_of=length_of,
         )
     return RowCollator(
         collate,
         layout,
-        length_of=order.length_of,
+        length_of=length_of,
         pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
         masks_first=model_facts.shifts_labels(model) or model_facts.is_causal_lm(model),
         multiple_of=owned(args, "pad_to_multiple_of"),
@@ -83,8 +98,9 @@ def samples_per_step(dataloader: Any, args: Any) -> int | None:
     return int(max(round(share * num_batches), 1))
 
 
-def make_loader(dataloader: Any) -> Loader:
-    return Loader(dataloader, random_state=rng.capture, set_random_state=rng.restore)
+def make_loader(dataloader: Any, device: torch.device) -> Loader:
+    copies = copy_ahead(dataloader, device)
+    return Loader(dataloader, random_state=rng.capture, set_random_state=rng.restore, copies=copies)
 
 
 @contextmanager

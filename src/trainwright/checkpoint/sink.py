@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any, Protocol
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from trainwright.checkpoint.snapshot import Buffers, NotPlainError, available_bytes
 
@@ -15,34 +16,73 @@ SHARE_OF_MEMORY = 0.5  # of what is available, that a copy may take
 Write = Callable[[Any], None]
 
 
-class Sink(Protocol):
-    """Where large files go. `put(tree, write)` sees to it that `write` is called with the tensors as they are now."""
+class Wish(NamedTuple):
+    """Memory that a copy takes, and that there is, on a machine; or what stands against a copy."""
 
-    def put(self, tree: Any, write: Write) -> None: ...
+    host: str
+    lacking_bytes: int
+    available_bytes: int
+    obstacle: str | None = None
+
+
+def reason_to_wait(wishes: Sequence[Wish]) -> str | None:
+    """Why processes write at once rather than copy; they share the memory of a machine. None: they copy."""
+    for obstacle in (wish.obstacle for wish in wishes if wish.obstacle is not None):
+        return obstacle
+    for host in {wish.host: None for wish in wishes}:
+        here = [wish for wish in wishes if wish.host == host]
+        lacking = sum(wish.lacking_bytes for wish in here)
+        if lacking > min(wish.available_bytes for wish in here) * SHARE_OF_MEMORY:
+            return f"{lacking:,} bytes of memory are too much to take for a copy"
+    return None
+
+
+class Sink(Protocol):
+    """Where large files go. `put(tree, write)` sees to it that `write` is called with the tensors as they are now.
+
+    `shared`: all processes put something here, and their writing meets, so all write at once or all later.
+    """
+
+    def put(self, tree: Any, write: Write, *, shared: bool = False) -> None: ...
 
 
 class AtOnce:
-    def put(self, tree: Any, write: Write) -> None:
+    def put(self, tree: Any, write: Write, *, shared: bool = False) -> None:
         write(tree)
 
 
 class Later:
-    """Copies now and writes when told to. Where memory is short, or what to copy is not plain, it writes at once."""
+    """Copies now and writes when told to. Where memory is short, or what to copy is not plain, it writes at once.
 
-    def __init__(self, buffers: Buffers) -> None:
+    Args:
+        everybodys: gives one value of each process, by rank.
+
+    Attributes:
+        is_shared: something was put off whose writing meets that of other processes.
+    """
+
+    def __init__(self, buffers: Buffers, everybodys: Callable[[Wish], Sequence[Wish]]) -> None:
+        self.is_shared = False
         self._buffers = buffers
+        self._everybodys = everybodys
         self._writes: list[tuple[Any, Write]] = []
 
-    def put(self, tree: Any, write: Write) -> None:
-        try:
-            lacking = self._buffers.missing_bytes(tree)
-            if lacking <= available_bytes() * SHARE_OF_MEMORY:
-                return self._writes.append((self._buffers.copy_of(tree), write))
-            reason = f"{lacking:,} bytes of memory are too much to take for a copy"
-        except NotPlainError as error:
-            reason = f"{error} cannot be copied"
+    def put(self, tree: Any, write: Write, *, shared: bool = False) -> None:
+        mine = self._wish(tree)
+        reason = reason_to_wait(self._everybodys(mine) if shared else [mine])
+        if reason is None:
+            self._writes.append((self._buffers.copy_of(tree), write))
+            self.is_shared = self.is_shared or shared
+            return
         logger.info("Training waits while a file of a checkpoint is written: %s.", reason)
         write(tree)
+
+    def _wish(self, tree: Any) -> Wish:
+        host = socket.gethostname()
+        try:
+            return Wish(host, self._buffers.missing_bytes(tree), available_bytes())
+        except NotPlainError as error:
+            return Wish(host, 0, 0, f"{error} cannot be copied")
 
     def write(self) -> None:
         for tree, write in self._writes:

@@ -2,7 +2,8 @@
 
 In the background: what changes while training goes on is copied (`sink`, `snapshot`), and a thread of low priority
 writes, flushes and commits. Its calls to the system and its checksums do not hold the interpreter's lock. An error of
-it is raised where the run next asks: at the next save, or when training ends.
+it is raised where the run next asks: at the next save, or when training ends. Where several processes write parts of
+one checkpoint, each has such a thread; these agree among themselves, and an error of one is raised in all.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.sink import AT_ONCE, Later, Sink
@@ -35,6 +37,8 @@ class Company(Protocol):
     @property
     def num_processes(self) -> int: ...
     def agree(self, decide: Callable[[], str]) -> str: ...
+    def gather_objects(self, value: Any) -> Sequence[Any]: ...
+    def gather_objects_behind(self, value: Any) -> Sequence[Any]: ...
     def barrier(self) -> None: ...
 
 
@@ -87,25 +91,29 @@ class Writer:
         self.wait()
         begun = time.monotonic()
         before, self.newest = self.newest, manifest.step
-        later, parted = Later(self._buffers), False
+        later, parted = Later(self._buffers, company.gather_objects), False
         try:
             with failures_named(store.root):
                 folder, own = _staging(store, manifest.step, company, check, writes=writes)
+            in_background = all(company.gather_objects(in_background))
             self.sink = later if in_background else AT_ONCE
             with self._collecting(), discarded_on_failure(store, own):
                 parted = company.num_processes > 1
                 write(folder)
                 company.barrier()  # overrides may have written on any process
                 parted = False
-            if own is None:
+            if own is None and not later.is_shared:
                 return
-            staging = own
 
             def finish() -> None:
-                with discarded_on_failure(store, staging):
-                    later.write()
-                    store.commit(staging, manifest)
-                after()
+                all_agree = partial(agreed, company) if later.is_shared else nullcontext
+                with all_agree(), discarded_on_failure(store, own):
+                    with all_agree():
+                        later.write()
+                    if own is not None:
+                        store.commit(own, manifest)
+                if own is not None:
+                    after()
                 self.longest_s = max(self.longest_s, time.monotonic() - begun)
 
             self._begin(finish) if in_background else finish()
@@ -216,6 +224,27 @@ def _staging(
         return folder, None
     own = folder if of_main else store.stage(step)  # the first process of another node has a disk of its own
     return own, own
+
+
+@contextmanager
+def agreed(company: Company) -> Iterator[None]:
+    """Around what the threads of all processes do for one checkpoint: it failed in all of them if it did in one.
+
+    Raises:
+        CheckpointWriteError: in those where it did not.
+    """
+    failure: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        failure = error
+    told = company.gather_objects_behind(None if failure is None else f"{type(failure).__name__}: {failure}")
+    failed = [f"process {rank}: {text}" for rank, text in enumerate(told) if text is not None]
+    if failed and failure is None:
+        failure = CheckpointWriteError(f"A checkpoint could not be written in all processes; {failed[0]}")
+    if failure is not None:
+        failure.is_everybodys = True  # type: ignore[attr-defined]  # no process failed before the others
+        raise failure
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainwright.config import effective, help, rules
+from trainwright.config import effective, help, rules, zero_init
 from trainwright.config.accelerator import distributed_state
 from trainwright.config.construct import FieldSignature, accept_old_names, finish
 from trainwright.config.enums import ParallelMode
@@ -79,6 +79,7 @@ class TrainingArguments(
     def __post_init__(self) -> None:
         problems = normalise(self)
         finish(self, problems + rules.violations(self))
+        vars(self)["_zero_init"] = zero_init.mark(self)
 
     # -- where the run is ------------------------------------------------------------------------------------------
 
@@ -91,6 +92,11 @@ class TrainingArguments(
     def distributed_state(self) -> Any:  # accelerate's PartialState: its type would load accelerate
         """accelerate's record of this process among its peers, made when it is first asked for."""
         return distributed_state(self)
+
+    @property
+    def hf_deepspeed_config(self) -> Any:  # transformers' HfDeepSpeedConfig
+        """Under ZeRO-3: what has transformers make models in parts, for as long as these arguments live."""
+        return vars(self).get("_zero_init")
 
     @property
     def deepspeed_plugin(self) -> Any:  # accelerate's DeepSpeedPlugin

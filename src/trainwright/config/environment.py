@@ -159,6 +159,11 @@ def of_slurm(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def launcher_keeps_the_store() -> bool:
+    """Whether torchrun keeps the store through which processes meet, and may start them again with it."""
+    return is_true(os.environ.get("TORCHELASTIC_USE_AGENT_STORE"))
+
+
 def is_true(word: str | None) -> bool:
     """Whether an environment variable says yes."""
     return word is not None and word.strip().lower() in TRUE_WORDS

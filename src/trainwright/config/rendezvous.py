@@ -11,6 +11,7 @@ import os
 from datetime import timedelta
 
 from trainwright.config.environment import World
+from trainwright.config.fresh_store import init_method
 
 
 def start_group(world: World, *, backend: str | None, timeout: timedelta) -> None:
@@ -24,7 +25,7 @@ def start_group(world: World, *, backend: str | None, timeout: timedelta) -> Non
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     default = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}.get(world.device.type, "gloo")
-    dist.init_process_group(default if backend is None else backend, timeout=timeout)
+    dist.init_process_group(default if backend is None else backend, init_method=init_method(), timeout=timeout)
     leave_at_exit()
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.config.help import defaults_of
-from trainwright.config.owned import batch_formers
 from trainwright.config.traced import traced_steps
 
 BY_LENGTH = ("group_by_length", "batch_rebalance")
@@ -175,17 +174,6 @@ def lengths_need_a_map(args: Any, facts: Facts) -> str | None:
         return (
             f"train_sampling_strategy={args.train_sampling_strategy!r} sorts samples by length, and the training data "
             "is a stream. Use 'random', or a dataset with a length."
-        )
-    return None
-
-
-@rule
-def forming_batches_needs_a_map(args: Any, facts: Facts) -> str | None:
-    asked = batch_formers(args)
-    if facts.is_stream and asked:
-        return (
-            f"{asked[0]}={getattr(args, asked[0])!r} forms batches by the lengths of all samples, and the training "
-            f"data is a stream. Drop {asked[0]}, or use a dataset with a length."
         )
     return None
 

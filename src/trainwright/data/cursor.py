@@ -16,6 +16,7 @@ class Cursor:
         seed: base of the shuffled order; None where the order comes from elsewhere.
         unit: what counts as a sample where that is a batch formed by length: the settings it was formed by.
         num_samples: samples in an epoch, where that is known.
+        batches: on each process, where samples do not tell: its size over all processes is `chunk` if it is full.
         shift: optimizer steps done beyond those that the position stands for (see `position.py`).
     """
 
@@ -25,6 +26,8 @@ class Cursor:
     num_samples: int | None = None
     shift: int = 0
     unit: str | None = None
+    batches: int | None = None
+    chunk: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -38,6 +41,8 @@ class Cursor:
             num_samples=values.get("num_samples"),
             shift=int(values.get("shift", 0)),
             unit=values.get("unit"),
+            batches=values.get("batches"),
+            chunk=values.get("chunk"),
         )
 
 

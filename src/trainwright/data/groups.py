@@ -42,6 +42,10 @@ class GroupOrder(Sampler[Any]):
     def num_tokens(self, epoch: int) -> int:
         """Tokens of all batches of an epoch as the model gets them, padding included."""
 
+    def num_samples_of(self, group: Any) -> int:
+        """Samples that a group adds to those of the epoch."""
+        return len(group)
+
     def of_all_processes(self) -> GroupOrder:
         """The same order for whoever shares its groups out; this one, unless it is one process's already."""
         return self

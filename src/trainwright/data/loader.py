@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright.config.plans import OPEN_END
+from trainwright.data.ahead import CopyAhead
 from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import Cursor, LoaderRandomness
@@ -24,8 +25,9 @@ from trainwright.data.permutation import FeistelOrder
 from trainwright.data.samplers import EpochBatches, ShuffledOrder
 from trainwright.data.seeded import SeededItems
 from trainwright.data.stateful import own_position
-from trainwright.data.streams import Progress, StreamDataLoader, StreamItems
-from trainwright.types import Batch, has_length
+from trainwright.data.stream_course import StreamCourse
+from trainwright.data.streams import StreamDataLoader, StreamItems
+from trainwright.types import Batch
 
 _END: Any = object()
 
@@ -37,6 +39,7 @@ class Loader:
         dataloader: anything that can be iterated once per epoch.
         random_state: returns the process's random states (python, numpy, torch).
         set_random_state: sets them.
+        copies: sends batches to the device ahead of their use; None where they are moved when they are used.
     """
 
     def __init__(
@@ -45,10 +48,12 @@ class Loader:
         *,
         random_state: Callable[[], dict[str, Any]],
         set_random_state: Callable[[dict[str, Any]], None],
+        copies: CopyAhead | None = None,
     ) -> None:
         self.dataloader = dataloader
         self._random_state = random_state
         self._set_random_state = set_random_state
+        self._copies = copies
         self._keeps_states = may_draw_in_this_process(dataloader)
         self._seeds_here = seeds_this_process(dataloader)
         self._resume = LoaderRandomness()
@@ -56,7 +61,7 @@ class Loader:
         self._epoch_start: dict[str, Any] | None = None
         self._before_ahead: dict[str, Any] | None = None
         self._window_start: tuple[dict[str, Any], dict[str, Any] | None] | None = None
-        self._progress = self._progress_before = Progress()  # in a stream
+        self._stream = StreamCourse(dataloader) if isinstance(dataloader, StreamDataLoader) else None
         self._own = own_position(dataloader) if self._batches is None and self._stream is None else None
         self.has_ended = False  # the batch given last was the last one of its epoch
 
@@ -82,13 +87,15 @@ class Loader:
         """
         self.has_ended = False
         self._seek(epoch, skip_batches)
-        batches = self._fetch_from(skip_batches, resumes=after_first is not None)
+        batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=after_first is not None)
+        if self._copies is not None:
+            batches = map(self._copies.send, batches)
         fetch: Any = self._fetch_as_it_was if self._seeds_here else next
         ahead = fetch(batches, _END)
         if after_first is not None:
             after_first()
         while ahead is not _END:
-            batch, origin = ahead, self._stream.origin if self._stream is not None else None
+            batch, origin = ahead, self._stream.fetched() if self._stream is not None else None
             if self._keeps_states:
                 self._before_ahead = self._random_state()
             if self._own is not None:
@@ -96,10 +103,10 @@ class Loader:
             ahead = fetch(batches, _END)
             if self._own is not None and ahead is _END:
                 self._own.note()  # from here it begins its next epoch
-            if origin is not None:
-                self._progress.add(origin)
+            if self._stream is not None:
+                self._stream.give(origin)
             self.has_ended = ahead is _END
-            yield batch
+            yield batch if self._copies is None else self._copies.receive(batch)
 
     def _fetch_as_it_was(self, batches: Iterator[Batch], end: object) -> Any:
         """The next batch; the random states, which it seeds, are afterwards what they were."""
@@ -111,16 +118,19 @@ class Loader:
 
     def begin_window(self) -> None:
         """Remembers where the last finished step left the data, while the next one waits for its own."""
+        if self._copies is not None:
+            self._copies.begin_window()
         if self._keeps_states:
             self._window_start = (self._random_state(), self._before_ahead)
         if self._stream is not None:
-            self._progress_before = self._progress.copy()
+            self._stream.begin_window()
         if self._own is not None:
             self._own.begin_window()
 
     def rewind(self) -> None:
         """Back to the beginning of the window, whose data will not be trained on any more."""
-        self._progress = self._progress_before
+        if self._stream is not None:
+            self._stream.rewind()
         if self._own is not None:
             self._own.rewind()
         self.has_ended = False
@@ -133,18 +143,26 @@ class Loader:
         samples = self._samples_before(epoch, batches)
         if batches >= batches_per_epoch or (batches_per_epoch == OPEN_END and self.has_ended):
             epoch, samples = epoch + 1, 0
-        return Cursor(epoch=epoch, samples=samples, seed=self._seed, num_samples=self.num_samples, unit=self.unit)
+        return Cursor(
+            epoch=epoch,
+            samples=samples,
+            seed=self._seed,
+            num_samples=self.num_samples,
+            unit=self.unit,
+            batches=self._stream.counted_batches if self._stream is not None and samples > 0 else None,
+            chunk=self.chunk,
+        )
 
     def batches_left(self, cursor: Cursor, batches_per_epoch: int) -> int:
         """Batches of the cursor's epoch that are still to be trained."""
         if self._stream is not None:
-            return batches_per_epoch - self._batches_of_stream(cursor.samples)
+            return batches_per_epoch - self._stream.batches_before(cursor)
         if self._batches is None:
             return batches_per_epoch - cursor.samples
         return self._batches.num_batches(cursor.samples)
 
     def randomness(self) -> LoaderRandomness:
-        stream = self._progress.to_dict() if self._stream is not None else None
+        stream = self._stream.progress.to_dict() if self._stream is not None else None
         own = self._own.state if self._own is not None else None
         return LoaderRandomness(
             epoch_start=self._epoch_start, before_ahead=self._before_ahead, stream=stream, dataloader=own
@@ -160,14 +178,7 @@ class Loader:
         if isinstance(order, (ShuffledOrder, FeistelOrder, GroupOrder)) and cursor.seed is not None:
             order.seed = cursor.seed
         if self._stream is not None:
-            saved = randomness.stream
-            progress = Progress.from_dict(saved) if saved is not None else Progress.passed_over(cursor.samples)
-            if progress.samples != cursor.samples:  # begun again, or of another process's file
-                progress = Progress.passed_over(cursor.samples)
-            self._stream.items.start = (cursor.epoch, progress)
-            if cursor.seed is not None:
-                self._stream.items.seed = cursor.seed
-            return cursor.epoch, self._batches_of_stream(cursor.samples)
+            return cursor.epoch, self._stream.resume(cursor, randomness.stream)
         if self._batches is None:
             if self._own is not None:
                 self._own.resumed = randomness.dataloader
@@ -176,14 +187,10 @@ class Loader:
         self._moved = (cursor.epoch, cursor.samples - batches * self._batches.share.chunk_size)
         return cursor.epoch, batches
 
-    def _batches_of_stream(self, samples: int) -> int:
-        assert self._stream is not None
-        return -(-samples // self._stream.items.share.chunk_size)
-
     def _samples_before(self, epoch: int, batches: int) -> int:
         """Samples of an epoch before a batch. Batches lie otherwise in an epoch that was begun with another size."""
         if self._stream is not None:
-            return self._progress.samples
+            return self._stream.progress.samples
         if self._batches is None:
             return batches  # all that is known of another's dataloader
         return batches * self._batches.share.chunk_size + (self._moved[1] if epoch == self._moved[0] else 0)
@@ -193,11 +200,7 @@ class Loader:
             self._batches.seek(epoch, self._samples_before(epoch, skip_batches))
             return
         if self._stream is not None:
-            items = self._stream.items
-            if epoch != items.start[0]:  # another trainer's checkpoint knows the batches only
-                items.start = (epoch, Progress.passed_over(skip_batches * items.share.chunk_size))
-            self._progress = items.start[1].copy()
-            items.set_epoch(epoch)
+            self._stream.seek(epoch, skip_batches)
             return
         parts = [self.dataloader, *(getattr(self.dataloader, name, None) for name in ("sampler", "dataset"))]
         for part in parts:
@@ -222,6 +225,11 @@ class Loader:
         return batches
 
     @property
+    def num_formed(self) -> int:
+        """Samples of a stream that were given in batches formed by length, over all processes."""
+        return 0 if self._stream is None else self._stream.num_formed
+
+    @property
     def _batches(self) -> EpochBatches | None:
         batches = getattr(self.dataloader, "batch_sampler", None)
         return batches if isinstance(batches, EpochBatches) else None
@@ -230,30 +238,28 @@ class Loader:
     def chunk(self) -> int | None:
         """Samples of a batch over all processes; None for a dataloader that is not of our making."""
         if self._stream is not None:
-            return self._stream.items.share.chunk_size
+            return self._stream.chunk
         return self._batches.share.chunk_size if self._batches is not None else None
 
     @property
     def num_samples(self) -> int | None:
         """Samples in an epoch, over all processes, where that is known."""
         if self._stream is not None:
-            return len(self._stream.items) if has_length(self._stream.items) else None
+            return self._stream.num_samples
         return len(self._batches.order) if self._batches is not None else None
 
     @property
     def unit(self) -> str | None:
         """The settings by which batches are formed that positions count; None where they count samples."""
+        if self._stream is not None:
+            return self._stream.unit
         order = self._batches.order if self._batches is not None else None
         return order.unit if isinstance(order, GroupOrder) else None
 
     @property
-    def _stream(self) -> StreamDataLoader | None:
-        return self.dataloader if isinstance(self.dataloader, StreamDataLoader) else None
-
-    @property
     def _seed(self) -> int | None:
         if self._stream is not None:
-            return self._stream.items.seed
+            return self._stream.seed
         order = self._batches.order if self._batches is not None else None
         return order.seed if isinstance(order, (ShuffledOrder, FeistelOrder, GroupOrder)) else None
 

@@ -7,10 +7,9 @@ from typing import Any
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from trainwright.config.plans import SamplingPlan
-from trainwright.data.budget import TokenBudget
+from trainwright.data.formed import Former, formed_by_length
 from trainwright.data.grouping import LengthGroupedSampler
 from trainwright.data.lengths import Lengths, sample_lengths
-from trainwright.data.packing import PackedOrder
 from trainwright.data.rebalance import BatchRebalanceSampler
 from trainwright.errors import DataError
 from trainwright.types import has_length
@@ -30,18 +29,8 @@ def training_order(dataset: Any, plan: SamplingPlan) -> Sampler[Any] | None:
                 "max_tokens_per_batch, packing or train_sampling_strategy='batch_rebalance'."
             )
         return None
-    if plan.max_tokens is not None:
-        return TokenBudget(_lengths(dataset, plan), plan.max_tokens, seed=plan.seed, multiple_of=plan.pad_to)
-    if plan.row_length is not None:
-        return PackedOrder(
-            _lengths(dataset, plan),
-            plan.row_length,
-            plan.batch_size,
-            seed=plan.seed,
-            splits_long=plan.splits_long,
-            drop_last=plan.drop_last,
-            length_of=plan.length_of,
-        )
+    if plan.max_tokens is not None or plan.row_length is not None:
+        return formed_by_length(_lengths(dataset, plan), plan, seed=plan.seed, drop_last=plan.drop_last)
     if plan.strategy == "sequential":
         return SequentialSampler(dataset)
     if plan.strategy == "group_by_length":
@@ -49,6 +38,12 @@ def training_order(dataset: Any, plan: SamplingPlan) -> Sampler[Any] | None:
     if plan.strategy == "batch_rebalance":
         return _rebalanced(dataset, plan)
     return RandomSampler(dataset)
+
+
+def stream_former(dataset: Any, plan: SamplingPlan) -> Former | None:
+    """What forms batches of a stream by length; None where nobody asked."""
+    asked = plan.max_tokens is not None or plan.row_length is not None
+    return Former(plan) if asked and isinstance(dataset, IterableDataset) else None
 
 
 def _rebalanced(dataset: Any, plan: SamplingPlan) -> BatchRebalanceSampler:

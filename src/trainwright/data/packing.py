@@ -93,6 +93,9 @@ class PackedOrder(GroupOrder):
         pieces = self._pieces[placed[self._bounds[row] : self._bounds[row + 1]]]
         return [(index, start, stop) for index, start, stop in pieces.tolist()]
 
+    def num_samples_of(self, group: Any) -> int:
+        return sum(start == 0 for row in group for _, start, _ in row)  # a sample that is cut counts with its beginning
+
     def num_tokens(self, epoch: int) -> int:
         widths = ([sum(stop - start for _, start, stop in row) for row in batch] for batch in self.indices(epoch))
         return sum(len(batch) * max(batch) for batch in widths)

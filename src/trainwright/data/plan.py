@@ -10,28 +10,54 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from trainwright.config.plans import LoaderPlan
+from trainwright.data.formed import Former
 from trainwright.data.groups import GroupOrder, OfOneGroup
+from trainwright.data.in_step import Exchange
 from trainwright.data.permutation import LARGE, FeistelOrder
 from trainwright.data.samplers import EpochBatches, Order, SamplerOrder, ShuffledOrder
 from trainwright.data.seeded import SeededCollator, SeededItems
 from trainwright.data.share import Share
 from trainwright.data.shared import SharedDataLoader
-from trainwright.data.stream_kinds import check_is_whole
+from trainwright.data.stream_kinds import check_is_whole, split_for
 from trainwright.data.streams import StreamDataLoader, StreamItems
 from trainwright.data.workers import end_workers_at_exit, start_worker
 from trainwright.errors import DataError
 
 
 def build_dataloader(
-    dataset: Any, plan: LoaderPlan, *, sampler: Any, collate: Callable[[list[Any]], Any]
+    dataset: Any,
+    plan: LoaderPlan,
+    *,
+    sampler: Any,
+    collate: Callable[[list[Any]], Any],
+    exchange: Exchange | None = None,
 ) -> DataLoader[Any]:
-    """A DataLoader over the dataset; the order comes from the sampler, or from the dataset itself if it is a stream."""
+    """A DataLoader over the dataset; the order comes from the sampler, or from the dataset itself if it is a stream.
+
+    A stream's sampler may be a `Former`, which forms batches of what the dataset gives. `exchange`: between processes
+    that have parts of a stream of their own.
+    """
     options = _options(plan, collate)
     share = Share(batch_size=plan.batch_size, rank=plan.rank, num_processes=plan.num_processes, even=plan.even_tail)
     if isinstance(dataset, IterableDataset):
-        check_is_whole(dataset, plan.num_processes)
-        items = StreamItems(dataset, share, drop_last=plan.drop_last, seed=plan.seed, seeds_always=plan.seed_samples)
-        return StreamDataLoader(items, collate=options.pop("collate_fn"), **options)
+        split = None
+        if plan.is_training and exchange is not None:
+            split = split_for(dataset, rank=plan.rank, num_processes=plan.num_processes)
+        else:
+            check_is_whole(dataset, plan.num_processes, purpose="an evaluation")
+        if split is not None:
+            share = Share(batch_size=plan.batch_size)
+        former = sampler if isinstance(sampler, Former) else None
+        items = StreamItems(
+            dataset,
+            share if former is None else replace(share, batch_size=1),
+            drop_last=plan.drop_last,
+            seed=plan.seed,
+            seeds_always=plan.seed_samples,
+            former=former,
+            split=split,
+        )
+        return StreamDataLoader(items, collate=options.pop("collate_fn"), exchange=exchange, **options)
     worker_seed = plan.seed if plan.is_training and plan.workers > 0 else None
     drop_last = plan.drop_last
     if isinstance(sampler, GroupOrder):  # its unit is a batch already, and it drops what is to be dropped itself
@@ -54,7 +80,7 @@ def build_whole(
     """A DataLoader of the batches of all processes together, as one process reads them for the others."""
     whole = replace(plan, batch_size=plan.batch_size * plan.num_processes, rank=0, num_processes=1)
     if isinstance(dataset, IterableDataset):
-        check_is_whole(dataset, plan.num_processes)
+        check_is_whole(dataset, plan.num_processes, purpose="dispatch_batches")
         return DataLoader(dataset, batch_size=whole.batch_size, drop_last=whole.drop_last, **_options(whole, collate))
     return build_dataloader(dataset, whole, sampler=sampler, collate=collate)
 

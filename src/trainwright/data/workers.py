@@ -53,7 +53,11 @@ def _seeded_here(indices: list[int], origin: tuple[int, int, int]) -> list[int]:
 
 def seed_from(origin: tuple[int, ...]) -> None:
     """Seeds all generators of this process with a function of some numbers."""
-    set_seed(int(np.random.SeedSequence([part % 2**64 for part in origin]).generate_state(1)[0]))
+    set_seed(seed_of(origin))
+
+
+def seed_of(origin: tuple[int, ...]) -> int:
+    return int(np.random.SeedSequence([part % 2**64 for part in origin]).generate_state(1)[0])
 
 
 def start_worker(worker_id: int, seeds: dict[str, int]) -> None:

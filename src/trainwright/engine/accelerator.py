@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from trainwright.config.fresh_store import init_method
 from trainwright.config.plans import EnginePlan, ParallelPlan
 from trainwright.config.rendezvous import start_alone
 from trainwright.engine.fp8 import fp8_explained, fp8_recipes
@@ -118,7 +119,8 @@ def _of_a_group(plan: EnginePlan) -> Iterator[Any]:
     ddp = plan.ddp
     names = ("bucket_cap_mb", "broadcast_buffers", "static_graph")
     chosen = {name: getattr(ddp, name) for name in names if getattr(ddp, name) is not None}
-    yield InitProcessGroupKwargs(backend=ddp.backend, timeout=timedelta(seconds=ddp.timeout_s))
+    timeout = timedelta(seconds=ddp.timeout_s)
+    yield InitProcessGroupKwargs(backend=ddp.backend, init_method=init_method(), timeout=timeout)
     yield DistributedDataParallelKwargs(**chosen)
 
 

@@ -108,8 +108,12 @@ class Engine(ABC):
         """Whether checkpoints have model and optimizer in parts, each process writing its own."""
         return False
 
-    def save_parts(self, folder: Path, optimizer: Any | None) -> None:
-        """Writes a checkpoint's model, and its optimizer if one is given, in parts. All processes call it."""
+    def save_parts(self, folder: Path, optimizer: Any | None, *, put: Callable[..., None]) -> None:
+        """Writes a checkpoint's model, and its optimizer if one is given, in parts. All processes call it.
+
+        `put(tree, write, shared=True)` calls `write` with plain tensors as they are now, in all processes at once or in
+        all later, behind training's back.
+        """
         raise AssertionError("only called where writes_parts is True")
 
     def weights_in_parts(self, folder: Path) -> Mapping[str, torch.Tensor] | None:
@@ -133,6 +137,10 @@ class Engine(ABC):
         All processes call it.
         """
         return None
+
+    def finished_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
+        """As `whole_weights`, for use and not for a resume: in the type that the model computes with."""
+        return self.whole_weights(model)
 
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
         """Takes whole weights in, each process what it holds; returns the keys that did not match, as torch does."""
@@ -167,6 +175,14 @@ class Engine(ABC):
     def objects_of_replicas(self, value: T) -> list[T]:
         """The same, one of each replica."""
         return self.gather_objects(value)
+
+    def gather_counts(self, count: int) -> list[int]:
+        """A number of each replica, in their order; it goes from main memory to main memory, so no device is waited for."""
+        return [count]
+
+    def gather_objects_behind(self, value: T) -> list[T]:
+        """As `gather_objects`, for threads that work behind training's back; its order is theirs alone."""
+        return [value]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over the replicas."""

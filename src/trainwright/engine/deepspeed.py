@@ -6,7 +6,6 @@ DeepSpeed clips within its update, so `clip` takes the step and `step` says whet
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from trainwright.config import deepspeed as settings
+from trainwright.config import zero_init
 from trainwright.config.environment import World
 from trainwright.config.plans import EnginePlan
 from trainwright.config.rendezvous import start_group
@@ -24,8 +24,11 @@ from trainwright.engine.accelerator import make_accelerator
 from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES
 from trainwright.engine.several import SeveralProcesses
-from trainwright.errors import ArgumentError, MissingPackageError
+from trainwright.errors import ArgumentError
 from trainwright.types import Prepared
+
+GATHERS_HALVES = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
+OF_TRAINING = ("optimizer", "scheduler")  # parts of a configuration
 
 
 class DeepSpeedEngine(SeveralProcesses):
@@ -37,8 +40,11 @@ class DeepSpeedEngine(SeveralProcesses):
         plugin = _plugin(self._config, on_cpu=torch.device(plan.device).type == "cpu")
         start_group(World.detect(use_cpu=plan.use_cpu), backend=plan.ddp.backend,
                     timeout=timedelta(seconds=plan.ddp.timeout_s))  # fmt: skip
-        super().__init__(plan, make_accelerator(plan, cpu=False, deepspeed_plugin=plugin))
+        with zero_init.keeping_the_mark():
+            accelerator = make_accelerator(plan, cpu=False, deepspeed_plugin=plugin)
+        super().__init__(plan, accelerator)
         self._runs: Any = None  # DeepSpeed's engine
+        self._judges: Any = None  # one without an optimizer, for a model in parts that is evaluated before training
         self._groups: list[list[nn.Parameter]] = []  # as the optimizer was given them
         self._masters: Mapping[str, torch.Tensor] | None = None  # weights that were loaded, as they are in fp32
         self._stepped: bool | None = None
@@ -67,13 +73,14 @@ class DeepSpeedEngine(SeveralProcesses):
             self._groups = [given["model_parameters"]]
         else:
             optimizer = make_optimizer(model)
-            if self._runs is not None and optimizer is self._runs.optimizer:  # a second train()
+            if self._trains(model) and optimizer is self._runs.optimizer:  # a second train()
                 return Prepared(self._runs, optimizer, make_scheduler(zero_states.inner(optimizer)))
             given["optimizer"] = optimizer
             self._groups = [list(group["params"]) for group in optimizer.param_groups]
             config["zero_allow_untested_optimizer"] = True
         halves = [name for name in DTYPES if settings.get(config, f"{name}.enabled") is True]
         self.input_dtype = DTYPES[halves[0]] if halves else None
+        self._leave(model)
         self._runs, optimizer, _, schedule = deepspeed.initialize(model=model, config=config, **given)
         self._runs._trainwright_module = model
         if self._masters is not None:
@@ -108,9 +115,30 @@ class DeepSpeedEngine(SeveralProcesses):
         return made
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
-        if self._runs is not None and self._runs.module is self.unwrap(model):
+        module = self.unwrap(model)
+        if self._trains(module):
             return self._runs  # type: ignore[no-any-return]
-        return model.to(self.device)
+        if not zero_states.is_in_parts(module):
+            return model.to(self.device)
+        if self._judges is None or self._judges.module is not module:
+            import deepspeed
+
+            config = {key: value for key, value in self._filled_in(module).items() if key not in OF_TRAINING}
+            self._judges = deepspeed.initialize(model=module, config=config)[0]
+            self._judges._trainwright_module = module
+        return self._judges  # type: ignore[no-any-return]
+
+    def _trains(self, module: nn.Module) -> bool:
+        return self._runs is not None and self._runs.module is module
+
+    def _leave(self, module: nn.Module) -> None:
+        """Takes what earlier engines have hung on a model off it; its weights in fp32 go over to the next one."""
+        if self._trains(module) and self._is_mixed:
+            self._masters = zero_states.whole_weights(module, keeps=True)
+        for engine in (self._runs, self._judges):
+            if engine is not None and engine.module is module:
+                engine.destroy()
+        self._runs = self._judges = None
 
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
         return NO_CONTEXT  # the weights that it computes with have the type already
@@ -165,15 +193,25 @@ class DeepSpeedEngine(SeveralProcesses):
         return any(settings.get(self._config, f"{name}.enabled") is True for name in ("fp16", "bf16"))
 
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
-        if self._runs is None or not (self._stage == 3 or self._is_mixed):
-            return None
-        return zero_states.whole_weights(self._runs.module, keeps=self.accelerator.is_main_process)
+        module = self.unwrap(model)
+        if zero_states.is_in_parts(module) or (self._trains(module) and self._is_mixed):
+            return zero_states.whole_weights(module, keeps=self.accelerator.is_main_process)
+        return None
+
+    def finished_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
+        whole = self.whole_weights(model)
+        if whole is None or (self._stage == 3 and not settings.get(self._config, GATHERS_HALVES)):
+            return whole
+        types = {name: value.dtype for name, value in self.unwrap(model).state_dict().items()}
+        return {name: value.to(types[name]) for name, value in whole.items()}
 
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
         module = self.unwrap(model)
-        if self._runs is not None and self._runs.module is module and self.holds_parts:
+        if self._trains(module) and self.holds_parts:
             return zero_states.set_masters(module, weights)
         self._masters = weights if self._is_mixed else None
+        if zero_states.is_in_parts(module):
+            return zero_states.set_weights(module, weights)
         return module.load_state_dict(weights, strict=False)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
@@ -216,17 +254,7 @@ def _plugin(config: dict[str, Any], *, on_cpu: bool) -> Any:
     Raises:
         MissingPackageError: DeepSpeed is not installed.
     """
-    if on_cpu:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    try:
-        import deepspeed.ops
-    except ImportError as error:
-        raise MissingPackageError(
-            "deepspeed=... needs the deepspeed package: pip install setuptools wheel ninja, then "
-            "DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed"
-        ) from error
-    if on_cpu:  # it would compile an operator for shared memory when the group starts, and wait for the compiler
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    zero_init.load(on_cpu=on_cpu)
     from accelerate.utils import DeepSpeedPlugin
 
     return DeepSpeedPlugin(hf_ds_config=settings.read(config))

@@ -19,6 +19,7 @@ from trainwright.config.plans import EnginePlan
 from trainwright.engine import parts
 from trainwright.engine.accelerator import make_accelerator
 from trainwright.engine.base import NO_CONTEXT
+from trainwright.engine.collectives import group_behind
 from trainwright.engine.compile import compiled, uncompiled
 from trainwright.engine.precision import as_fp32
 from trainwright.engine.several import SeveralProcesses
@@ -168,9 +169,9 @@ class FSDPEngine(SeveralProcesses):
     def writes_parts(self) -> bool:
         return self.holds_parts and "SHARDED" in str(self._plugin.state_dict_type)
 
-    def save_parts(self, folder: Path, optimizer: Any) -> None:
+    def save_parts(self, folder: Path, optimizer: Any, *, put: Callable[..., None]) -> None:
         self._let_go()
-        parts.save(folder, self._wrapped, optimizer)
+        parts.save(folder, self._wrapped, optimizer, put=put, group=group_behind())
 
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
         if self._wrapped is None:

@@ -6,32 +6,75 @@ number of processes, sharded or whole. Nothing in them is unpickled but plain te
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from trainwright.engine.parts_reader import read
+from trainwright.metrics.nested import map_nested
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 
 
-def save(folder: Path, model: nn.Module, optimizer: Any | None) -> None:
-    """Every process writes its part; all are written when it returns. Without an optimizer the weights alone."""
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+def save(folder: Path, model: nn.Module, optimizer: Any | None, *, put: Callable[..., None], group: Any) -> None:
+    """Every process writes its part, when `put` has it so. Without an optimizer the weights alone.
+
+    Args:
+        put: `put(tree, write, shared=True)` calls `write` with the tensors of the tree as they are now.
+        group: of all processes, for no other work than this.
+    """
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
-    from torch.distributed.checkpoint.state_dict_saver import save as write
 
     weights = get_model_state_dict(model, options=_options(model))
+    _put({"model": weights}, folder / MODEL, put, group)
+    if optimizer is not None:
+        _put({"optimizer": get_optimizer_state_dict(model, optimizer)}, folder / OPTIMIZER, put, group)
+
+
+def _put(state: dict[str, Any], folder: Path, put: Callable[..., None], group: Any) -> None:
+    """Gives the local parts to `put`, since these can be copied; what it hands back is dressed as before."""
+    dressed: list[torch.Tensor] = []
+
+    def undress(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        dressed.append(leaf)
+        return leaf.to_local().detach() if isinstance(leaf, DTensor) else leaf
+
+    def write(locals_: Any) -> None:
+        outer = iter(dressed)
+        _write(
+            map_nested(lambda leaf: _dress(next(outer), leaf) if isinstance(leaf, torch.Tensor) else leaf, locals_),
+            folder,
+            group,
+        )
+
+    put(map_nested(undress, state), write, shared=True)
+
+
+def _dress(outer: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """A tensor that is part of the same whole as `outer`, with other values; they may lie on another device."""
+    if not isinstance(outer, DTensor):
+        return local
+    kind: Any = type(outer)  # torch's own way to take such a tensor apart and build it again has no types
+    names, context = kind.__tensor_flatten__(outer)
+    within = {name: local if name == "_local_tensor" else getattr(outer, name) for name in names}
+    dressed: torch.Tensor = kind.__tensor_unflatten__(within, context, outer.size(), outer.stride())
+    return dressed
+
+
+def _write(state: dict[str, Any], folder: Path, group: Any) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save as write
+
     try:
-        write({"model": weights}, storage_writer=FileSystemWriter(folder / MODEL))
-        if optimizer is not None:
-            state = get_optimizer_state_dict(model, optimizer)
-            write({"optimizer": state}, storage_writer=FileSystemWriter(folder / OPTIMIZER))
+        write(state, storage_writer=FileSystemWriter(folder), process_group=group)
     except CheckpointException as error:  # torch's is no Exception; what failed first is, in all processes
         first, _ = next(iter(error.failures.values()))
         raise first from None

@@ -61,6 +61,12 @@ class SeveralProcesses(Engine):
     def objects_of_replicas(self, value: T) -> list[T]:
         return collectives.gather_objects(value, self._peers)
 
+    def gather_counts(self, count: int) -> list[int]:
+        return collectives.gather_counts(count)[:: self._num_together]
+
+    def gather_objects_behind(self, value: T) -> list[T]:
+        return collectives.gather_objects(value, collectives.group_behind())
+
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return collectives.total(tensor.to(self.device), self._peers)
 

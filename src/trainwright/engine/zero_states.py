@@ -12,11 +12,16 @@ import torch
 from torch import nn
 
 Groups = list[list[nn.Parameter]]
+OF_OPTIMIZERS = ("_z3_optimizer", "_hp_mapping")  # on a parameter that one of them has in fp32
 
 
 def inner(optimizer: Any) -> Any:
     """The optimizer that ZeRO drives; its groups are the ones that a schedule sets."""
     return getattr(optimizer, "optimizer", optimizer)
+
+
+def is_in_parts(module: nn.Module) -> bool:
+    return any(hasattr(parameter, "ds_id") for parameter in module.parameters())
 
 
 def whole_weights(module: nn.Module, *, keeps: bool) -> dict[str, torch.Tensor]:
@@ -26,7 +31,8 @@ def whole_weights(module: nn.Module, *, keeps: bool) -> dict[str, torch.Tensor]:
 
     whole: dict[str, torch.Tensor] = {}
     for name, parameter in module.named_parameters():
-        value = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+        is_trained = parameter.requires_grad and any(hasattr(parameter, link) for link in OF_OPTIMIZERS)
+        value = safe_get_full_fp32_param(parameter) if is_trained else None
         if value is None:
             held = [parameter] if hasattr(parameter, "ds_id") else []
             with deepspeed.zero.GatheredParameters(held):
@@ -39,8 +45,8 @@ def whole_weights(module: nn.Module, *, keeps: bool) -> dict[str, torch.Tensor]:
     return whole
 
 
-def set_masters(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-    """Whole weights into parameters that are spread, and into the optimizer's copies of them."""
+def set_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
+    """Whole weights into parameters that may be spread. All processes have them, and call it."""
     import deepspeed
     from torch.nn.modules.module import _IncompatibleKeys
 
@@ -49,13 +55,23 @@ def set_masters(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
         if name not in weights:
             continue
         value = weights[name].to(tensor.device)
+        shape = getattr(tensor, "ds_shape", tensor.shape)
+        if value.shape != shape:
+            raise RuntimeError(f"{name} is of shape {list(value.shape)} there and {list(shape)} in the model")
         with deepspeed.zero.GatheredParameters([tensor] if hasattr(tensor, "ds_id") else [], modifier_rank=0):
-            if tensor.shape == value.shape:
-                tensor.data.copy_(value)
-        if tensor.requires_grad:
-            _spread(tensor, value.float(), None)
-    lacking = [name for name in tensors if name not in weights and name in module.state_dict()]
-    return _IncompatibleKeys(lacking, [name for name in weights if name not in module.state_dict()])
+            tensor.data.copy_(value)
+    own = module.state_dict()
+    lacking = [name for name in tensors if name not in weights and name in own]
+    return _IncompatibleKeys(lacking, [name for name in weights if name not in own])
+
+
+def set_masters(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
+    """As `set_weights`, and into the optimizer's copies of them."""
+    result = set_weights(module, weights)
+    for name, parameter in module.named_parameters():
+        if name in weights and parameter.requires_grad:
+            _spread(parameter, weights[name].to(parameter.device).float(), None)
+    return result
 
 
 def whole_optimizer_state(optimizer: Any, groups: Groups, *, keeps: bool) -> dict[str, Any]:

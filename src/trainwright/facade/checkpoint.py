@@ -58,7 +58,8 @@ class CheckpointHooks(HubHooks):
         folder, step, best = str(staging), self.state.global_step, self.state.best_global_step
         self.save_model(folder, _internal_call=True)
         if self._engine.writes_parts:
-            self._engine.save_parts(staging, None if self.args.save_only_model else self.optimizer)
+            optimizer = None if self.args.save_only_model else self.optimizer
+            self._engine.save_parts(staging, optimizer, put=self._writer.sink.put)
         if not self.args.save_only_model:
             self._save_optimizer_and_scheduler(folder)
             self._save_scaler(folder)
@@ -96,8 +97,9 @@ class CheckpointHooks(HubHooks):
         the Hub too.
         """
         folder = self.args.output_dir if output_dir is None else output_dir
-        in_parts = _internal_call and output_dir is not None and self._engine.writes_parts
-        whole = {} if in_parts else self._engine.whole_weights(self.model)
+        is_checkpoint = _internal_call and output_dir is not None
+        weights_of = self._engine.whole_weights if is_checkpoint else self._engine.finished_weights
+        whole = {} if is_checkpoint and self._engine.writes_parts else weights_of(self.model)
         self._save(folder) if whole is None else self._save(folder, state_dict=dict(whole))
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)

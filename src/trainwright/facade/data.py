@@ -12,7 +12,6 @@ from trainwright import assemble, model_facts
 from trainwright.config import resolve
 from trainwright.data import columns
 from trainwright.data.groups import num_tokens
-from trainwright.data.packing import PackedOrder
 from trainwright.data.plan import build_dataloader, build_whole
 from trainwright.data.rows import as_tensors
 from trainwright.errors import DataError
@@ -61,8 +60,12 @@ class DataHooks(Parts):
         dataloader_key: str | None = None,
     ) -> DataLoader[Any]:
         # Before columns are removed: a column of lengths is none that the model takes.
-        sampler = None if sampler_fn is None or isinstance(dataset, IterableDataset) else sampler_fn(dataset)
-        packed = sampler if isinstance(sampler, PackedOrder) else None
+        if isinstance(dataset, IterableDataset):
+            forms = assemble.stream_former if is_training else None
+            sampler = forms and forms(self.args, dataset, self._length_input(), batch_size=batch_size)
+        else:
+            sampler = sampler_fn and sampler_fn(dataset)
+        packed = assemble.packed_input(sampler)
         collate = (
             as_tensors if packed is not None and self.data_collator is self._default_collator else self.data_collator
         )
@@ -84,7 +87,7 @@ class DataHooks(Parts):
         )
         if is_training and resolve.dispatches(self.args, num_replicas):
             return self._engine.dispatch(build_whole(dataset, plan, sampler=sampler, collate=collate))  # type: ignore[no-any-return]
-        dataloader = build_dataloader(dataset, plan, sampler=sampler, collate=collate)
+        dataloader = build_dataloader(dataset, plan, sampler=sampler, collate=collate, exchange=self._engine)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             self._eval_dataloaders[dataloader_key] = dataloader
         return dataloader

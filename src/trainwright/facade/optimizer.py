@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from trainwright import model_facts
 from trainwright.facade.parts import Parts
 from trainwright.optim import build, groups, named, schedules
 
@@ -71,7 +72,7 @@ class OptimizerHooks(Parts):
         return next((group for group in param_groups if any(p is param for p in group["params"])), None)
 
     def get_num_trainable_parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        return sum(model_facts.num_elements(p) for p in self.model.parameters() if p.requires_grad)
 
     def _need_optimizer(self) -> Any:
         if self.optimizer is None:

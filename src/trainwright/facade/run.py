@@ -109,7 +109,7 @@ class RunHooks(CheckHooks):
             max_grad_norm=args.max_grad_norm,
         )
         rules.check_run(args, assemble.facts(plan, self, self._engine.device))
-        self._loader = assemble.make_loader(dataloader)
+        self._loader = assemble.make_loader(dataloader, self._engine.device)
         num_replicas = self._engine.num_replicas
         if not resolve.dispatches(args, num_replicas):
             checks.check_ends_together(plan, self._loader.chunk, num_replicas)
@@ -302,6 +302,7 @@ class RunHooks(CheckHooks):
         num_samples = (num_train_samples or plan.num_train_samples) * num_steps / max(run.state.max_steps, 1)
         if plan.has_open_end:
             run.state.max_steps, num_samples = run.state.global_step, num_steps * plan.total_batch_size
+        num_samples = self._loader.num_formed or num_samples
         tokens = run.state.num_input_tokens_seen - run.first_tokens
         counts_tokens = self.args.include_num_input_tokens_seen != "no"
         metrics = speed_metrics(
