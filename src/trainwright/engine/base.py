@@ -177,7 +177,7 @@ class Engine(ABC):
         return self.gather_objects(value)
 
     def gather_counts(self, count: int) -> list[int]:
-        """A number of each replica, in their order; it goes from main memory to main memory, so no device is waited for."""
+        """A number of each replica, in order, from main memory to main memory, so that no device is waited for."""
         return [count]
 
     def gather_objects_behind(self, value: T) -> list[T]:

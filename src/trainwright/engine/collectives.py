@@ -19,8 +19,6 @@ from trainwright.types import IGNORE_INDEX
 T = TypeVar("T")
 _behind: dict[str, Any] = {}  # the default group, and the one beside it
 _hosts: dict[str, Any] = {}  # the default group, and one that works on the CPU
-
-
 Group = dist.ProcessGroup | None  # None: all processes
 
 
