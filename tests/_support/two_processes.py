@@ -52,7 +52,10 @@ def launch(
     launcher: tuple[str, ...] | None = None,
     environment: dict[str, str] | None = None,
 ) -> subprocess.Popen[str]:
-    """Starts a script (a path, or source text) in a process group of its own; its working directory is `folder`."""
+    """Starts a script (a path, or source text) in a process group of its own; its working directory is `folder`.
+
+    `launcher`: a module and its options; () for none, so that the script is a task of its own.
+    """
     if isinstance(script, str):
         path = folder / "script.py"
         path.write_text(textwrap.dedent(script))
@@ -69,7 +72,7 @@ def launch(
         **(environment or {}),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", *launcher, str(script), *arguments],
+        [sys.executable, *(("-m", *launcher) if launcher else ()), str(script), *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=folder, start_new_session=True,
     )  # fmt: skip
 

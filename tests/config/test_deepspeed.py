@@ -58,6 +58,17 @@ def test_all_fights_are_told_with_both_values():
         assert word in str(caught.value)
 
 
+def test_a_batch_for_another_number_of_processes(monkeypatch):
+    config = {"train_batch_size": 64, "zero_optimization": {"stage": 2}}
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "use_cpu": True}
+    for name, value in {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    resolve.deepspeed(TrainingArguments("out", deepspeed=config, **sizes))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ArgumentError, match=r"train_batch_size=64 in the configuration.*processes.*says 16"):
+        resolve.deepspeed(TrainingArguments("out", deepspeed=config, **sizes))
+
+
 def test_numbers_written_as_text_are_numbers():
     assert settled({"optimizer": {"params": {"lr": "1e-5"}}}, {"optimizer.params.lr": 1e-5})
 

@@ -9,6 +9,7 @@ import transformers
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.enums import ParallelMode
 from trainwright.config.environment import World, configured_precision, world_of
+from trainwright.errors import ArgumentError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
@@ -35,6 +36,22 @@ def test_ranks_and_sizes_come_from_the_launcher(environ, expected):
     found = (world.process_index, world.local_process_index, world.world_size, world.local_world_size, world.num_nodes)
     assert found == expected
     assert world.is_distributed == (world.world_size > 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"RANK": "8"}, "process 8 (RANK, counted from 0) of 8 (WORLD_SIZE)"),
+        ({"LOCAL_RANK": "4"}, "process 4 (LOCAL_RANK) of 4 on its node (LOCAL_WORLD_SIZE)"),
+        ({"LOCAL_WORLD_SIZE": "9"}, "9 processes (LOCAL_WORLD_SIZE) of 8 in all (WORLD_SIZE)"),
+    ],
+)
+def test_a_world_that_contradicts_itself_is_refused(changed, words, monkeypatch):
+    for name, value in {**TORCHRUN, **changed}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ArgumentError, match="launcher's variables contradict") as caught:
+        TrainingArguments(use_cpu=True).train_batch_size  # noqa: B018 - a property
+    assert words in str(caught.value)
 
 
 def test_the_cpu_is_used_on_request():

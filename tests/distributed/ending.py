@@ -40,7 +40,7 @@ class Ends(Trainer):
         at = self.state.global_step == AT_STEP
         if CASE == "step" and RANK == 0 and at:
             raise ZeroDivisionError("a step went wrong")
-        if CASE == "standstill" and RANK == 1 and at:
+        if CASE in ("standstill", "late") and RANK == 1 and at:
             time.sleep(600)
         if CASE == "signal in a step" and RANK == 1 and at:
             here()
@@ -69,7 +69,7 @@ trainer = Ends(
     TrainingArguments(
         FOLDER, use_cpu=True, disable_tqdm=True, per_device_train_batch_size=4, per_device_eval_batch_size=4,
         max_steps=16, save_steps=8, eval_strategy="steps", eval_steps=6, logging_steps=4, learning_rate=1e-2,
-        hang_timeout=20 if CASE == "standstill" else 0,
+        hang_timeout=20 if CASE == "standstill" else 0, ddp_timeout=5 if CASE == "late" else 1800,
     ),
     train_dataset=Samples(), eval_dataset=data.vectors(24), callbacks=[Says],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Launchers: accelerate's with a file and with flags. torchrun is what all the other tests here use."""
+"""Launchers: accelerate's with a file and with flags, and Slurm's. torchrun is what all the other tests here use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .._support.two_processes import free_port, run
+from .._support.two_processes import finish, free_port, launch, run
 from .cases import outcome, trainer_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -74,9 +74,11 @@ from tests.distributed.shards import outcome_of_parts
 trainer = trainer_of("means", sys.argv[1], 2, max_steps=2, logging_steps=2)
 told = outcome_of_parts(trainer)
 plugin = trainer.accelerator.state.fsdp_plugin
+kinds = sorted({str(parameter.dtype) for parameter in trainer.model.parameters()})
+tell(**told, mixed=trainer.args.mixed_precision, kinds=kinds)
+tell(flags=[trainer.is_fsdp_enabled, plugin.fsdp_version, str(plugin.state_dict_type)])
 sizes = trainer.accelerator.parallelism_config
-flags = [trainer.is_fsdp_enabled, plugin.fsdp_version, str(plugin.state_dict_type)]
-tell(**told, shards=sizes and sizes.dp_shard_size, flags=flags)
+tell(shards=sizes and sizes.dp_shard_size)
 """
 
 OF_PARTS = """
@@ -97,18 +99,59 @@ parallelism_config:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", ["", pytest.param(SIZES, marks=pytest.mark.slow)], ids=["", "with sizes"])
-def test_a_configuration_of_accelerate_shards_the_model(sizes: str, tmp_path: Path) -> None:
-    """Nothing in the arguments says so."""
+@pytest.mark.parametrize(
+    ("mixed", "tolerance", "sizes"), [("no", 1e-5, ""), ("bf16", 2e-2, ""), ("no", 1e-5, SIZES)],
+    ids=["no", "bf16", "sizes"],
+)  # fmt: skip
+def test_a_configuration_of_accelerate_shards_the_model(
+    mixed: str, tolerance: float, sizes: str, tmp_path: Path
+) -> None:
+    """Nothing in the arguments says so. Weights and their updates stay in fp32."""
     path = tmp_path / "accelerate.yaml"
-    text = CONFIG.format(port=free_port()).replace("MULTI_GPU", "FSDP").replace("bf16", "'no'")
+    text = CONFIG.format(port=free_port()).replace("MULTI_GPU", "FSDP").replace("bf16", f"'{mixed}'")
     path.write_text(text + OF_PARTS + sizes)
     launcher = ("accelerate.commands.launch", "--config_file", str(path))
     done = run(SHARDED, str(tmp_path), folder=tmp_path, launcher=launcher, timeout_s=140)
     alone = outcome(trainer_of("means", tmp_path, 1, max_steps=2, logging_steps=2))
     for told in done.told:
+        assert (told["mixed"], told["kinds"]) == (mixed, ["torch.float32"])
         assert told["flags"] == [True, 2, "StateDictType.SHARDED_STATE_DICT"]
         assert told["shards"] == (2 if sizes else None)
-        assert told["log"][0]["loss"] == pytest.approx(alone["log"][0]["loss"], rel=1e-5)
+        assert told["log"][0]["loss"] == pytest.approx(alone["log"][0]["loss"], rel=tolerance)
         for name, values in alone["weights"].items():
-            assert told["weights"][name] == pytest.approx(values, rel=1e-5, abs=2e-7)
+            assert told["weights"][name] == pytest.approx(values, rel=tolerance, abs=2e-7 if mixed == "no" else 2e-2)
+
+
+UNDER_SLURM = """
+import sys
+from tests._support.two_processes import tell
+from tests.distributed.cases import outcome, trainer_of
+
+trainer = trainer_of("means", sys.argv[1], 2, max_steps=2, logging_steps=2)
+args = trainer.args
+tell(**outcome(trainer), world=[args.process_index, args.world_size, args.local_process_index],
+     wrapped=type(trainer.model_wrapped).__name__)
+trainer.end()
+"""
+
+
+@pytest.mark.slow
+def test_tasks_of_slurm_are_one_run(tmp_path: Path) -> None:
+    """Started as srun starts them: each by itself, with variables of Slurm's and where to meet."""
+    (tmp_path / "script.py").write_text(UNDER_SLURM)
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "SLURM_STEP_NUM_TASKS": "2"}
+    tasks = []
+    for task in ("0", "1"):
+        folder = tmp_path / task  # each tells its own, since it is told no RANK
+        folder.mkdir()
+        mine = {**meeting, "SLURM_PROCID": task, "SLURM_LOCALID": task, "SLURM_STEP_NUM_NODES": "1"}
+        tasks.append(launch(tmp_path / "script.py", str(tmp_path / "run"), folder=folder, launcher=(),
+                            environment=mine))  # fmt: skip
+    done = [finish(task, tmp_path / str(number), timeout_s=140) for number, task in enumerate(tasks)]
+    assert [one.code for one in done] == [0, 0], "\n".join(one.out[-3000:] for one in done)
+    told = [next(told for told in one.told if told) for one in done]
+    assert [one["world"] for one in told] == [[0, 2, 0], [1, 2, 1]]
+    assert [one["wrapped"] for one in told] == ["DistributedDataParallel"] * 2
+    assert told[0]["weights"] == told[1]["weights"]
+    alone = outcome(trainer_of("means", tmp_path, 1, max_steps=2, logging_steps=2))
+    assert told[0]["log"][0]["loss"] == pytest.approx(alone["log"][0]["loss"], rel=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import peft
 import pytest
 import torch
 import transformers
+
+from trainwright.errors import CheckpointError
 
 from .._support.small import StopAt
 from .._support.two_processes import Done, run
@@ -106,6 +109,22 @@ def test_what_a_checkpoint_holds(done: Done) -> None:
     whole, parts = (set(done.told[0][f"{form}: saved"]) for form in FORMS)
     assert whole == common | {"model.safetensors", "optimizer.pt"}
     assert parts == common | {"pytorch_model_fsdp_0", "optimizer_0"}
+
+
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_a_missing_part_of_one_process_is_named(has_manifest: bool, done: Done, folder: Path, tmp_path: Path) -> None:
+    """Before step 1; also where another trainer wrote the checkpoint, without a list of its files."""
+    damaged = tmp_path / "checkpoint-2"
+    shutil.copytree(folder / "SHARDED_STATE_DICT/checkpoint-2", damaged)
+    (part,) = (damaged / "pytorch_model_fsdp_0").glob("__1_*.distcp")
+    part.unlink()
+    if not has_manifest:
+        for ours in ("manifest.json", "training_args.json"):
+            (damaged / ours).unlink()
+    trainer = trainer_of(SAVED, tmp_path / "run", 1)
+    with pytest.raises(CheckpointError, match=part.name):
+        trainer.train(resume_from_checkpoint=str(damaged))
+    assert trainer.state.global_step == 0
 
 
 def test_the_best_is_loaded_back_into_the_parts(done: Done) -> None:

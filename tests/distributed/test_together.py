@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from trainwright.errors import CheckpointError
 
 from .._support.small import StopAt
 from .._support.two_processes import Done, run
@@ -107,6 +110,12 @@ def test_the_main_process_goes_first_and_the_others_say_less(done: Done) -> None
     assert (main["should"], other["should"]) == ([True, True], [False, False])
 
 
+def test_the_group_has_the_backend_that_was_asked_for(done: Done) -> None:
+    for told in done.told:
+        assert "MPI" in told["without_mpi"]
+        assert told["backend"] == "gloo"
+
+
 # -- dispatching -----------------------------------------------------------------------------------------------------
 
 
@@ -173,6 +182,20 @@ def test_a_resume_goes_on_with_the_same_and_another_number_of_processes(
     two_to_one = trainer_of(SAVED, tmp_path / "one", 1)
     assert_close(outcome(two_to_one, resume_from_checkpoint=str(folder / "by_two/checkpoint-2")), whole)
     assert done.out.count("has no random states of process 1") == 1
+
+
+def test_a_missing_file_of_one_process_is_named(done: Done, folder: Path, tmp_path: Path) -> None:
+    source = folder / "by_two/checkpoint-2"
+    for name in ("checkpoint-2", "checkpoint-4"):
+        shutil.copytree(source, tmp_path / name)
+    (tmp_path / "checkpoint-4/rng_state_1.pth").unlink()
+    for asked in (str(tmp_path / "checkpoint-4"), True):
+        trainer = trainer_of(SAVED, tmp_path, 1, max_steps=3)
+        if asked is True:  # the one before it is whole
+            assert trainer.train(resume_from_checkpoint=True).global_step == 3
+            continue
+        with pytest.raises(CheckpointError, match=r"rng_state_1\.pth"):
+            trainer.train(resume_from_checkpoint=asked)
 
 
 def test_the_plan_is_shown_once(done: Done) -> None:

@@ -27,12 +27,14 @@ from tests._support.two_processes import tell
 from tests.distributed.cases import outcome, trainer_of
 
 folder = Path(sys.argv[1])
-trainer = trainer_of("means", folder, 2, save_strategy="epoch", save_on_each_node=True, save_total_limit=1)
+on_each = sys.argv[2] == "each"
+trainer = trainer_of("means", folder, 2, save_strategy="epoch", save_on_each_node=on_each, log_on_each_node=on_each,
+                     save_total_limit=1, disable_tqdm=False, log_level="info")
 told = outcome(trainer)
 args = trainer.args
 tell(**told, flags=[args.process_index, args.local_process_index, args.should_save, args.should_log,
                     trainer.is_local_process_zero(), trainer.is_world_process_zero()],
-     saved=sorted(path.name for path in folder.iterdir() if path.is_dir()))
+     saved=sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.exists() else [])
 """
 
 
@@ -62,8 +64,9 @@ def nodes() -> Iterator[list[str]]:
                 ip("netns", "del", name)
 
 
-def test_two_nodes_are_one_run(nodes: list[str], tmp_path: Path) -> None:
-    """The same numbers as one process; each node's first process logs and saves."""
+@pytest.mark.parametrize("where", ["each", "first"])
+def test_two_nodes_are_one_run(where: str, nodes: list[str], tmp_path: Path) -> None:
+    """The same numbers as one process; the first process of each node logs and saves, or that of the first one only."""
     root = Path(__file__).resolve().parents[2]
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path]), "OMP_NUM_THREADS": "1",
@@ -74,7 +77,7 @@ def test_two_nodes_are_one_run(nodes: list[str], tmp_path: Path) -> None:
             *("ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"),
             *("--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1"),
             *("--master-addr", ADDRESSES[0], "--master-port", "29577"),
-            *(str(tmp_path / "script.py"), str(tmp_path / f"node{rank}")),
+            *(str(tmp_path / "script.py"), str(tmp_path / f"node{rank}"), where),
         ]
         launches.append(
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
@@ -87,9 +90,12 @@ def test_two_nodes_are_one_run(nodes: list[str], tmp_path: Path) -> None:
             end_group(launched)
     assert [launched.returncode for launched in launches] == [0, 0], "\n".join(outs)[-5000:]
     told = [json.loads((tmp_path / f"TOLD_{rank}.json").read_text()) for rank in range(2)]
+    on_each = where == "each"
     assert told[0]["flags"] == [0, 0, True, True, True, True]
-    assert told[1]["flags"] == [1, 0, True, True, True, False]
-    assert [one["saved"] for one in told] == [["checkpoint-6"]] * 2
+    assert told[1]["flags"] == [1, 0, on_each, on_each, True, False]
+    assert [one["saved"] for one in told] == [["checkpoint-6"], ["checkpoint-6"] if on_each else []]
+    plans = [sum(line.startswith("batch ") for line in out.splitlines()) for out in outs]  # said before step 1
+    assert plans == [1, 1 if on_each else 0], "\n".join(outs)
     alone = outcome(trainer_of("means", tmp_path / "alone", 1))
     for one in told:
         for name, values in alone["weights"].items():

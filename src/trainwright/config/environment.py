@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from trainwright.config.enums import ParallelMode
+from trainwright.errors import ArgumentError
 
 if TYPE_CHECKING:
     import torch
@@ -40,11 +41,17 @@ class World:
 
     @classmethod
     def detect(cls, *, use_cpu: bool = False, environ: Mapping[str, str] | None = None) -> World:
+        """Reads the launcher's variables; a process group that somebody has made already comes before them.
+
+        Raises:
+            ArgumentError: they contradict each other.
+        """
         env = os.environ if environ is None else environ
         under_slurm = of_slurm(env)
         env = {**under_slurm, **env} if under_slurm else env
         rank, size = _process_group() or (_first(env, RANK, 0), _first(env, WORLD_SIZE, 1))
         local_rank = _first(env, LOCAL_RANK, -1)
+        _check_ranks(rank, size, local_rank, _first(env, LOCAL_SIZE, 0))
         return cls(
             process_index=rank,
             local_process_index=max(local_rank, 0),
@@ -167,6 +174,22 @@ def launcher_keeps_the_store() -> bool:
 def is_true(word: str | None) -> bool:
     """Whether an environment variable says yes."""
     return word is not None and word.strip().lower() in TRUE_WORDS
+
+
+def _check_ranks(rank: int, size: int, local_rank: int, local_size: int) -> None:
+    """`local_size`: 0 where the launcher does not say it."""
+    problems = []
+    if rank >= size:
+        problems.append(f"this is process {rank} (RANK, counted from 0) of {size} (WORLD_SIZE)")
+    if local_size and local_rank >= local_size:
+        problems.append(f"it is process {local_rank} (LOCAL_RANK) of {local_size} on its node (LOCAL_WORLD_SIZE)")
+    if local_size > size:
+        problems.append(f"the node has {local_size} processes (LOCAL_WORLD_SIZE) of {size} in all (WORLD_SIZE)")
+    if problems:
+        raise ArgumentError(
+            f"The launcher's variables contradict each other: {'; '.join(problems)}. Start all processes with one "
+            "launcher, such as torchrun, and unset what another one left in the environment."
+        )
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
