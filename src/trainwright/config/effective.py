@@ -45,13 +45,13 @@ def _replicas(args: Any, number: int) -> str:
 def known_plan(args: Any) -> list[str]:
     """The same lines as far as arguments alone tell: the number of samples is not known to them."""
     micro_batches = resolve.micro_batches(args)
-    total = f" = {args.train_batch_size * micro_batches * args.world_size} samples a step"
+    total = f" = {args.per_device_train_batch_size * micro_batches * args.world_size} samples a step"
     warmup = f"{args.warmup_steps:g} warm-up steps"
     if 0 < args.warmup_steps < 1:
         warmup = f"a warm-up of {args.warmup_steps:g} of all steps"
     length = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
     return [
-        f"batch     {_batch(args)} per device x {micro_batches} accumulated x {_replicas(args, args.world_size)}"
+        f"batch     {_batch(args)} per device x {micro_batches} accumulated x {args.world_size} processes"
         f"{'' if _varies(args) else total}",
         f"length    {length}",
         f"optimizer {_text(args.optim)}, learning rate {args.learning_rate:g}, {_text(args.lr_scheduler_type)} after "
