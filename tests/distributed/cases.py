@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tests.parity import data, models
-from tests.parity.sides import OURS, without_clock
+from tests.parity.sides import OURS, Side, without_clock
 from torch import nn
 
 from trainwright import EvalPrediction
@@ -58,11 +58,11 @@ WINDOWS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-def trainer_of(name: str, folder: Path, num_processes: int, **more: Any) -> Any:
+def trainer_of(name: str, folder: Path, num_processes: int, side: Side = OURS, **more: Any) -> Any:
     build, items, settings = WINDOWS[name]
     size = {"per_device_train_batch_size": TOTAL // num_processes, "per_device_eval_batch_size": 4}
     parts = {"train_dataset": more.pop("train_dataset", items), "eval_dataset": items[:9], "compute_metrics": accuracy}
-    return OURS.make(models.seeded(build), folder, ALWAYS | settings | size | more, **parts)
+    return side.make(models.seeded(build), folder, ALWAYS | settings | size | more, **parts)
 
 
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:

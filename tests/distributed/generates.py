@@ -1,4 +1,4 @@
-"""Predicts by generation in each of two processes, and tells what came of it: `generates.py FOLDER [fsdp]`."""
+"""Predicts by generation in each of two processes, and tells what came of it: `generates.py FOLDER [fsdp|zero]`."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,11 @@ from transformers import DataCollatorForSeq2Seq
 from trainwright import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 FOLDER = Path(sys.argv[1])
-PARTS: dict[str, Any] = {"fsdp": True} if "fsdp" in sys.argv else {}
+SHARDING: dict[str, dict[str, Any]] = {
+    "fsdp": {"fsdp": True},
+    "zero": {"deepspeed": {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}},
+}
+PARTS = SHARDING[sys.argv[2]] if len(sys.argv) > 2 else {}
 
 
 def rows(kind: str) -> list[dict[str, Any]]:

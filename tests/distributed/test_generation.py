@@ -37,10 +37,13 @@ def test_predictions_and_labels_are_those_of_one_process(done: Done, alone: dict
         assert told["loss"] == pytest.approx(alone[row]["loss"], rel=1e-6)
 
 
-@pytest.fixture(scope="module")
-def in_parts(tmp_path_factory: pytest.TempPathFactory) -> Done:
+@pytest.fixture(scope="module", params=["fsdp", "zero"])
+def in_parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Done:
+    if request.param == "zero":
+        pytest.importorskip("deepspeed", reason="heavy; installed for the slow tests (requirements-engines.txt)")
     folder = tmp_path_factory.mktemp("parts")
-    return run(SCRIPT, str(folder), "fsdp", folder=folder, timeout_s=300)
+    environment = {"DS_ACCELERATOR": "cpu"}
+    return run(SCRIPT, str(folder), request.param, folder=folder, timeout_s=300, environment=environment)
 
 
 @pytest.mark.parametrize("row", ROWS)

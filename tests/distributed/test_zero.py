@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .._support.small import StopAt
+from .._support.small import REFERENCE, StopAt
 from .._support.two_processes import Done, run
 from .cases import judged, outcome, trainer_of
 
@@ -91,12 +91,42 @@ def test_a_run_without_it_goes_on(
     assert_same(outcome(again, resume_from_checkpoint=str(folder / f"zero{stage}_by2/checkpoint-2")), alone[SAVED])
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_transformers_goes_on(
+    stage: int, done: dict[int, Done], folder: Path, alone: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    """With its own trainer, alone and without DeepSpeed, from what two processes wrote."""
+    theirs = trainer_of(SAVED, tmp_path, 1, side=REFERENCE)
+    mine = outcome(theirs, resume_from_checkpoint=str(folder / f"zero{stage}_by2/checkpoint-2"))
+    losses, others = ([e["loss"] for e in one["log"] if "loss" in e] for one in (mine, alone[SAVED]))
+    assert losses == pytest.approx(others, rel=1e-5)
+    for name, values in mine["weights"].items():
+        assert values == pytest.approx(alone[SAVED]["weights"][name], rel=1e-5, abs=2e-7)
+
+
 def test_an_optimizer_and_a_schedule_of_its_own(done: dict[int, Done], alone: dict[str, dict[str, Any]]) -> None:
     """Every "auto" of theirs filled in; the first step's rate is the warm-up's."""
     one, two = (done[n].told[0]["own"] for n in (1, 2))
     assert_same(one, two)
     assert one["step"] == alone["means"]["step"]
     assert done[2].told[0]["kinds"] == ["DeepSpeedEngine", True]
+
+
+def test_a_second_training_with_an_optimizer_and_a_schedule_of_its_own(done: dict[int, Done]) -> None:
+    """From the weights that the first one left, by a schedule that begins again."""
+    for processes in (1, 2):
+        told = done[processes].told[0]
+        first, second = ([entry for entry in told[name]["log"] if "loss" in entry] for name in ("own", "own_second"))
+        assert [entry["learning_rate"] for entry in second] == [entry["learning_rate"] for entry in first]
+        assert second[0]["loss"] < first[0]["loss"]
+    assert_same(*(done[n].told[0]["own_second"] for n in (1, 2)))
+
+
+def test_a_second_training_in_bf16_begins_with_the_first_ones_weights(done: dict[int, Done]) -> None:
+    told = done[2].told[0]
+    first, second = ([entry["loss"] for entry in told[name]["log"] if "loss" in entry]
+                     for name in ("mixed", "mixed_second"))  # fmt: skip
+    assert second[0] < first[0]
 
 
 def test_weights_in_bf16_go_on_from_their_masters(done: dict[int, Done]) -> None:

@@ -61,9 +61,13 @@ own = {"optimizer": {"type": "AdamW", "params": {
         "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto",
         "total_num_steps": "auto"}}}  # fmt: skip
 trainer = trainer_of("means", FOLDER / "own", WORLD, **zero(1, **own))
-tell(own=told(trainer), kinds=[type(trainer.deepspeed).__name__, trainer.is_deepspeed_enabled])
+tell(
+    own=told(trainer), own_second=told(trainer), kinds=[type(trainer.deepspeed).__name__, trainer.is_deepspeed_enabled]
+)
 mixed = trainer_of(SAVED, FOLDER / "mixed", WORLD, bf16=True, save_strategy="steps", save_steps=2,
                    **zero(3, bf16={"enabled": "auto"}))  # fmt: skip
 tell(mixed=told(mixed))
+mixed.args.save_strategy = "no"
+tell(mixed_second=told(mixed))
 again = trainer_of(SAVED, FOLDER / "mixed_again", WORLD, bf16=True, **zero(3, bf16={"enabled": "auto"}))
 tell(mixed_again=told(again, resume_from_checkpoint=str(FOLDER / "mixed/checkpoint-2")))
