@@ -138,3 +138,12 @@ def test_tasks_of_slurm_are_one_run_where_they_are_told_where_to_meet():
     assert world.variables() == {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     by_torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     assert World.detect(use_cpu=True, environ=tasks | meeting | by_torchrun).world_size == 2
+
+
+def test_a_run_that_was_meant_for_a_tpu_does_not_train_on_the_cpu(monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    assert World.detect(use_cpu=True).device.type == "cpu"
+    if torch.accelerator.is_available():
+        pytest.skip("there is another accelerator, which is taken")
+    with pytest.raises(ArgumentError, match="PJRT_DEVICE=TPU asks for a TPU"):
+        _ = TrainingArguments().device

@@ -88,6 +88,7 @@ class World:
         if self.device_name is not None and not self.use_cpu:
             return torch.device(self.device_name)
         if kind is None:
+            _refuse_tpu(asked=not self.use_cpu)
             return torch.device("cpu")
         if kind == "mps":
             return torch.device("mps")
@@ -108,6 +109,16 @@ class World:
         if self.is_distributed:
             return ParallelMode.DISTRIBUTED
         return ParallelMode.NOT_DISTRIBUTED if self.n_gpu > 1 else ParallelMode.NOT_PARALLEL
+
+
+def _refuse_tpu(*, asked: bool) -> None:
+    """A run that was meant for a TPU would train on the machine's CPU."""
+    if asked and os.environ.get("PJRT_DEVICE", "").upper() == "TPU":
+        raise ArgumentError(
+            "PJRT_DEVICE=TPU asks for a TPU. torch_xla, by which torch reaches one, ends with torch 2.9, and this "
+            "package needs 2.10 to load checkpoints safely. Train on GPUs, or unset PJRT_DEVICE (or pass use_cpu=True) "
+            "to train on the CPU."
+        )
 
 
 def world_of(args: Any) -> World:
