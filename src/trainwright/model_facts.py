@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -22,6 +23,35 @@ def core_model(model: Any) -> Any:
     if is_instance_of(model, "peft", "PeftMixedModel"):
         return model.base_model.model
     return model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a model came in parts: processes for its layers, its data and its depth; None where it does not say."""
+
+    tp: int | None = None
+    dp: int | None = None
+    pp: int = 1
+
+
+def layout(model: Any) -> Layout | None:
+    """Of a model that was taken apart before the trainer got it, as transformers does when it loads one; else None."""
+    core = core_model(model)
+    if getattr(core, "is_distributed_loading_by_transformers", False):
+        sizes = core.config.distributed_config
+        return Layout(tp=sizes.tp_size, dp=sizes.dp_size, pp=sizes.pp_size)
+    return Layout() if is_in_parts(core) else None
+
+
+def num_devices(model: Any) -> int:
+    """Devices over which transformers laid a model out when it loaded it; 0: it was not asked to."""
+    return len(set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"})
+
+
+def is_in_parts(model: Any) -> bool:
+    """Whether parameters are DTensors, of which each process holds a part."""
+    parameters = model.parameters() if hasattr(model, "parameters") else ()
+    return any(hasattr(parameter, "device_mesh") for parameter in parameters)
 
 
 def forward_parameters(model: Any) -> dict[str, inspect.Parameter]:

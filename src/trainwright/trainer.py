@@ -78,6 +78,8 @@ class Trainer(SearchHooks):
     ) -> None:
         checks.check_models(model, model_init)
         self.args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
+        if model_facts.num_devices(model) > 1:
+            self.args._n_gpu = 1  # the model has the GPUs: it is not copied to them
         not_yet.refuse_what_is_missing(self.args)
         assemble.seed_everything(self.args)
         self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
@@ -137,7 +139,7 @@ class Trainer(SearchHooks):
         self.model_init = model_init
         model = self.call_model_init() if model is None else model
         checks.check_head(model, _names_of_base_models(model))
-        self.is_model_parallel = len(set(getattr(model, "hf_device_map", {}).values()) - {"cpu", "disk"}) > 1
+        self.is_model_parallel = model_facts.num_devices(model) > 1
         placed = self.args.place_model_on_device
         self.place_model_on_device = not self.is_model_parallel if placed is None else placed
         if self.place_model_on_device:
@@ -182,7 +184,7 @@ class Trainer(SearchHooks):
 
     def create_accelerator_and_postprocess(self) -> None:
         """Makes the engine, and with it `accelerator`."""
-        self._engine = assemble.make_engine(self.args)
+        self._engine = assemble.make_engine(self.args, self.model)
         self.accelerator = self._engine.accelerator
         self.gather_function = self._engine.gather
         for name, value in self._engine.published_flags().items():

@@ -147,3 +147,12 @@ def test_what_is_written_for_torch_does_not_contradict_a_launcher_that_says_less
     world = World.detect(environ=environ)
     assert World.detect(environ={**world.variables(), **environ}) == world
     assert World.detect(environ={"LOCAL_RANK": "0"}).variables()["LOCAL_WORLD_SIZE"] == "1"
+
+
+def test_a_run_that_was_meant_for_a_tpu_does_not_train_on_the_cpu(monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    assert World.detect(use_cpu=True).device.type == "cpu"
+    if torch.accelerator.is_available():
+        pytest.skip("there is another accelerator, which is taken")
+    with pytest.raises(ArgumentError, match="PJRT_DEVICE=TPU asks for a TPU"):
+        _ = TrainingArguments().device

@@ -4,6 +4,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
+from accelerate import ParallelismConfig
 
 from trainwright.config import resolve, rules_alone, rules_idle, rules_run
 from trainwright.config.arguments import TrainingArguments
@@ -20,10 +21,23 @@ from trainwright.optim.table import OPTIMIZERS
 STEPS = {"eval_strategy": "steps", "eval_steps": 5}
 BUDGET = {"max_tokens_per_batch": 64}
 PACKING = {"packing": "best_fit", "packing_length": 64}
+SIZES = {"dp_replicate_size": 1, "dp_shard_size": 1, "cp_size": 1, "sp_size": 1}
 BEST = {"load_best_model_at_end": True}
 
 # rule: refused settings, words of the message, the nearest settings that are legal
 ALONE = [
+    (
+        "sizes_are_accelerates",
+        {"parallelism_config": {"tp_size": 2}},
+        "parallelism_config tp_size ParallelismConfig",
+        {"parallelism_config": ParallelismConfig(tp_size=2)},
+    ),
+    (
+        "sizes_are_accelerates",
+        {"parallelism_config": SimpleNamespace(**SIZES, tp_size=0)},
+        "parallelism_config tp_size",
+        {"parallelism_config": SimpleNamespace(**SIZES, tp_size=1)},
+    ),
     ("logging_interval", {"logging_steps": 0}, "logging_strategy logging_steps", {"logging_steps": 1}),
     ("logging_interval", {"logging_steps": 1.5}, "logging_steps=1.5", {"logging_steps": 0.5}),
     ("logging_interval", {"logging_steps": -3}, "logging_steps=-3", {"logging_steps": -3, "logging_strategy": "no"}),

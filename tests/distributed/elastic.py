@@ -1,7 +1,8 @@
 """A script for a launcher that starts it again: `elastic.py FOLDER CASE`. It notes down which samples it trained on.
 
-CASE is "whole", or where process 1 of the first start dies: "dies in a step", "dies while saving". "slowly" gives a
-node time to come or go in the first start.
+CASE is "whole", or where a process of the first start dies: process 1 that "dies in a step" or "dies while saving", or
+the main process that "dies behind training", in the thread that writes. "slowly" gives a node time to come or go in the
+first start.
 """
 
 import json
@@ -18,6 +19,8 @@ from tests.distributed.cases import without_clock
 from tests.parity import data, models
 
 from trainwright import Trainer, TrainingArguments
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.store import CheckpointStore
 
 FOLDER, CASE = Path(sys.argv[1]), sys.argv[2]
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -43,6 +46,15 @@ class Elastic(Trainer):
         super()._save_rng_state(output_dir)
 
 
+def dies(store: CheckpointStore, staging: Path, manifest: Manifest) -> Path:
+    if manifest.step == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return commit(store, staging, manifest)
+
+
+commit = CheckpointStore.commit
+if CASE == "dies behind training" and is_first:
+    CheckpointStore.commit = dies  # type: ignore[method-assign]
 FOLDER.mkdir(exist_ok=True)
 items = [{**item, "index": i} for i, item in enumerate(data.vectors(SIZE))]
 trainer = Elastic(

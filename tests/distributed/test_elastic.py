@@ -46,7 +46,7 @@ def assert_no_step_twice(log: list[dict[str, Any]], folder: Path, last: int) -> 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("whole")
-    return run(SCRIPT, str(folder / "run"), "whole", folder=folder)
+    return run(SCRIPT, str(folder / "run"), "whole", folder=folder, timeout_s=200)
 
 
 def by_port() -> list[str]:
@@ -63,6 +63,7 @@ def by_meeting() -> list[str]:
         ("dies in a step", by_port),
         pytest.param("dies in a step", by_meeting, marks=slow),
         pytest.param("dies while saving", by_meeting, marks=slow),
+        pytest.param("dies behind training", by_port, marks=slow),
     ],
 )
 def test_all_are_started_again_and_end_with_the_same_weights(
@@ -70,7 +71,7 @@ def test_all_are_started_again_and_end_with_the_same_weights(
 ) -> None:
     """Bit for bit. One restart is enough, so no start met the addresses of the one before it."""
     launcher = ("torch.distributed.run", "--nnodes", "1:1", "--nproc-per-node", "2", "--max-restarts", "1", *meeting())
-    done = run(SCRIPT, str(tmp_path / "run"), case, folder=tmp_path, launcher=launcher)
+    done = run(SCRIPT, str(tmp_path / "run"), case, folder=tmp_path, launcher=launcher, timeout_s=250)
     assert "exitcode: -9" in done.out  # it did die
     for told, uninterrupted in zip(done.told, whole.told, strict=True):
         assert told["step"] == uninterrupted["step"] == 12

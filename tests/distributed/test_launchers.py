@@ -77,6 +77,8 @@ plugin = trainer.accelerator.state.fsdp_plugin
 kinds = sorted({str(parameter.dtype) for parameter in trainer.model.parameters()})
 tell(**told, mixed=trainer.args.mixed_precision, kinds=kinds)
 tell(flags=[trainer.is_fsdp_enabled, plugin.fsdp_version, str(plugin.state_dict_type)])
+sizes = trainer.accelerator.parallelism_config
+tell(shards=sizes and sizes.dp_shard_size)
 """
 
 OF_PARTS = """
@@ -87,20 +89,34 @@ fsdp_config:
   fsdp_state_dict_type: SHARDED_STATE_DICT
 """
 
+SIZES = """
+parallelism_config:
+  parallelism_config_dp_replicate_size: 1
+  parallelism_config_dp_shard_size: 2
+  parallelism_config_tp_size: 1
+  parallelism_config_cp_size: 1
+"""
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mixed", "tolerance"), [("no", 1e-5), ("bf16", 2e-2)])
-def test_a_configuration_of_accelerate_shards_the_model(mixed: str, tolerance: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mixed", "tolerance", "sizes"), [("no", 1e-5, ""), ("bf16", 2e-2, ""), ("no", 1e-5, SIZES)],
+    ids=["no", "bf16", "sizes"],
+)  # fmt: skip
+def test_a_configuration_of_accelerate_shards_the_model(
+    mixed: str, tolerance: float, sizes: str, tmp_path: Path
+) -> None:
     """Nothing in the arguments says so. Weights and their updates stay in fp32."""
     path = tmp_path / "accelerate.yaml"
     text = CONFIG.format(port=free_port()).replace("MULTI_GPU", "FSDP").replace("bf16", f"'{mixed}'")
-    path.write_text(text + OF_PARTS)
+    path.write_text(text + OF_PARTS + sizes)
     launcher = ("accelerate.commands.launch", "--config_file", str(path))
     done = run(SHARDED, str(tmp_path), folder=tmp_path, launcher=launcher, timeout_s=140)
     alone = outcome(trainer_of("means", tmp_path, 1, max_steps=2, logging_steps=2))
     for told in done.told:
         assert (told["mixed"], told["kinds"]) == (mixed, ["torch.float32"])
         assert told["flags"] == [True, 2, "StateDictType.SHARDED_STATE_DICT"]
+        assert told["shards"] == (2 if sizes else None)
         assert told["log"][0]["loss"] == pytest.approx(alone["log"][0]["loss"], rel=tolerance)
         for name, values in alone["weights"].items():
             assert told["weights"][name] == pytest.approx(values, rel=tolerance, abs=2e-7 if mixed == "no" else 2e-2)

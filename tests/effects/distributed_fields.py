@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from accelerate import ParallelismConfig
 
 from trainwright.config import resolve, rules
 from trainwright.errors import ArgumentError
@@ -123,3 +124,11 @@ def its_configuration_is_held_against_the_arguments(bench: Bench) -> None:
     with pytest.raises(ArgumentError, match=r"gradient_clipping=0\.5.*max_grad_norm.*0\.7"):
         bench.trainer(deepspeed={"gradient_clipping": 0.5}, max_grad_norm=0.7)
     assert resolve.deepspeed(bench.args()) is None
+
+
+@shows("parallelism_config")
+def the_sizes_reach_accelerate_and_must_be_the_launchers(bench: Bench) -> None:
+    alone = ParallelismConfig()
+    assert bench.trainer(parallelism_config=alone).accelerator.parallelism_config is alone
+    with pytest.raises(ArgumentError, match=r"(?s)tp_size=3.*3 processes.*1 process was started"):
+        bench.trainer(parallelism_config=ParallelismConfig(tp_size=3))

@@ -18,7 +18,6 @@ from . import (  # noqa: F401 -- they fill the table
     hub_fields,
     length_fields,
     logging_fields,
-    missing_fields,
     older_fields,
     optimizer_fields,
     order_fields,

@@ -49,8 +49,9 @@ def seed_everything(args: Any) -> None:
     enable_full_determinism(args.seed) if args.full_determinism else set_seed(args.seed)
 
 
-def make_engine(args: Any) -> Engine:
-    return select_engine(resolve.engine(args))
+def make_engine(args: Any, model: Any = None) -> Engine:
+    """`model`: the one to train, if it is there already: it may have come in parts."""
+    return select_engine(resolve.engine(args, None if model is None else model_facts.layout(model)))
 
 
 def make_callbacks(

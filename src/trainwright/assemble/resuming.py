@@ -56,9 +56,11 @@ def manifest_of(checkpoint: str | None) -> Manifest | None:
 
 
 def plan_of_the_rest(
-    plan: StepPlan, loader: Loader, checkpoint: str | None, args: Any, *, batch_size: int
+    plan: StepPlan, loader: Loader, checkpoint: str | None, args: Any, *, chunk: int
 ) -> tuple[StepPlan, str]:
     """The plan of a run that goes on from a checkpoint, and what there is to say about it.
+
+    `chunk`: samples in a batch of all processes, where the loader does not know.
 
     Raises:
         CheckpointError: the position is counted in batches, and these have another size now.
@@ -68,8 +70,7 @@ def plan_of_the_rest(
     if manifest is None or manifest.cursor is None:
         return plan, ""
     cursor = Cursor.from_dict(manifest.cursor)
-    chunk = loader.chunk or batch_size * args.world_size
-    now = Size(chunk=chunk, micro_batches=plan.micro_batches)
+    now = Size(chunk=loader.chunk or chunk, micro_batches=plan.micro_batches)
     before = Size.of_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
     if before != now and loader.chunk is None:
         raise CheckpointError(

@@ -59,13 +59,16 @@ def new_run_id() -> str:
 
 
 def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool) -> None:
-    """Random states of all processes, each in a file of its own; the writing process writes them for all."""
+    """Random states of all processes, each in a file of its own; the writing process writes them for all.
+
+    Processes that work on the same batches draw the same, so they have one file.
+    """
     states = rng.capture()
     if loader is not None:
         randomness = loader.randomness()
         states |= {"loader_epoch_start": randomness.epoch_start, "loader_before_ahead": randomness.before_ahead}
         states |= {"loader_stream": randomness.stream, "loader_own": randomness.dataloader}
-    every = engine.gather_objects(states)
+    every = engine.objects_of_replicas(states)
     for rank, one in enumerate(every if writes else ()):
         rng.save(Path(folder) / rng_name(rank, len(every)), one)
 

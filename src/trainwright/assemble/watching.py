@@ -61,6 +61,7 @@ def announce(
     *,
     device: torch.device,
     start: Start,
+    num_replicas: int,
     note: str = "",
     caution: str | None = None,
     changes: Iterable[object] = (),
@@ -72,7 +73,7 @@ def announce(
     """
     for message in [*rules.idle(args), *([] if caution is None else [caution])]:
         logger.warning("%s", message)
-    lines = effective_plan(args, plan, state, device=device)
+    lines = effective_plan(args, plan, state, device=device, num_replicas=num_replicas)
     if start.checkpoint is not None:
         where = f"step {state.global_step}, {start.batches} batches into epoch {start.epoch + 1}"
         lines.append(f"resumes   {start.checkpoint}: {where}")

@@ -22,7 +22,8 @@ def capture() -> dict[str, Any]:
         "cpu": torch.get_rng_state(),
     }
     if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
+        drives_all = torch.cuda.device_count() > 1 and not torch.distributed.is_initialized()
+        states["cuda"] = torch.cuda.get_rng_state_all() if drives_all else torch.cuda.get_rng_state()
     if torch.backends.mps.is_available():
         states["mps"] = torch.mps.get_rng_state()
     return states
@@ -35,7 +36,10 @@ def restore(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         state = states["cuda"]
-        torch.cuda.set_rng_state_all(state) if isinstance(state, list) else torch.cuda.set_rng_state(state)
+        if not isinstance(state, list):
+            torch.cuda.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state_all(state[: torch.cuda.device_count()])
     if "mps" in states and torch.backends.mps.is_available():
         torch.mps.set_rng_state(states["mps"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,8 +70,24 @@ def _without_repetitions(model: nn.Module, state_dict: dict[str, Any]) -> dict[s
 
 
 def _save_pretrained(saver: Any, folder: Path, state_dict: dict[str, Any] | None) -> None:
-    with _without_progress_bars():
+    model = getattr(saver, "__self__", None)
+    with _without_progress_bars(), _as_a_whole(model) if state_dict is not None else nullcontext():
         saver(folder, state_dict=state_dict)
+
+
+@contextmanager
+def _as_a_whole(model: Any) -> Iterator[None]:
+    """Its weights are whole here: transformers must not wait for processes that it thinks have parts of them."""
+    config: Any = getattr(model, "config", None)
+    sizes = getattr(config, "distributed_config", None)
+    if sizes is None:
+        yield
+        return
+    config.distributed_config = None
+    try:
+        yield
+    finally:
+        config.distributed_config = sizes
 
 
 def _takes_its_weights(model: Any) -> bool:

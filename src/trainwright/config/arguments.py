@@ -111,11 +111,14 @@ class TrainingArguments(
     @property
     def n_gpu(self) -> int:
         """Devices that this process drives: above one only without a distributed launcher; 0 on the CPU."""
-        return self.world.n_gpu
+        return int(vars(self).get("_n_gpu", self.world.n_gpu))  # scripts set it to use one GPU of several
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        return self.world.parallel_mode
+        mode = self.world.parallel_mode
+        if mode is ParallelMode.DISTRIBUTED:
+            return mode
+        return ParallelMode.NOT_DISTRIBUTED if self.n_gpu > 1 else ParallelMode.NOT_PARALLEL
 
     @property
     def world_size(self) -> int:

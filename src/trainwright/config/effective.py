@@ -17,11 +17,11 @@ SAID = {
 }  # fmt: skip
 
 
-def effective_plan(args: Any, plan: StepPlan, state: Any, *, device: Any) -> list[str]:
+def effective_plan(args: Any, plan: StepPlan, state: Any, *, device: Any, num_replicas: int) -> list[str]:
     """One line each for batches, steps, optimizer and rhythm, and one for what else differs from the defaults."""
     warmup = args.get_warmup_steps(plan.max_steps)
     lines = [
-        f"batch     {_batch(args)} per device x {plan.micro_batches} accumulated x {args.world_size} processes"
+        f"batch     {_batch(args)} per device x {plan.micro_batches} accumulated x {_replicas(args, num_replicas)}"
         f"{', about' if _varies(args) else ' ='} {plan.total_batch_size} samples a step",
         f"length    {_length(args, plan)}",
         f"optimizer {_text(args.optim)}, learning rate {args.learning_rate:g}, {_text(args.lr_scheduler_type)} after "
@@ -32,6 +32,14 @@ def effective_plan(args: Any, plan: StepPlan, state: Any, *, device: Any) -> lis
     if others:
         lines.append("also      " + ", ".join(f"{name}={value!r}" for name, value in others.items()))
     return lines
+
+
+def _replicas(args: Any, number: int) -> str:
+    if getattr(args, "n_gpu", 1) > 1:
+        return f"{args.n_gpu} devices of one process"
+    if number == args.world_size:
+        return f"{number} processes"
+    return f"{number} {'group' if number == 1 else 'groups'} of {args.world_size // number} processes"
 
 
 def known_plan(args: Any) -> list[str]:

@@ -24,6 +24,7 @@ WORLD_SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_
 LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
 LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE",
               "LOCAL_SIZE")  # fmt: skip  # the last is DeepSpeed's
+PARALLEL_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
 
 
@@ -89,6 +90,7 @@ class World:
         if self.device_name is not None and not self.use_cpu:
             return torch.device(self.device_name)
         if kind is None:
+            _refuse_tpu(asked=not self.use_cpu)
             return torch.device("cpu")
         if kind == "mps":
             return torch.device("mps")
@@ -109,6 +111,16 @@ class World:
         if self.is_distributed:
             return ParallelMode.DISTRIBUTED
         return ParallelMode.NOT_DISTRIBUTED if self.n_gpu > 1 else ParallelMode.NOT_PARALLEL
+
+
+def _refuse_tpu(*, asked: bool) -> None:
+    """A run that was meant for a TPU would train on the machine's CPU."""
+    if asked and os.environ.get("PJRT_DEVICE", "").upper() == "TPU":
+        raise ArgumentError(
+            "PJRT_DEVICE=TPU asks for a TPU. torch_xla, by which torch reaches one, ends with torch 2.9, and this "
+            "package needs 2.10 to load checkpoints safely. Train on GPUs, or unset PJRT_DEVICE (or pass use_cpu=True) "
+            "to train on the CPU."
+        )
 
 
 def world_of(args: Any) -> World:
@@ -140,6 +152,13 @@ def configured_deepspeed() -> dict[str, Any] | str:
     if is_true(env.get("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL")):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     return {"zero_optimization": zero, "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}
+
+
+def configured_parallelism() -> dict[str, int] | None:
+    """The sizes of a ParallelismConfig as `accelerate launch` was told them; None where it was not."""
+    if not is_true(os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG")):
+        return None
+    return {name: int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) for name in PARALLEL_SIZES}
 
 
 def of_slurm(env: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,6 @@ from trainwright.errors import NotYetError
 
 # Field -> (values that ask for nothing, what to do meanwhile).
 NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
-    "parallelism_config": ((None,), "This version trains whole models, on one device or on several with DDP."),
     "debug": (([], "", None, ["underflow_overflow"]), "Only debug='underflow_overflow' is."),
 }
 
@@ -24,9 +23,5 @@ def refuse_what_is_missing(args: Any) -> None:
         for name, (nothing, instead) in NOT_YET.items()
         if getattr(args, name, nothing[0]) not in nothing
     ]
-    if getattr(getattr(args, "accelerator_config", None), "use_configured_state", False):
-        asked.append(
-            "accelerator_config.use_configured_state=True is not there yet. Let the trainer make its own state."
-        )
     if asked:
         raise NotYetError("This version of Trainwright cannot do all that was asked:\n  " + "\n  ".join(asked))

@@ -247,11 +247,44 @@ class DeepSpeedPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelPlan:
+    """What the processes share out among them, and over how many each time.
+
+    Attributes:
+        dp_replicate: copies of the model, each with batches of its own.
+        dp_shard: processes with batches of their own that hold a copy's parameters in parts.
+        tp: processes that compute each layer of one batch together.
+        cp, sp: processes that have parts of one batch's sequences; in torch's way, and in DeepSpeed's.
+        in_model: the model was brought in parts.
+        given: accelerate's ParallelismConfig, which is not imported here; None: nobody made one.
+    """
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    cp: int = 1
+    sp: int = 1
+    in_model: bool = False
+    given: Any = None
+
+    @property
+    def num_together(self) -> int:
+        """Processes that work on one batch."""
+        return self.tp * self.cp * self.sp
+
+    @property
+    def num_in_all(self) -> int:
+        return self.dp_replicate * self.dp_shard * self.num_together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
     """What selects and sets up a backend; one of `fsdp` and `deepspeed` at most."""
 
     device: Any
     world_size: int = 1
+    num_devices: int = 1  # that this process computes on
+    keeps_state: bool = False  # accelerate's state, which somebody made before
     use_cpu: bool = False
     precision: PrecisionPlan = PrecisionPlan()
     compile: CompilePlan = CompilePlan()
@@ -261,7 +294,7 @@ class EnginePlan:
     loaders: LoadersOfOthers = LoadersOfOthers()
     fsdp: FSDPPlan | None = None
     deepspeed: DeepSpeedPlan | None = None
-    parallelism: Any = None  # accelerate's ParallelismConfig, which is not imported here
+    parallel: ParallelPlan | None = None  # None: nothing but batches is shared out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

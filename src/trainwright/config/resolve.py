@@ -6,11 +6,12 @@ Reads arguments by name only, so an instance of `transformers.TrainingArguments`
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.config.deepspeed import settled
 from trainwright.config.environment import configured_backend, configured_deepspeed, world_of
 from trainwright.config.owned import owned
+from trainwright.config.parallel import parallel
 from trainwright.config.plans import (
     CheckpointPlan,
     CompilePlan,
@@ -29,6 +30,9 @@ from trainwright.config.plans import (
 from trainwright.config.traced import Traced, traced_steps
 from trainwright.errors import ArgumentError
 
+if TYPE_CHECKING:
+    from trainwright.model_facts import Layout
+
 
 def lengths(args: Any, *, num_batches: int | None, num_examples: int | None, total_batch_size: int) -> Lengths:
     return Lengths(
@@ -41,11 +45,15 @@ def lengths(args: Any, *, num_batches: int | None, num_examples: int | None, tot
     )
 
 
-def engine(args: Any) -> EnginePlan:
+def engine(args: Any, layout: Layout | None = None) -> EnginePlan:
+    """`layout`: how the model came in parts; None: it is whole, or not there yet."""
+    shards, zero = fsdp(args), deepspeed(args)
     mixed = getattr(args, "mixed_precision", "no")
     return EnginePlan(
         device=args.device,
         world_size=args.world_size,
+        num_devices=max(1, getattr(args, "n_gpu", 1)),
+        keeps_state=_of_accelerator(args, "use_configured_state", False),
         use_cpu=args.use_cpu,
         precision=PrecisionPlan(mixed=mixed, tf32=args.tf32),
         compile=CompilePlan(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
@@ -55,9 +63,9 @@ def engine(args: Any) -> EnginePlan:
         ddp=ddp(args),
         hang_timeout_s=getattr(args, "hang_timeout", 0.0),
         loaders=loaders_of_others(args),
-        fsdp=fsdp(args),
-        deepspeed=deepspeed(args),
-        parallelism=getattr(args, "parallelism_config", None),
+        fsdp=shards,
+        deepspeed=zero,
+        parallel=parallel(args, layout, has_fsdp=shards is not None, has_deepspeed=zero is not None),
     )
 
 
@@ -126,7 +134,10 @@ def ddp(args: Any) -> DDPPlan:
     )
 
 
-def loader(args: Any, *, batch_size: int, seed: int, is_training: bool = False, num_processes: int = 1) -> LoaderPlan:
+def loader(
+    args: Any, *, batch_size: int, seed: int, is_training: bool = False, rank: int = 0, num_processes: int = 1
+) -> LoaderPlan:
+    """`rank` and `num_processes`: which share of the batches, and of how many."""
     return LoaderPlan(
         batch_size=_per_process(args, batch_size, num_processes),
         seed=seed,
@@ -140,7 +151,7 @@ def loader(args: Any, *, batch_size: int, seed: int, is_training: bool = False, 
         seeded=_of_accelerator(args, "use_seedable_sampler", True),
         shuffle_method=getattr(args, "shuffle_method", "auto"),
         seed_samples=is_training and getattr(args, "seed_samples", False),
-        rank=args.process_index,
+        rank=rank,
         num_processes=num_processes,
         even_tail=_of_accelerator(args, "even_batches", True),
         is_training=is_training,

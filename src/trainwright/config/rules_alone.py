@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
+from trainwright.config.environment import PARALLEL_SIZES
 from trainwright.config.owned import batch_formers, owned
 from trainwright.config.traced import traced_steps
 
@@ -376,6 +377,22 @@ def one_order_of_samples(args: Any) -> str | None:
             "keeps the order of the data. Drop one of them."
         )
     return None
+
+
+@rule
+def sizes_are_accelerates(args: Any) -> str | None:
+    config = getattr(args, "parallelism_config", None)
+    wrong = [name for name in PARALLEL_SIZES if not _is_size(getattr(config, name, None))]
+    if config is None or not wrong:
+        return None
+    return (
+        f"parallelism_config={config!r} has no whole number from 1 up as {', '.join(wrong)}. Pass accelerate's "
+        "ParallelismConfig(tp_size=2), for example."
+    )
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _is_number(value: object) -> bool:

@@ -162,7 +162,7 @@ class Engine(ABC):
         return dataloader
 
     def gather(self, value: Any) -> Any:
-        """A nested value of tensors from all processes, concatenated along the first dimension in order of rank.
+        """A nested value of tensors, one of each replica, concatenated along the first dimension in their order.
 
         First dimensions may differ; where another one does, what is missing is -100.
         """
@@ -172,8 +172,12 @@ class Engine(ABC):
         """One object of each process, by rank; for small things that tensors cannot hold."""
         return [value]
 
+    def objects_of_replicas(self, value: T) -> list[T]:
+        """The same, one of each replica."""
+        return self.gather_objects(value)
+
     def gather_counts(self, count: int) -> list[int]:
-        """A number of each process, by rank; it goes from main memory to main memory, so no device is waited for."""
+        """A number of each replica, in order, from main memory to main memory, so that no device is waited for."""
         return [count]
 
     def gather_objects_behind(self, value: T) -> list[T]:
@@ -181,11 +185,11 @@ class Engine(ABC):
         return [value]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over all processes."""
+        """The sum of a tensor over the replicas."""
         return tensor
 
     def stacked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of each process, along a new first dimension; all have one shape."""
+        """A tensor of each replica, along a new first dimension; all have one shape."""
         return tensor.unsqueeze(0)
 
     def agree(self, decide: Callable[[], T]) -> T:
@@ -229,3 +233,13 @@ class Engine(ABC):
     @property
     def num_processes(self) -> int:
         return 1
+
+    @property
+    def num_replicas(self) -> int:
+        """Groups of processes that have batches of their own; those of a group work on the same ones."""
+        return self.num_processes
+
+    @property
+    def replica(self) -> int:
+        """The number of this process's group."""
+        return 0

@@ -1,7 +1,7 @@
 """Values sent between processes: gathered, summed, decided by one. What they mean is not its business.
 
-Every process must call these in the same order. They run over the default process group, on the device that its backend
-works with.
+Every process must call these in the same order. They run over all processes or over a group of them (`peers`), on the
+device that the backend works with.
 """
 
 from __future__ import annotations
@@ -19,9 +19,23 @@ from trainwright.types import IGNORE_INDEX
 T = TypeVar("T")
 _behind: dict[str, Any] = {}  # the default group, and the one beside it
 _hosts: dict[str, Any] = {}  # the default group, and one that works on the CPU
+Group = dist.ProcessGroup | None  # None: all processes
 
 
-def gather(value: Any, device: torch.device) -> Any:
+def peers(num_together: int) -> Group:
+    """The processes that are to their replica what this one is to its own, where `num_together` in a row form one.
+
+    All processes call it.
+    """
+    if num_together == 1:
+        return None
+    world, groups = dist.get_world_size(), []
+    for place in range(num_together):
+        groups.append(dist.new_group(list(range(place, world, num_together))))
+    return groups[dist.get_rank() % num_together]  # type: ignore[no-any-return]
+
+
+def gather(value: Any, device: torch.device, group: Group = None) -> Any:
     """A nested value of tensors from all processes, concatenated along the first dimension in order of rank.
 
     Tensors may have different first dimensions (also none at all: a scalar counts as one row); where another dimension
@@ -33,30 +47,30 @@ def gather(value: Any, device: torch.device) -> Any:
     mine = _tensors(value)
     if not mine:
         return value
-    layouts = gather_objects([(tuple(tensor.shape), tensor.dtype) for tensor in mine])
+    layouts = gather_objects([(tuple(tensor.shape), tensor.dtype) for tensor in mine], group)
     _check_alike(layouts)
     shapes = [[one[i][0] for one in layouts] for i in range(len(mine))]
-    joined = iter([_gather_one(tensor, its, device) for tensor, its in zip(mine, shapes, strict=True)])
+    joined = iter([_gather_one(tensor, its, device, group) for tensor, its in zip(mine, shapes, strict=True)])
     return map_nested(lambda leaf: next(joined) if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
-def total(tensor: torch.Tensor) -> torch.Tensor:
+def total(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
     """The sum over all processes; the tensor that came stays as it was."""
     result = tensor.clone()
-    dist.all_reduce(result)
+    dist.all_reduce(result, group=group)
     return result
 
 
-def stacked(tensor: torch.Tensor) -> torch.Tensor:
+def stacked(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
     """The tensors of all processes, which have one shape, along a new first dimension."""
-    rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, tensor.contiguous())
+    rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, tensor.contiguous(), group=group)
     return torch.stack(rows)
 
 
-def gather_objects(value: T, group: Any = None) -> list[T]:
+def gather_objects(value: T, group: Group = None) -> list[T]:
     """One object of each process, by rank; for small things that tensors cannot hold."""
-    values: list[Any] = [None] * dist.get_world_size()
+    values: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
 
@@ -98,7 +112,9 @@ def decided_by_main(decide: Callable[[], T]) -> T:
     return box[0]  # type: ignore[no-any-return]
 
 
-def _gather_one(tensor: torch.Tensor, shapes: list[tuple[int, ...]], device: torch.device) -> torch.Tensor:
+def _gather_one(
+    tensor: torch.Tensor, shapes: list[tuple[int, ...]], device: torch.device, group: Group
+) -> torch.Tensor:
     shapes = [shape or (1,) for shape in shapes]
     largest = tuple(map(max, zip(*shapes, strict=True)))
     is_ragged = any(shape[1:] != largest[1:] for shape in shapes)
@@ -112,7 +128,7 @@ def _gather_one(tensor: torch.Tensor, shapes: list[tuple[int, ...]], device: tor
         sent = padded
     as_bytes = sent.contiguous().view(torch.uint8)  # backends know few types, and all of them know this one
     rows = [torch.empty_like(as_bytes) for _ in shapes]
-    dist.all_gather(rows, as_bytes)
+    dist.all_gather(rows, as_bytes, group=group)
     parts = [row.view(sent.dtype)[: shape[0]] for row, shape in zip(rows, shapes, strict=True)]
     return torch.cat(parts).to(tensor.device)
 

@@ -1,9 +1,11 @@
-"""Gradients of one device: clipped and cleared without walking over the module tree."""
+"""Gradients: clipped and cleared without walking over the module tree; whole tensors apart from those in parts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from types import MethodType
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,12 +33,7 @@ class Gradients:
         if not grads:
             return torch.tensor(0.0)
         if not self._is_uniform:
-            mixed = torch.nn.utils.get_total_norm(grads)
-            # Of tensors whose parts are in several processes it has parts itself.
-            whole: torch.Tensor = mixed.full_tensor() if hasattr(mixed, "full_tensor") else mixed
-            if max_norm != math.inf:
-                torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, whole)
-            return whole
+            return _clip_each_kind(self.parameters, max_norm)
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         if max_norm != math.inf:
             torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
@@ -45,3 +42,47 @@ class Gradients:
     def clear(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
+
+
+def of_one_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Tensors that one operation can take together: whole ones, and for each layout over processes those in parts."""
+    kinds: dict[Any, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return list(kinds.values())
+
+
+def _clip_each_kind(parameters: list[nn.Parameter], max_norm: float) -> torch.Tensor:
+    norms = []
+    for grads in of_one_kind(p.grad for p in parameters if p.grad is not None):
+        norm: Any = torch.nn.utils.get_total_norm(grads)
+        # Of tensors whose parts are in several processes it has parts itself.
+        norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    whole: torch.Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    if max_norm != math.inf:
+        for same in of_one_kind(p for p in parameters if p.grad is not None):
+            torch.nn.utils.clip_grads_with_norm_(same, max_norm, whole)
+    return whole
+
+
+def step_each_kind(optimizer: Any) -> None:
+    """Lets an optimizer whose groups mix whole tensors and parts take one kind at a time; its groups stay as they are.
+
+    What it does with many tensors at once (`fused`, `foreach`) takes one kind only.
+    """
+    if all(len(of_one_kind(group["params"])) <= 1 for group in optimizer.param_groups):
+        return
+    step = optimizer.step
+
+    def step_by_kind(self: Any, closure: Any = None) -> Any:
+        whole = self.param_groups
+        pieces = [[{**g, "params": same} for same in of_one_kind(g["params"])] for g in whole]
+        self.param_groups = [piece for of_group in pieces for piece in of_group]
+        try:
+            return step() if closure is None else step(closure)
+        finally:
+            for group, of_group in zip(whole, pieces, strict=True):
+                group.update({key: value for piece in of_group for key, value in piece.items() if key != "params"})
+            self.param_groups = whole
+
+    optimizer.step = MethodType(step_by_kind, optimizer)

@@ -12,6 +12,10 @@ def select_engine(plan: EnginePlan) -> Engine:
         from trainwright.engine.deepspeed import DeepSpeedEngine
 
         return DeepSpeedEngine(plan)
+    if plan.parallel is not None and (plan.parallel.in_model or plan.parallel.tp > 1):
+        from trainwright.engine.laid_out import LaidOutEngine
+
+        return LaidOutEngine(plan)
     if plan.fsdp is not None:
         from trainwright.engine.fsdp import FSDPEngine
 
@@ -20,6 +24,10 @@ def select_engine(plan: EnginePlan) -> Engine:
         from trainwright.engine.accelerated import AcceleratedEngine
 
         return AcceleratedEngine(plan)
+    if plan.num_devices > 1:
+        from trainwright.engine.data_parallel import DataParallelEngine
+
+        return DataParallelEngine(plan)
     from trainwright.engine.single import SingleEngine
 
     return SingleEngine(plan)

@@ -35,6 +35,8 @@ class SeveralProcesses(Engine):
         self.non_blocking = plan.non_blocking
         self._plan = plan
         self._world_size = dist.get_world_size()
+        self._num_together = 1 if plan.parallel is None else plan.parallel.num_together
+        self._peers = collectives.peers(self._num_together)
         self._watch: Watch | None = None
         apply_tf32(plan.precision)
 
@@ -51,22 +53,25 @@ class SeveralProcesses(Engine):
         return dispatched(dataloader, self._plan.loaders, self.device)
 
     def gather(self, value: Any) -> Any:
-        return collectives.gather(value, self.device)
+        return collectives.gather(value, self.device, self._peers)
 
     def gather_objects(self, value: T) -> list[T]:
         return collectives.gather_objects(value)
 
+    def objects_of_replicas(self, value: T) -> list[T]:
+        return collectives.gather_objects(value, self._peers)
+
     def gather_counts(self, count: int) -> list[int]:
-        return collectives.gather_counts(count)
+        return collectives.gather_counts(count)[:: self._num_together]
 
     def gather_objects_behind(self, value: T) -> list[T]:
         return collectives.gather_objects(value, collectives.group_behind())
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        return collectives.total(tensor.to(self.device))
+        return collectives.total(tensor.to(self.device), self._peers)
 
     def stacked(self, tensor: torch.Tensor) -> torch.Tensor:
-        return collectives.stacked(tensor.to(self.device))
+        return collectives.stacked(tensor.to(self.device), self._peers)
 
     def agree(self, decide: Callable[[], T]) -> T:
         return collectives.decided_by_main(decide)
@@ -94,3 +99,11 @@ class SeveralProcesses(Engine):
     @property
     def num_processes(self) -> int:
         return self._world_size
+
+    @property
+    def num_replicas(self) -> int:
+        return self._world_size // self._num_together
+
+    @property
+    def replica(self) -> int:
+        return dist.get_rank() // self._num_together

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from trainwright.engine.base import Engine
 from trainwright.engine.compile import compiled, uncompiled
 from trainwright.engine.precision import apply_tf32, autocast_forward
 from trainwright.engine.updates import Updates, empty_cache, is_out_of_memory
-from trainwright.engine.watch import Watch, standing_watch
+from trainwright.engine.watch import watch_alone
 from trainwright.state.interrupts import Interrupts
 from trainwright.types import Prepared
 
@@ -79,14 +79,8 @@ class SingleEngine(Engine):
     def empty_cache(self) -> None:
         empty_cache(self.device)
 
-    @contextmanager
-    def together(self, interrupts: Interrupts) -> Iterator[None]:
-        if not self._hang_timeout_s or interrupts.meeting is not None:
-            yield
-            return
-        watch = Watch(None, rank=0, num_processes=1, hang_timeout_s=self._hang_timeout_s)
-        with standing_watch(watch, interrupts):
-            yield
+    def together(self, interrupts: Interrupts) -> AbstractContextManager[None]:
+        return watch_alone(self._hang_timeout_s, interrupts)
 
     def refresh(self, model: nn.Module) -> None:
         self._updates.refresh(model)

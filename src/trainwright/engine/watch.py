@@ -202,3 +202,13 @@ def _say(text: str) -> None:
 
 def _stderr() -> Any:
     return sys.__stderr__ or sys.stderr
+
+
+@contextmanager
+def watch_alone(hang_timeout_s: float, interrupts: Interrupts) -> Iterator[None]:
+    """The watch of a process without others, where one is asked for and none stands yet."""
+    if not hang_timeout_s or interrupts.meeting is not None:
+        yield
+        return
+    with standing_watch(Watch(None, rank=0, num_processes=1, hang_timeout_s=hang_timeout_s), interrupts):
+        yield

@@ -170,13 +170,13 @@ class CheckpointHooks(HubHooks):
             assemble.load_rng(
                 checkpoint,
                 path,
-                rank=self.args.process_index,
-                num_processes=self._engine.num_processes,
+                rank=self._engine.replica,
+                num_processes=self._engine.num_replicas,
                 step=self.state.global_step,
             )
 
     def _rng_file(self, checkpoint: str) -> Path | None:
-        return assemble.rng_file(checkpoint, rank=self.args.process_index, num_processes=self._engine.num_processes)
+        return assemble.rng_file(checkpoint, rank=self._engine.replica, num_processes=self._engine.num_replicas)
 
     def _load_callback_state(self) -> None:
         """Gives callbacks the state that the checkpoint has of them."""

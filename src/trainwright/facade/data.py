@@ -76,11 +76,16 @@ class DataHooks(Parts):
         if packed is not None:
             collate = assemble.row_collator(self.args, packed, collate, self.model, self.processing_class)
         seed = self.args.data_seed if self.args.data_seed is not None else torch.initial_seed()
-        num_processes = self._engine.num_processes
+        num_replicas = self._engine.num_replicas
         plan = resolve.loader(
-            self.args, batch_size=batch_size, seed=seed, is_training=is_training, num_processes=num_processes
+            self.args,
+            batch_size=batch_size,
+            seed=seed,
+            is_training=is_training,
+            rank=self._engine.replica,
+            num_processes=num_replicas,
         )
-        if is_training and resolve.dispatches(self.args, num_processes):
+        if is_training and resolve.dispatches(self.args, num_replicas):
             return self._engine.dispatch(build_whole(dataset, plan, sampler=sampler, collate=collate))  # type: ignore[no-any-return]
         dataloader = build_dataloader(dataset, plan, sampler=sampler, collate=collate, exchange=self._engine)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
@@ -95,7 +100,7 @@ class DataHooks(Parts):
             dataset,
             self._length_input(),
             batch_size=self._train_batch_size,
-            num_processes=self._engine.num_processes,
+            num_processes=self._engine.num_replicas,
         )
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:

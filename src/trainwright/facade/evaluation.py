@@ -99,7 +99,7 @@ class EvaluationHooks(StepHooks, ReportHooks):
                 ignore_keys=ignore_keys,
                 metric_key_prefix=prefix,
             )
-        num_steps = math.ceil((output.num_samples or 0) / (self.args.eval_batch_size * self.args.world_size))
+        num_steps = math.ceil((output.num_samples or 0) / (self.args.eval_batch_size * self._engine.num_replicas))
         assert output.metrics is not None
         output.metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=num_steps))
         return output
@@ -163,9 +163,9 @@ class EvaluationHooks(StepHooks, ReportHooks):
 
     def _gather_results(self, value: Any) -> Any:
         """A value of all processes; as Python objects where `eval_use_gather_object` asks for it."""
-        if not self.args.eval_use_gather_object or self._engine.num_processes == 1:
+        if not self.args.eval_use_gather_object or self._engine.num_replicas == 1:
             return self.gather_function(value)
-        return objects.gathered(value, self._engine.gather_objects)
+        return objects.gathered(value, self._engine.objects_of_replicas)
 
     def prediction_loop(
         self,

@@ -167,7 +167,7 @@ class Parts:
             accepts_loss_kwargs=self.model_accepts_loss_kwargs,
             has_loss_func=self.compute_loss_func is not None,
             is_scaled=self.loss_is_scaled_for_ga,
-            num_processes=self._engine.num_processes,
+            num_processes=self._engine.num_replicas,
         )
 
     def is_local_process_zero(self) -> bool:

@@ -76,8 +76,17 @@ class RunHooks(CheckHooks):
         self._engine.agree(lambda: assemble.check_first_checkpoint(args, self._get_output_dir(trial), self.model))
         start, device = self._session.start, self._engine.device
         caution = None if self._rule is None else assemble.sums_up_means(self.model, args, self._rule)
+        num_replicas = self._engine.num_replicas
         assemble.announce(
-            plan, args, self.state, device=device, start=start, note=note, caution=caution, changes=self._changes
+            plan,
+            args,
+            self.state,
+            device=device,
+            start=start,
+            num_replicas=num_replicas,
+            note=note,
+            caution=caution,
+            changes=self._changes,
         )
         self._rehearse_evaluation(ignore_keys_for_eval)
         datasets = {"train": self.train_dataset, "eval": self.eval_dataset}
@@ -101,10 +110,11 @@ class RunHooks(CheckHooks):
         )
         rules.check_run(args, assemble.facts(plan, self, self._engine.device))
         self._loader = assemble.make_loader(dataloader, self._engine.device)
-        if not resolve.dispatches(args, self._engine.num_processes):
-            checks.check_ends_together(plan, self._loader.chunk, self._engine.num_processes)
+        num_replicas = self._engine.num_replicas
+        if not resolve.dispatches(args, num_replicas):
+            checks.check_ends_together(plan, self._loader.chunk, num_replicas)
         self._plan, note = assemble.plan_of_the_rest(
-            plan, self._loader, checkpoint, args, batch_size=self._train_batch_size
+            plan, self._loader, checkpoint, args, chunk=self._train_batch_size * num_replicas
         )
         return note
 
@@ -120,7 +130,7 @@ class RunHooks(CheckHooks):
         self._run.begin(
             device=self._engine.device,
             skip_non_finite=args.logging_nan_inf_filter,
-            collect=self._engine.stacked if self._engine.num_processes > 1 else None,
+            collect=self._engine.stacked if self._engine.num_replicas > 1 else None,
         )
         self._data_wait = DataWait(self._run.clock)
         return Session(

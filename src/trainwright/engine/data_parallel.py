@@ -1,0 +1,173 @@
+"""Several GPUs in one process: torch's DataParallel copies the model to each of them for every forward pass.
+
+A batch is cut into parts, one for each device, and their losses become the one that a single device would have: a sum
+where each part was divided by the items of the whole window, otherwise a mean weighted by the samples of each part.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright import model_facts
+from trainwright.config.plans import EnginePlan
+from trainwright.engine.accelerator import make_accelerator
+from trainwright.engine.base import NO_CONTEXT, Engine
+from trainwright.engine.compile import compiled, uncompiled
+from trainwright.engine.precision import DTYPES, apply_tf32, as_fp32
+from trainwright.engine.updates import Updates, empty_cache, is_out_of_memory
+from trainwright.engine.watch import watch_alone
+from trainwright.errors import ArgumentError
+from trainwright.metrics.nested import find_batch_size
+from trainwright.state.interrupts import Interrupts
+from trainwright.types import Prepared, output_loss
+
+COUNT = "num_items_in_batch"
+
+
+class DataParallelEngine(Engine):
+    """Trains in this process, on several devices at once."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        if plan.precision.mixed == "fp8":
+            raise ArgumentError(
+                f"fp8 exchanges layers, and DataParallel copies them to {plan.num_devices} GPUs of one process. Start "
+                "one process for each: torchrun --nproc-per-node ..., or accelerate launch."
+            )
+        self.accelerator = make_accelerator(plan)
+        self.device = torch.device(plan.device)
+        self.non_blocking = plan.non_blocking
+        self._plan = plan
+        self._copies: Copies | None = None
+        self._updates = Updates(getattr(self.accelerator, "scaler", None))
+        apply_tf32(plan.precision)
+
+    def place(self, model: nn.Module) -> nn.Module:
+        return model.to(self.device)
+
+    def setup(
+        self,
+        model: nn.Module,
+        *,
+        make_optimizer: Callable[[nn.Module], Any],
+        make_scheduler: Callable[[Any], Any],
+    ) -> Prepared:
+        optimizer = make_optimizer(model)
+        scheduler = make_scheduler(optimizer)
+        self._updates.begin(model, optimizer)
+        return Prepared(compiled(self._wrap(model), self._plan.compile), optimizer, scheduler)
+
+    def _wrap(self, model: nn.Module) -> nn.Module:
+        """Quantised weights cannot be copied to other devices; such a model stays on one, as in the original."""
+        if any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)):
+            return model
+        if self._copies is None or self._copies.module is not model:
+            self._copies = Copies(model, self.device, DTYPES.get(self._plan.precision.mixed))
+        return self._copies
+
+    def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
+        return self._wrap(model)
+
+    def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
+        return NO_CONTEXT  # it is around the copies, which have the forward that the model has
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        self._updates.backward(loss, **kwargs)
+
+    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
+        return self._updates.clip(max_norm)
+
+    def step(self, optimizer: Any) -> bool:
+        return self._updates.step(optimizer)
+
+    def zero_grad(self) -> None:
+        self._updates.zero_grad()
+
+    def refresh(self, model: nn.Module) -> None:
+        self._updates.refresh(model)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        inner = uncompiled(model)
+        return inner.module if isinstance(inner, nn.DataParallel) else inner
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return is_out_of_memory(error)
+
+    def empty_cache(self) -> None:
+        empty_cache(self.device)
+
+    def together(self, interrupts: Interrupts) -> AbstractContextManager[None]:
+        return watch_alone(self._plan.hang_timeout_s, interrupts)
+
+    def peak_flops(self) -> float | None:
+        peak = super().peak_flops()
+        return None if peak is None else peak * self._plan.num_devices
+
+
+class Copies(nn.DataParallel):  # type: ignore[type-arg]
+    """DataParallel for a model that returns its own loss, and may be told a number of items."""
+
+    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
+        super().__init__(model)
+        self._device, self._dtype = device, dtype
+        self._divides_by_items = not model_facts.ignores_item_count(model)
+        self._aux_coefficient = model_facts.auxiliary_coefficient(model)
+        self._is_divided = False
+        self._sizes: list[int] = []
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self._dtype is None:
+            return super().forward(*inputs, **kwargs)
+        with torch.autocast(device_type=self._device.type, dtype=self._dtype):
+            outputs = super().forward(*inputs, **kwargs)
+        return as_fp32(outputs)
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        """Parts for the devices; a single number goes to each as it is."""
+        single = {name: value for name, value in kwargs.items() if _is_single(value)}
+        others = {name: value for name, value in kwargs.items() if name not in single}
+        inputs, parts = super().scatter(inputs, others, device_ids)
+        self._is_divided = self._divides_by_items and kwargs.get(COUNT) is not None
+        self._sizes = [find_batch_size(given) or 1 for given in zip(inputs, parts, strict=True)]
+        for part, device in zip(parts, device_ids, strict=False):
+            part.update({name: value.to(device) for name, value in single.items()})
+        return inputs, parts
+
+    def gather(self, outputs: Any, output_device: Any) -> Any:
+        """Outputs of all parts as those of one batch, each single number as that batch would have it."""
+        first = outputs[0]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Was asked to gather along dimension 0, but all input tensors were scala")
+            whole = super().gather(outputs, output_device)
+        if isinstance(first, Mapping):
+            for name in [name for name, value in first.items() if _is_single(value)]:
+                whole[name] = self._loss(whole) if name == "loss" else self._mean(whole[name])
+        elif isinstance(first, tuple) and _is_single(first[0]):
+            whole = type(whole)((self._loss(whole), *whole[1:]))
+        return whole
+
+    def _loss(self, outputs: Any) -> torch.Tensor:
+        losses: torch.Tensor = output_loss(outputs)
+        if not self._is_divided:
+            return self._mean(losses)
+        auxiliary = outputs.get("aux_loss") if self._aux_coefficient and isinstance(outputs, Mapping) else None
+        if auxiliary is None:
+            return losses.sum()
+        own: torch.Tensor = (losses - self._aux_coefficient * auxiliary).sum()
+        return own + self._aux_coefficient * self._mean(auxiliary)
+
+    def _mean(self, values: torch.Tensor) -> torch.Tensor:
+        if values.ndim == 0:
+            return values
+        sizes = torch.tensor(self._sizes[: len(values)], dtype=values.dtype, device=values.device)
+        mean: torch.Tensor = torch.dot(values, sizes) / sizes.sum()
+        return mean
+
+
+def _is_single(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim == 0
