@@ -90,16 +90,12 @@ def _between_settings(plan: ParallelPlan, args: Any, *, has_fsdp: bool, has_deep
             f"parallelism_config.dp_shard_size={plan.dp_shard} shards the model, which fsdp does, and fsdp is not set. "
             "Set fsdp=True, or use dp_replicate_size for whole models."
         )
-    if plan.cp > 1 or plan.sp > 1:
-        yield from _along_sequences(plan, in_parts=in_parts, has_fsdp=has_fsdp, has_deepspeed=has_deepspeed)
-
-
-def _along_sequences(plan: ParallelPlan, *, in_parts: bool, has_fsdp: bool, has_deepspeed: bool) -> Iterator[str]:
-    name, size = ("cp_size", plan.cp) if plan.cp > 1 else ("sp_size", plan.sp)
-    yield (
-        f"parallelism_config.{name}={size} is not there yet: this version does not cut sequences into parts. Use fsdp "
-        "or tp_size for what does not fit, or packing with a shorter packing_length."
-    )
+    for name, size in (("cp_size", plan.cp), ("sp_size", plan.sp)):
+        if size > 1:
+            yield (
+                f"parallelism_config.{name}={size} is not there yet: this version does not cut sequences into parts. "
+                "Use fsdp or tp_size for what does not fit, or packing with a shorter packing_length."
+            )
 
 
 def _of_the_launcher(plan: ParallelPlan, world_size: int) -> Iterator[str]:
