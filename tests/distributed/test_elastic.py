@@ -17,8 +17,7 @@ from .._support.two_processes import Done, end_group, finish, free_port, launch,
 
 SCRIPT = Path(__file__).with_name("elastic.py")
 SIZE = 48
-slow = pytest.mark.slow
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def trained(folder: Path) -> Counter[int]:
@@ -61,9 +60,9 @@ def by_meeting() -> list[str]:
     ("case", "meeting"),
     [
         ("dies in a step", by_port),
-        pytest.param("dies in a step", by_meeting, marks=slow),
-        pytest.param("dies while saving", by_meeting, marks=slow),
-        pytest.param("dies behind training", by_port, marks=slow),
+        ("dies in a step", by_meeting),
+        ("dies while saving", by_meeting),
+        ("dies behind training", by_port),
     ],
 )
 def test_all_are_started_again_and_end_with_the_same_weights(
@@ -117,7 +116,6 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         started.communicate()
 
 
-@slow
 @pytest.mark.parametrize("how", ["killed", "asked to leave"])
 def test_a_node_goes_and_the_other_one_trains_the_rest(how: str, nodes: Nodes) -> None:
     one, other = nodes.start(), nodes.start()
@@ -135,7 +133,6 @@ def test_a_node_goes_and_the_other_one_trains_the_rest(how: str, nodes: Nodes) -
         assert "which is saved" in done.out
 
 
-@slow
 def test_a_node_comes_and_both_train_the_rest(nodes: Nodes) -> None:
     own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # torch 2.13 does not tell a new node where the shared one is
     one = nodes.start(**own)

@@ -48,6 +48,7 @@ def test_an_error_in_one_process_ends_all_and_is_shown(case: str, error: str, tm
     assert "ENDED" not in done.out
 
 
+@slow
 def test_a_standstill_of_one_process_shows_the_stacks_of_both(tmp_path: Path) -> None:
     done = ended("standstill", tmp_path)
     assert done.code != 0

@@ -166,6 +166,7 @@ def test_killed_at_a_random_moment_it_ends_with_the_same_weights(
     assert weights(output_dir) == weights(finished[0])
 
 
+@pytest.mark.slow
 def test_killed_before_the_first_checkpoint_it_starts_again(
     finished: tuple[Path, str], inputs: Paths, tmp_path: Path
 ) -> None:
