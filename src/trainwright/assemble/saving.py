@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import uuid
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from trainwright.checkpoint import rng, space
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.retention import Keep, Saved, to_remove
+from trainwright.checkpoint.sink import AT_ONCE, Sink
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
 from trainwright.data.loader import Loader
@@ -58,7 +60,7 @@ def new_run_id() -> str:
     return uuid.uuid4().hex
 
 
-def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool) -> None:
+def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool, sink: Sink = AT_ONCE) -> None:
     """Random states of all processes, each in a file of its own; the writing process writes them for all.
 
     Processes that work on the same batches draw the same, so they have one file.
@@ -67,10 +69,18 @@ def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool
     if loader is not None:
         randomness = loader.randomness()
         states |= {"loader_epoch_start": randomness.epoch_start, "loader_before_ahead": randomness.before_ahead}
-        states |= {"loader_stream": randomness.stream, "loader_own": randomness.dataloader}
+        states |= {
+            "loader_stream": copy.deepcopy(randomness.stream),
+            "loader_own": copy.deepcopy(randomness.dataloader),
+        }
     every = engine.objects_of_replicas(states)
-    for rank, one in enumerate(every if writes else ()):
-        rng.save(Path(folder) / rng_name(rank, len(every)), one)
+
+    def write(nothing: Any) -> None:
+        for rank, one in enumerate(every):
+            rng.save(Path(folder) / rng_name(rank, len(every)), one)
+
+    if writes:
+        sink.put((), write)  # nobody changes these states, so none is copied; they take a while to write
 
 
 def rng_name(rank: int, num_processes: int) -> str:

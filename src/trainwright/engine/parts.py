@@ -30,17 +30,13 @@ def save(folder: Path, model: nn.Module, optimizer: Any | None, *, put: Callable
     """
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
-    weights = get_model_state_dict(model, options=_options(model))
-    _put({"model": weights}, folder / MODEL, put, group)
+    states: dict[str, Any] = {MODEL: {"model": get_model_state_dict(model, options=_options(model))}}
     if optimizer is not None:
-        _put({"optimizer": get_optimizer_state_dict(model, optimizer)}, folder / OPTIMIZER, put, group)
-
-
-def _put(state: dict[str, Any], folder: Path, put: Callable[..., None], group: Any) -> None:
-    """Gives the local parts to `put`, since these can be copied; what it hands back is dressed as before."""
+        states[OPTIMIZER] = {"optimizer": get_optimizer_state_dict(model, optimizer)}
     dressed: list[torch.Tensor] = []
 
     def undress(leaf: Any) -> Any:
+        """The local part of a tensor, which can be copied."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
         dressed.append(leaf)
@@ -48,13 +44,11 @@ def _put(state: dict[str, Any], folder: Path, put: Callable[..., None], group: A
 
     def write(locals_: Any) -> None:
         outer = iter(dressed)
-        _write(
-            map_nested(lambda leaf: _dress(next(outer), leaf) if isinstance(leaf, torch.Tensor) else leaf, locals_),
-            folder,
-            group,
-        )
+        parts = map_nested(lambda leaf: _dress(next(outer), leaf) if isinstance(leaf, torch.Tensor) else leaf, locals_)
+        for name, state in parts.items():
+            _write(state, folder / name, group)
 
-    put(map_nested(undress, state), write, shared=True)
+    put(map_nested(undress, states), write, shared=True)
 
 
 def _dress(outer: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

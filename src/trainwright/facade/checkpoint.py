@@ -128,7 +128,8 @@ class CheckpointHooks(HubHooks):
             items.save_scaler(getattr(self.accelerator, "scaler", None), Path(output_dir))
 
     def _save_rng_state(self, output_dir: str) -> None:
-        assemble.save_rng(output_dir, self._loader, self._engine, writes=self.args.should_save)
+        writes, sink = self.args.should_save, self._writer.sink
+        assemble.save_rng(output_dir, self._loader, self._engine, writes=writes, sink=sink)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Loads the weights of a checkpoint into the model."""
