@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -84,20 +86,33 @@ def test_all_are_started_again_and_end_with_the_same_weights(
 
 
 class Nodes:
-    """Launchers that meet at one place, each with one process."""
+    """Launchers that meet at one place, each with one process. The first one keeps the place, and stays."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.run = folder, folder / "run"
+        self._port = free_port()
         quick = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=4"
+        place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{self._port}")
         self._launcher = ("torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "2",
-                          *by_meeting(), "--rdzv-id", "nodes", "--rdzv-conf", quick)  # fmt: skip
+                          *place, "--rdzv-id", "nodes", "--rdzv-conf", quick)  # fmt: skip
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, **environment: str) -> subprocess.Popen[str]:
+        if self.started:
+            self._wait_for_the_place()
         started = launch(SCRIPT, str(self.run), "slowly", folder=self.folder, launcher=self._launcher,
                          environment=environment)  # fmt: skip
         self.started.append(started)
         return started
+
+    def _wait_for_the_place(self) -> None:
+        """Whoever comes first keeps the place, and takes it along when it goes."""
+        deadline = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("localhost", self._port)):
+                return
+            assert time.monotonic() < deadline, "nobody keeps the place"
+            time.sleep(0.05)
 
     def wait_for_step(self, step: int) -> None:
         deadline = time.monotonic() + 120
