@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from trainwright import Trainer
+from trainwright.data.stateful import OwnPosition
 
 from .._support.small import StopAt, augmented, data, differing, make_trainer, weights
 
@@ -31,6 +33,16 @@ class Counted(Dataset[Any]):
         with self.reads.open("a") as file:
             file.write(f"{index}\n")
         return augmented(self.items[index]) if self.draws else self.items[index]
+
+
+def test_a_position_does_not_move_on_with_the_dataloader() -> None:
+    """Which may hand out the very object that it goes on changing."""
+    inside = {"at": 1}
+    dataloader = SimpleNamespace(state_dict=lambda: {"inside": inside}, load_state_dict=None)
+    position = OwnPosition(dataloader)
+    position.note()
+    inside["at"] = 2
+    assert position.state == {"inside": {"at": 1}}
 
 
 class Own(Trainer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import uuid
 from pathlib import Path
@@ -69,10 +68,7 @@ def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool
     if loader is not None:
         randomness = loader.randomness()
         states |= {"loader_epoch_start": randomness.epoch_start, "loader_before_ahead": randomness.before_ahead}
-        states |= {
-            "loader_stream": copy.deepcopy(randomness.stream),
-            "loader_own": copy.deepcopy(randomness.dataloader),
-        }
+        states |= {"loader_stream": randomness.stream, "loader_own": randomness.dataloader}
     every = engine.objects_of_replicas(states)
 
     def write(nothing: Any) -> None:

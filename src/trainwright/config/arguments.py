@@ -115,10 +115,7 @@ class TrainingArguments(
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        mode = self.world.parallel_mode
-        if mode is ParallelMode.DISTRIBUTED:
-            return mode
-        return ParallelMode.NOT_DISTRIBUTED if self.n_gpu > 1 else ParallelMode.NOT_PARALLEL
+        return self.world.mode_with(self.n_gpu)
 
     @property
     def world_size(self) -> int:

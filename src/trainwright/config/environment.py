@@ -108,9 +108,13 @@ class World:
 
     @property
     def parallel_mode(self) -> ParallelMode:
+        return self.mode_with(self.n_gpu)
+
+    def mode_with(self, num_devices: int) -> ParallelMode:
+        """The mode where this process drives so many devices, which may be fewer than there are."""
         if self.is_distributed:
             return ParallelMode.DISTRIBUTED
-        return ParallelMode.NOT_DISTRIBUTED if self.n_gpu > 1 else ParallelMode.NOT_PARALLEL
+        return ParallelMode.NOT_DISTRIBUTED if num_devices > 1 else ParallelMode.NOT_PARALLEL
 
 
 def _refuse_tpu(*, asked: bool) -> None:

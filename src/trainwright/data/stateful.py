@@ -6,6 +6,7 @@ into a checkpoint is the state from before that fetch.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 
@@ -28,7 +29,7 @@ class OwnPosition:
         return self._state
 
     def note(self) -> None:
-        self._state = self._dataloader.state_dict()
+        self._state = copy.deepcopy(self._dataloader.state_dict())  # it may be the very object that changes
 
     def begin_window(self) -> None:
         self._at_window = self._state

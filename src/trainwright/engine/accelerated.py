@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -65,21 +64,6 @@ class AcceleratedEngine(SeveralProcesses):
         if sync or self._wrapped is None or self._plan.ddp.sync_each_batch:
             return NO_CONTEXT
         return self._wrapped.no_sync()
-
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        self._updates.backward(loss, **kwargs)
-
-    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        return self._updates.clip(max_norm)
-
-    def step(self, optimizer: Any) -> bool:
-        return self._updates.step(optimizer)
-
-    def zero_grad(self) -> None:
-        self._updates.zero_grad()
-
-    def refresh(self, model: nn.Module) -> None:
-        self._updates.refresh(model)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         inner = uncompiled(model)

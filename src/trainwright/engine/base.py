@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from trainwright.engine.peak import peak_flops
+from trainwright.engine.updates import Updates, empty_cache, is_out_of_memory
 from trainwright.state.interrupts import Interrupts
 from trainwright.types import Prepared
 
@@ -30,6 +31,7 @@ class Engine(ABC):
     accelerator: Any
     device: torch.device
     non_blocking: bool = False  # batches are copied to the device without waiting
+    _updates: Updates  # of the weights; a backend that has its own way does without
     input_dtype: torch.dtype | None = None  # of a batch's floating-point tensors; None: the one that they have
 
     @abstractmethod
@@ -61,23 +63,23 @@ class Engine(ABC):
         `keeps_outputs`: somebody uses the outputs besides the loss in training, so they are wanted in fp32.
         """
 
-    @abstractmethod
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None: ...
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        self._updates.backward(loss, **kwargs)
 
-    @abstractmethod
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         """Scales gradients down to `max_norm` and returns their norm before; infinity only measures."""
+        return self._updates.clip(max_norm)
 
-    @abstractmethod
     def step(self, optimizer: Any) -> bool:
         """Updates the weights; False if the update was skipped because gradients overflowed."""
+        return self._updates.step(optimizer)
 
-    @abstractmethod
-    def zero_grad(self) -> None: ...
+    def zero_grad(self) -> None:
+        self._updates.zero_grad()
 
-    @abstractmethod
     def refresh(self, model: nn.Module) -> None:
         """Looks again at which parameters the model has; called when an epoch begins."""
+        self._updates.refresh(model)
 
     @abstractmethod
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -213,11 +215,11 @@ class Engine(ABC):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an error says that the device's memory is full, so that a smaller batch might fit."""
-        return False
+        return is_out_of_memory(error)
 
     def empty_cache(self) -> None:
         """Gives memory that torch holds but does not use back to the device."""
-        return None
+        empty_cache(self.device)
 
     def barrier(self) -> None:
         """Waits until all processes are here."""

@@ -17,9 +17,8 @@ from trainwright.metrics.nested import map_nested
 from trainwright.types import IGNORE_INDEX
 
 T = TypeVar("T")
-_behind: dict[str, Any] = {}  # the default group, and the one beside it
-_hosts: dict[str, Any] = {}  # the default group, and one that works on the CPU
 Group = dist.ProcessGroup | None  # None: all processes
+_groups: dict[str, tuple[Group, Group]] = {}  # for each purpose the default group, and the one beside it
 
 
 def peers(num_together: int) -> Group:
@@ -77,24 +76,25 @@ def gather_objects(value: T, group: Group = None) -> list[T]:
 
 def gather_counts(count: int) -> list[int]:
     """A number of each process, by rank; it goes from main memory to main memory, so no device is waited for."""
-    everybody = dist.group.WORLD
-    if _hosts.get("of") is not everybody:
-        works_here = "gloo" in str(dist.get_backend_config())
-        _hosts.update(of=everybody, group=everybody if works_here else dist.new_group(backend="gloo"))
+    works_here = "gloo" in str(dist.get_backend_config())
     counts = torch.empty(dist.get_world_size(), dtype=torch.int64)
-    dist.all_gather_into_tensor(counts, torch.tensor([count]), group=_hosts["group"])
+    dist.all_gather_into_tensor(counts, torch.tensor([count]), group=None if works_here else _beside("counts"))
     return [int(one) for one in counts]
 
 
-def group_behind() -> Any:
-    """A group of all processes for threads behind training's back, whose messages must not mix with training's.
+def group_behind() -> Group:
+    """A group of all processes for threads behind training's back, whose messages must not mix with training's."""
+    return _beside("behind")
 
-    It is made at the first call, which all processes make at the same place of their work.
+
+def _beside(purpose: str) -> Group:
+    """A group of all processes that works on the CPU, whatever the device; made at the first call, which all make at
+    the same place of their work.
     """
     everybody = dist.group.WORLD
-    if _behind.get("of") is not everybody:
-        _behind.update(of=everybody, group=dist.new_group(backend="gloo"))  # works on the CPU, whatever the device
-    return _behind["group"]
+    if purpose not in _groups or _groups[purpose][0] is not everybody:
+        _groups[purpose] = everybody, dist.new_group(backend="gloo")
+    return _groups[purpose][1]
 
 
 def decided_by_main(decide: Callable[[], T]) -> T:

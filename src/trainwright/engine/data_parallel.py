@@ -20,7 +20,7 @@ from trainwright.engine.accelerator import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, Engine
 from trainwright.engine.compile import compiled, uncompiled
 from trainwright.engine.precision import DTYPES, apply_tf32, as_fp32
-from trainwright.engine.updates import Updates, empty_cache, is_out_of_memory
+from trainwright.engine.updates import Updates
 from trainwright.engine.watch import watch_alone
 from trainwright.errors import ArgumentError
 from trainwright.metrics.nested import find_batch_size
@@ -76,30 +76,9 @@ class DataParallelEngine(Engine):
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
         return NO_CONTEXT  # it is around the copies, which have the forward that the model has
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        self._updates.backward(loss, **kwargs)
-
-    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        return self._updates.clip(max_norm)
-
-    def step(self, optimizer: Any) -> bool:
-        return self._updates.step(optimizer)
-
-    def zero_grad(self) -> None:
-        self._updates.zero_grad()
-
-    def refresh(self, model: nn.Module) -> None:
-        self._updates.refresh(model)
-
     def unwrap(self, model: nn.Module) -> nn.Module:
         inner = uncompiled(model)
         return inner.module if isinstance(inner, nn.DataParallel) else inner
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        return is_out_of_memory(error)
-
-    def empty_cache(self) -> None:
-        empty_cache(self.device)
 
     def together(self, interrupts: Interrupts) -> AbstractContextManager[None]:
         return watch_alone(self._plan.hang_timeout_s, interrupts)

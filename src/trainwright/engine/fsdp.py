@@ -115,20 +115,11 @@ class FSDPEngine(SeveralProcesses):
             self._syncs = sync
         return NO_CONTEXT
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        self._updates.backward(loss, **kwargs)
-
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         if self._is_new:
             return self._updates.clip(max_norm)
         self._updates.unscale()
         return self._wrapped.clip_grad_norm_(max_norm)  # type: ignore[no-any-return]
-
-    def step(self, optimizer: Any) -> bool:
-        return self._updates.step(optimizer)
-
-    def zero_grad(self) -> None:
-        self._updates.zero_grad()
 
     def refresh(self, model: nn.Module) -> None:
         self._let_go()

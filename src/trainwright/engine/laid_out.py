@@ -71,18 +71,6 @@ class LaidOutEngine(SeveralProcesses):
             self._syncs = sync
         return NO_CONTEXT
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        self._updates.backward(loss, **kwargs)
-
-    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        return self._updates.clip(max_norm)
-
-    def step(self, optimizer: Any) -> bool:
-        return self._updates.step(optimizer)
-
-    def zero_grad(self) -> None:
-        self._updates.zero_grad()
-
     def refresh(self, model: nn.Module) -> None:
         _let_go(self._model)
         self._updates.refresh(self._model)

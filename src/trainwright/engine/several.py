@@ -17,7 +17,6 @@ from trainwright.engine import collectives
 from trainwright.engine.base import Engine
 from trainwright.engine.loaders import dispatched
 from trainwright.engine.precision import apply_tf32
-from trainwright.engine.updates import empty_cache, is_out_of_memory
 from trainwright.engine.watch import Watch, standing_watch, start_watch
 from trainwright.state.interrupts import Interrupts
 
@@ -42,12 +41,6 @@ class SeveralProcesses(Engine):
 
     def place(self, model: nn.Module) -> nn.Module:
         return model.to(self.device)
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        return is_out_of_memory(error)
-
-    def empty_cache(self) -> None:
-        empty_cache(self.device)
 
     def dispatch(self, dataloader: Any) -> Any:
         return dispatched(dataloader, self._plan.loaders, self.device)

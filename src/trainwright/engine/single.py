@@ -14,7 +14,7 @@ from trainwright.engine.accelerator import make_accelerator
 from trainwright.engine.base import Engine
 from trainwright.engine.compile import compiled, uncompiled
 from trainwright.engine.precision import apply_tf32, autocast_forward
-from trainwright.engine.updates import Updates, empty_cache, is_out_of_memory
+from trainwright.engine.updates import Updates
 from trainwright.engine.watch import watch_alone
 from trainwright.state.interrupts import Interrupts
 from trainwright.types import Prepared
@@ -61,29 +61,8 @@ class SingleEngine(Engine):
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
         return autocast_forward(model, self._precision, self.device, keeps_outputs=keeps_outputs)
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        self._updates.backward(loss, **kwargs)
-
-    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        return self._updates.clip(max_norm)
-
-    def step(self, optimizer: Any) -> bool:
-        return self._updates.step(optimizer)
-
-    def zero_grad(self) -> None:
-        self._updates.zero_grad()
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        return is_out_of_memory(error)
-
-    def empty_cache(self) -> None:
-        empty_cache(self.device)
-
     def together(self, interrupts: Interrupts) -> AbstractContextManager[None]:
         return watch_alone(self._hang_timeout_s, interrupts)
-
-    def refresh(self, model: nn.Module) -> None:
-        self._updates.refresh(model)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return uncompiled(model)

@@ -1,4 +1,4 @@
-"""Updates: backward, clipping, the optimizer's step, clearing; for every engine that holds whole parameters."""
+"""Updates: backward, clipping, the optimizer's step, clearing; for every engine whose optimizer is stepped here."""
 
 from __future__ import annotations
 
