@@ -132,6 +132,13 @@ def check_optimizers(args: Any, optimizers: tuple[Any, Any], optimizer_cls_and_k
         )
 
 
+def need_optimizer(optimizer: Any) -> Any:
+    """The optimizer of a trainer; raises ValueError where there is none yet."""
+    if optimizer is None:
+        raise ValueError("There is no optimizer yet: it is made by train(), or by create_optimizer().")
+    return optimizer
+
+
 def check_has_samples(dataset: Any) -> None:
     """Raises DataError for a training set without a single sample."""
     if has_length(dataset) and len(dataset) == 0:

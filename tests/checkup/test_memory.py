@@ -10,9 +10,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from trainwright.checkup.memory.plan import Change, MemoryPlan, Peak, parse_size
+from trainwright.checkup.memory.planner import plan_memory
 from trainwright.checkup.memory.tracker import block_of
 from trainwright.errors import ArgumentError
-from trainwright.facade.memory import plan_memory
 
 from .._support.small import data, differing, make_trainer, weights
 from .memory_cases import CASES, Case, LooksAtValues, mlp, vectors

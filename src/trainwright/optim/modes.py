@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from trainwright.state.model_modes import ModuleModes
+
 
 def train_mode(model: Any, optimizer: Any) -> None:
     model.train()
@@ -34,23 +36,21 @@ class Pause:
     """
 
     def __init__(self, model: Any, optimizer: Any) -> None:
-        self._modes = [(module, module.training) for module in model.modules()]
+        self._modes = ModuleModes(model)
         self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
         if callable(getattr(optimizer, "eval", None)):
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             self._weights = [(parameter, parameter.detach().clone()) for parameter in parameters]
         eval_mode(model, optimizer)
 
-    def forget_weights(self) -> None:
+    def discard_saved_weights(self) -> None:
         """A checkpoint has the weights as they are now; who resumes from it goes on from these, so we do too."""
         self._weights = []
 
     def end(self, model: Any, optimizer: Any) -> None:
         """Training goes on as if nothing had happened."""
         train_mode(model, optimizer)
-        for module, was_training in self._modes:
-            if module.training != was_training:
-                module.training = was_training
+        self._modes.restore()
         with torch.no_grad():
             for parameter, before in self._weights:
                 parameter.copy_(before)
