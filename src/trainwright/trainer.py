@@ -57,7 +57,7 @@ from trainwright.types import TRAINER_STATE_NAME, Batch, TailBatch, has_length, 
 if TYPE_CHECKING:
     from trainwright.checkup.finding import CheckReport
     from trainwright.checkup.prove.report import ProofReport
-    from trainwright.search.base import BestRun, Searching
+    from trainwright.search.base import BestRun
 
 Items = torch.Tensor | int | None
 QUIET = Quiet()
@@ -129,6 +129,11 @@ class Trainer:
     is_deepspeed_enabled: bool = _owned_by("_services.flags", "is_deepspeed_enabled")
     is_fsdp_enabled: bool = _owned_by("_services.flags", "is_fsdp_enabled")
     push_in_progress: Any = _owned_by("_services.uploads", "in_progress")
+    hp_search_backend: Any = _owned_by("_search", "name")
+    hp_name: Any = _owned_by("_search", "hp_name")
+    hp_space: Any = _owned_by("_search", "space")
+    compute_objective: Any = _owned_by("_search", "compute_objective")
+    objective: Any = _owned_by("_search", "objective")
     _engine: Any = _owned_by("_services", "engine")
     _memory_tracker: Any = _owned_by("_services", "memory_tracker")
     _eval_dataloaders: dict[str, Any] = _owned_by("_services", "eval_dataloaders")
@@ -140,13 +145,7 @@ class Trainer:
     optimizer: Any
     lr_scheduler: Any
     deepspeed: Any = None
-    hp_name: Any = None
-    hp_search_backend: Any = None
-    hp_space: Any = None
-    compute_objective: Any = None
-    objective: Any = None
     hub_model_id: str | None = None
-    _search: Searching | None = None
 
     # -- construction --------------------------------------------------------------------------------------------------
 
@@ -177,6 +176,7 @@ class Trainer:
         self._services.memory_tracker.start("init")
         logging.getLogger("trainwright").setLevel(self.args.get_process_log_level())
         self._run = TrainingRun.idle(self.args)
+        self._search: Any = build.NoSearch()  # or a Searching
         self._train_batch_size = self.args.train_batch_size
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._signature_columns: list[str] | None = None
@@ -330,19 +330,16 @@ class Trainer:
             CheckpointError: there is no such checkpoint, or it is damaged or of another run.
         """
         self._hp_search_setup(trial)
-        run = self._run = TrainingRun.after(self._run, self.args)
+        run = TrainingRun.after(self._run, self.args)
         self._services.use_clock(run.progress.clock)
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        try:
-            with self._engine.together(run.progress.interrupts):
-                self._memory_tracker.start("train")
-                checkpoint = self._engine.agree(lambda: resume.find_checkpoint(wanted, self.args.output_dir))
-                folder = self._get_output_dir(trial)
-                checkpointing.prepare_output(self.args, folder, is_fresh=checkpoint is None)
-                with build.callbacks_of_a_run(self.callback_handler, self.args, folder), run.under_way(self._services):
-                    return self._train(run, checkpoint, trial, ignore_keys_for_eval)
-        finally:
-            self._run = run.ended()
+        with self._using_run(run), self._engine.together(run.progress.interrupts):
+            self._memory_tracker.start("train")
+            checkpoint = self._engine.agree(lambda: resume.find_checkpoint(wanted, self.args.output_dir))
+            folder = self._get_output_dir(trial)
+            checkpointing.prepare_output(self.args, folder, is_fresh=checkpoint is None)
+            with build.callbacks_of_a_run(self.callback_handler, self.args, folder), run.under_way(self._services):
+                return self._train(run, checkpoint, trial, ignore_keys_for_eval)
 
     def _train(
         self, run: TrainingRun, checkpoint: str | None, trial: Any, ignore_keys_for_eval: list[str] | None
@@ -373,7 +370,7 @@ class Trainer:
         build.seed_everything(self.args)
         self._adopt_model(self.call_model_init(trial))
         self.optimizer = self.lr_scheduler = None
-        if trial is not None:
+        if self._search.is_under_way:
             self.label_smoother = build.label_smoother(self.model, self.args.label_smoothing_factor)
 
     def _inner_training_loop(
@@ -1336,12 +1333,12 @@ class Trainer:
 
     @contextmanager
     def _using_run(self, run: TrainingRun) -> Iterator[None]:
-        """Another run in place of this one while it lasts."""
+        """A run in place of the one before; afterwards what stays of it."""
         before, self._run = self._run, run
         try:
             yield
         finally:
-            self._run = before
+            self._run = run.ended(before)
 
     def _best_metric_of(self, metrics: Mapping[str, float]) -> float:
         name = self.args.metric_for_best_model
@@ -1382,11 +1379,11 @@ class Trainer:
 
     def _get_output_dir(self, trial: Any) -> str:
         """Where this run writes: a trial of a search has a directory of its own."""
-        if trial is None or self._search is None:
+        if trial is None or not self._search.is_under_way:
             return str(self.args.output_dir)
-        from trainwright.run.search import trial_folder
+        from trainwright.run import search
 
-        return trial_folder(self.args.output_dir, self._search.offer, trial, hp_name=self.hp_name)
+        return search.folder_of_trial(self.args.output_dir, self._search.offer, trial, hp_name=self.hp_name)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Writes `checkpoint-<step>` as a whole or not at all, then deletes what `save_total_limit` allows.
@@ -1672,7 +1669,7 @@ class Trainer:
 
     def _hp_search_setup(self, trial: Any) -> None:
         """Takes a trial's settings over; outside of a search there is nothing to do."""
-        if trial is not None and self._search is not None:
+        if trial is not None and self._search.is_under_way:
             from trainwright.run import search
 
             search.use_arguments(self, search.arguments_of_trial(self._search))
@@ -1683,7 +1680,7 @@ class Trainer:
             return None, None
         from trainwright.run import search
 
-        return search.name_and_params(trial, self._search, hp_name=self.hp_name)
+        return search.name_and_params(trial, self._search)
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
         """Tells a search how a trial does, which may end it early; outside of a search there is nothing to do.
@@ -1693,7 +1690,7 @@ class Trainer:
             step: optimizer step of the evaluation.
             metrics: what it gave.
         """
-        if trial is not None and self._search is not None:
+        if trial is not None and self._search.is_under_way:
             from trainwright.run import search
 
             search.report(self, trial, metrics)

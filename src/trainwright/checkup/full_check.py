@@ -19,7 +19,6 @@ from trainwright.data import columns
 from trainwright.loop.rehearsal import first_batches
 from trainwright.optim.named import steps_in_backward
 from trainwright.run import build, dry_run
-from trainwright.run.training import TrainingRun
 from trainwright.types import Batch
 
 WORTH_REPEATING_S = 5.0  # a first step that was quicker is taken again: the first one also sets things up
@@ -34,7 +33,7 @@ def full_check(trainer: Any, *, plans_memory: bool, budget: Any) -> CheckReport:
         budget: of memory; see `Trainer.check`.
     """
     with left_as_it_was(trainer.model):
-        copied = copy_of(trainer, model=trainer.model)
+        copied = copy_of(trainer)
         facts = _known(trainer, copied)
         try:
             facts = replace(facts, batches=_batches(copied))
@@ -117,7 +116,6 @@ def _timed_step(copied: Any, batches: Any) -> tuple[float, float]:
     copied.model.train()
     with unchanged_random_states():
         window, num_items = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
-        copied._run = TrainingRun.after(copied._run, copied.args)
         copied.current_gradient_accumulation_steps = len(window)
         losses = [copied.training_step(copied.model, dict(batch), num_items) for batch in window]
     return float(sum(losses)), time.perf_counter() - start

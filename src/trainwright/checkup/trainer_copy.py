@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,28 +15,28 @@ from trainwright.run.training import TrainingRun
 from trainwright.state.model_modes import unchanged_model
 
 
-def copy_of(trainer: Any, *, model: Any, **settings: Any) -> Any:  # any Trainer, or a subclass of the user's
-    """A trainer like this one around a model, with other settings; trackers and the user's callbacks stay out.
+def copy_of(trainer: Any, settings: Mapping[str, Any] | None = None, **parts: Any) -> Any:  # any Trainer
+    """A trainer like this one, with services and a run of its own; trackers and the user's callbacks stay out.
 
     Args:
         trainer: lends its datasets, hooks and engine.
-        model: in place of the trainer's.
         settings: fields of the arguments and their values.
+        parts: attributes that differ: `model`, `optimizer`, `eval_dataset`, ...
     """
-    copied = copy.copy(trainer)
-    copied.args = copy.copy(trainer.args)
-    for name, value in settings.items():
-        setattr(copied.args, name, value)
-    copied.model = copied.model_wrapped = model
-    copied._services = build.Services.for_arguments(copied.args, measures_memory=False)
-    copied._services.use_engine(trainer._engine)
-    copied._run = TrainingRun.idle(copied.args)
-    handler = CallbackHandler(
-        [DefaultFlowCallback], model, trainer.processing_class, trainer.optimizer, trainer.lr_scheduler
-    )
-    handler.args = copied.args
-    copied._services.use_callbacks(handler, copied._run.progress.clock)
-    copied.state = copied._fresh_state()
+    args = copy.copy(trainer.args)
+    for name, value in (settings or {}).items():
+        setattr(args, name, value)
+    services = build.Services.for_arguments(args, measures_memory=False)
+    services.use_engine(trainer._engine)
+    run = TrainingRun.idle(args)
+    size = args.train_batch_size if settings else trainer._train_batch_size
+    parts = {"args": args, "_services": services, "_run": run, "_train_batch_size": size, **parts}
+    copied = build.with_parts(trainer, **parts, model_wrapped=parts.get("model", trainer.model))
+    model, optimizer, schedule = copied.model, copied.optimizer, copied.lr_scheduler
+    handler = CallbackHandler([DefaultFlowCallback], model, trainer.processing_class, optimizer, schedule)
+    handler.args = args
+    services.use_callbacks(handler, run.progress.clock)
+    run.progress.state = copied._fresh_state()
     return copied
 
 

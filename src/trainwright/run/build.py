@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -100,6 +101,25 @@ class Services:
         handler = self.callback_handler
         handler.model = handler.optimizer = handler.lr_scheduler = None
         handler.train_dataloader = handler.eval_dataloader = None
+
+
+@dataclass
+class NoSearch:
+    """Stands where a search over hyperparameters would, while none is under way; `search.base.Searching` is one."""
+
+    name: Any = None
+    space: Any = None
+    hp_name: Any = None
+    compute_objective: Any = None
+    objective: Any = None
+    is_under_way: ClassVar[bool] = False
+
+
+def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass of the user's
+    """Another trainer with the same objects and hooks, but for these attributes."""
+    other = copy.copy(trainer)
+    vars(other).update(parts)
+    return other
 
 
 # -- a trainer --------------------------------------------------------------------------------------------------------

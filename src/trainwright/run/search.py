@@ -70,10 +70,16 @@ def search(
     plan = asked.make_plan(space=space, num_trials=num_trials, direction=direction,
                            compute_objective=compute_objective, options=options)  # fmt: skip
     chosen.check(host_of(trainer), plan)
-    trainer.hp_search_backend, trainer.hp_space, trainer.hp_name = name, space, hp_name
-    trainer.compute_objective = default_compute_objective if compute_objective is None else compute_objective
-    states = copy.deepcopy(collect_states(trainer._stateful()))
-    trainer._search = Searching(backend=chosen, plan=plan, args=trainer.args, callback_states=states)
+    trainer._search = Searching(
+        backend=chosen,
+        plan=plan,
+        args=trainer.args,
+        callback_states=copy.deepcopy(collect_states(trainer._stateful())),
+        name=name,
+        space=space,
+        hp_name=hp_name,
+        compute_objective=default_compute_objective if compute_objective is None else compute_objective,
+    )
     with _restored_afterwards(trainer), _also_tracked_by(trainer.callback_handler, chosen.tracker):
         best = chosen.run(host_of(trainer), plan)
         _show_best(trainer.args, plan, best)
@@ -91,9 +97,8 @@ def _restored_afterwards(trainer: Any) -> Iterator[None]:
     finally:
         restore_callbacks(search.callback_states, trainer.callback_handler.callbacks, with_settings=True)
         use_arguments(trainer, search.args)
-        trainer.hp_search_backend = trainer.hp_name = trainer._search = None
         trainer._renew_model(None)
-        trainer.label_smoother = build.label_smoother(trainer.model, trainer.args.label_smoothing_factor)
+        trainer._search = build.NoSearch()
 
 
 def host_of(trainer: Any) -> Host:
@@ -109,7 +114,7 @@ def host_of(trainer: Any) -> Host:
         num_processes=trainer._engine.num_processes,
         run=partial(run_trial, trainer),
         check=check,
-        folder_of=lambda offer, trial: trial_folder(output_dir, offer, trial, hp_name=trainer.hp_name),
+        folder_of=lambda offer, trial: folder_of_trial(output_dir, offer, trial, hp_name=trainer.hp_name),
         find_checkpoint=lambda folder: find_checkpoint("auto", folder),
         agree=lambda decide: trainer._engine.agree(decide),
         pack=partial(_packed, trainer),
@@ -122,12 +127,12 @@ def host_of(trainer: Any) -> Host:
 def run_trial(trainer: Any, offer: Offer, trial: Any) -> Outcome:
     """Trains, evaluates where training did not, and frees what it took."""
     search: Searching = trainer._search
-    search.offer, search.outcome, trainer.objective = offer, Outcome(), None
+    search.offer, search.outcome, search.objective = offer, Outcome(), None
     restore_callbacks(search.callback_states, trainer.callback_handler.callbacks, with_settings=True)
     try:
         search.outcome.folder = trainer._get_output_dir(trial)
         trainer.train(resume_from_checkpoint=offer.checkpoint, trial=trial)
-        if trainer.objective is None:
+        if search.objective is None:
             _hear(trainer, trainer.evaluate())
         _keep(trainer, search)
         return search.outcome
@@ -179,9 +184,9 @@ def _hear(trainer: Any, metrics: dict[str, float]) -> None:
     search: Searching = trainer._search
     outcome = search.outcome
     outcome.metrics = dict(metrics)
-    trainer.objective = asked.checked_objective(trainer.compute_objective, dict(metrics), search.plan)
-    outcome.objective = trainer.objective
-    outcome.curve.append((trainer.state.global_step, trainer.objective))
+    search.objective = asked.checked_objective(search.compute_objective, dict(metrics), search.plan)
+    outcome.objective = search.objective
+    outcome.curve.append((trainer.state.global_step, search.objective))
 
 
 def _keep(trainer: Any, search: Searching) -> None:
@@ -195,17 +200,15 @@ def _keep(trainer: Any, search: Searching) -> None:
             store.remove(step)
 
 
-def trial_folder(output_dir: str, offer: Offer, trial: Any, *, hp_name: Callable[[Any], str] | None) -> str:
+def folder_of_trial(output_dir: str, offer: Offer, trial: Any, *, hp_name: Callable[[Any], str] | None) -> str:
     """Where a trial writes: `run-<id>` in the output directory, or the name that `hp_name` gives it."""
     return os.path.join(output_dir, f"run-{offer.id}" if hp_name is None else str(hp_name(trial)))
 
 
-def name_and_params(
-    trial: Any, search: Searching | None, *, hp_name: Callable[[Any], str] | None
-) -> tuple[str | None, dict[str, Any]]:
-    """What the record of a run says of its trial."""
-    given = None if search is None else search.offer.name
-    return (given if hp_name is None else hp_name(trial)), drawn(trial)
+def name_and_params(trial: Any, search: Any) -> tuple[str | None, dict[str, Any]]:
+    """What the record of a run says of its trial; `search` may be none at all."""
+    given = search.offer.name if search.is_under_way else None
+    return (given if search.hp_name is None else search.hp_name(trial)), drawn(trial)
 
 
 # -- the best trial ---------------------------------------------------------------------------------------------------
@@ -261,25 +264,22 @@ def _also_tracked_by(handler: CallbackHandler, name: str | None) -> Iterator[Non
 
 def _packed(trainer: Any) -> Callable[[], Host]:
     """This trainer for another process: a function that makes it anew there, of what the user brought."""
-    moved = copy.copy(trainer)
-    moved.model = moved.model_wrapped = moved.optimizer = moved.lr_scheduler = None
-    moved.args = copy.copy(trainer._search.args)
-    moved.args.output_dir = os.path.abspath(moved.args.output_dir)  # paths hold there too
-    plan = replace(trainer._search.plan, options={})
-    moved._search = replace(trainer._search, args=moved.args, plan=plan)
-    parts = {name: value for name, value in vars(moved).items() if name not in ("_services", "_run")}
-    trackers = get_reporting_integration_callbacks(moved.args.report_to)
+    search: Searching = trainer._search
+    args = copy.copy(search.args)
+    args.output_dir = os.path.abspath(args.output_dir)  # paths hold there too
+    search = replace(search, args=args, plan=replace(search.plan, options={}))
+    parts = {"args": args, "model": None, "model_wrapped": None, "optimizer": None, "lr_scheduler": None}
+    moved = build.with_parts(trainer, **parts, _search=search, _services=None, _run=None)
+    trackers = get_reporting_integration_callbacks(args.report_to)
     users = [one for one in trainer.callback_handler.callbacks if not isinstance(one, MADE_ANEW)]
     callbacks = [type(one) if isinstance(one, TrackerCallback) else one for one in users if type(one) not in trackers]
-    return partial(_unpacked, type(trainer), parts, callbacks)
+    return partial(_unpacked, moved, callbacks)
 
 
-def _unpacked(kind: Any, parts: dict[str, Any], callbacks: list[Any]) -> Host:
+def _unpacked(moved: Any, callbacks: list[Any]) -> Host:
     """In the other process: the trainer, with services and a run of its own."""
-    trainer: Any = kind.__new__(kind)
-    vars(trainer).update(parts)
-    trainer._services = build.Services.for_arguments(trainer.args, measures_memory=False)
-    trainer._run = TrainingRun.idle(trainer.args)
+    services = build.Services.for_arguments(moved.args, measures_memory=False)
+    trainer = build.with_parts(moved, _services=services, _run=TrainingRun.idle(moved.args))
     trainer.create_accelerator_and_postprocess()
     trainer._use_callbacks(callbacks)
     return host_of(trainer)

@@ -98,8 +98,14 @@ class TrainingRun:
         """The run of a trainer that has not trained."""
         return cls(RunState(TrainerState() if state is None else state, TrainerControl()), forward_pass(args))
 
-    def ended(self) -> TrainingRun:
-        """What stays after `train()`: the record, and the position, so that a checkpoint can still be written."""
+    def ended(self, before: TrainingRun) -> TrainingRun:
+        """What stays: the record, and the position, so that a checkpoint can still be written; of a dry run nothing.
+
+        Args:
+            before: the run in whose place this one was.
+        """
+        if self.is_dry:
+            return before
         idle = TrainingRun(self.progress, self._fresh_forward())
         idle.run_id, idle.plan, idle.loader, idle.batch_size = self.run_id, self.plan, self.loader, self.batch_size
         return idle

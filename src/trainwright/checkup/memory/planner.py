@@ -25,7 +25,6 @@ from trainwright.loop.step import Window, take_step
 from trainwright.metrics.nested import find_batch_size
 from trainwright.optim.named import steps_in_backward
 from trainwright.run import build
-from trainwright.run.training import TrainingRun
 from trainwright.types import Batch
 
 LOOKED_AT = 4  # batches, of which the largest counts
@@ -156,10 +155,8 @@ def _rows(value: Any, number: int) -> Any:
 
 def _with_settings(trainer: Any, model: Any, settings: dict[str, Any]) -> Any:
     """A copy with an engine, an optimizer and a schedule of its own."""
-    copied = copy_of(trainer, model=model, **settings)
+    copied = copy_of(trainer, settings, model=model, optimizer=None, lr_scheduler=None)
     copied._services.use_engine(build.make_engine(copied.args))
-    copied._train_batch_size = copied.args.train_batch_size
-    copied.optimizer = copied.lr_scheduler = None
     return copied
 
 
@@ -229,30 +226,18 @@ class _MarkedHooks:
 
 
 def _session(copied: Any) -> Session:
-    """What the loop works with, for a run of the copy's own."""
-    run, engine = TrainingRun.after(copied._run, copied.args), copied._engine
-    copied._run = run
-    plan = build.step_plan(copied.args, copied.set_initial_training_values(copied.args, copied.get_train_dataloader()))
-    prepared = engine.setup(
-        copied._wrap_model(copied.model),
-        make_optimizer=lambda model: copied._make_optimizer(model, plan.max_steps),
-        make_scheduler=lambda optimizer: copied.create_scheduler(
-            num_training_steps=plan.max_steps, optimizer=optimizer
-        ),
-    )
-    copied.optimizer, copied.lr_scheduler = prepared.optimizer, prepared.scheduler
-    run.plan = plan
-    prepared.model.train()
-    return run.begin(
-        engine,
-        copied.args,
+    """What the loop works with, for the run of the copy."""
+    run, args = copied._run, copied.args
+    run.plan = build.step_plan(args, copied.set_initial_training_values(args, copied.get_train_dataloader()))
+    model, loader = copied._prepare_for_training(run.plan.max_steps, None, None)
+    parts = {"model": model, "loader": loader, "optimizer": copied.optimizer, "scheduler": copied.lr_scheduler}
+    return run.begin(  # type: ignore[no-any-return]
+        copied._engine,
+        args,
         rule=copied._loss_rule(),
         start=(0, 0),
         checkpoint=None,
         first_look=NO_LOOK,
-        model=prepared.model,
-        optimizer=prepared.optimizer,
-        scheduler=prepared.scheduler,
-        loader=None,
         events=Quiet(),
+        **parts,
     )

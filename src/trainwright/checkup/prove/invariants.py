@@ -82,8 +82,17 @@ def _quietly(trainer: Any) -> Iterator[None]:
             build.make_engine(trainer.args)
 
 
-def short_copy(trainer: Any, folder: str, *, has_dropout: bool = True, **settings: Any) -> Any:
-    """A copied with copies of what a run changes, and the seed of a fresh start.
+def short_copy(
+    trainer: Any, folder: str, *, has_dropout: bool = True, parts: dict[str, Any] | None = None, **settings: Any
+) -> Any:
+    """A copy of the trainer with copies of what a run changes, and the seed of a fresh start.
+
+    Args:
+        trainer: stays as it is.
+        folder: where the copy writes.
+        has_dropout: keep the model's.
+        parts: further attributes that differ.
+        settings: fields of the arguments that differ.
 
     Raises:
         ModelError: there is no memory for it, or it is one of several processes.
@@ -94,12 +103,10 @@ def short_copy(trainer: Any, folder: str, *, has_dropout: bool = True, **setting
         raise ModelError(f"{COPIES} copies of the weights do not fit into memory")
     scheduler = None if trainer._created_lr_scheduler else trainer.lr_scheduler
     model, optimizer, scheduler = copy.deepcopy((trainer.model, trainer.optimizer, scheduler))
-    known = {name: value for name, value in (SHORT | settings).items() if hasattr(trainer.args, name)}
-    model = model if has_dropout else without_dropout(model)
-    copied = copy_of(trainer, model=model, output_dir=folder, **known)
-    copied.model_init = None
-    copied.optimizer, copied.lr_scheduler, copied._created_lr_scheduler = optimizer, scheduler, False
-    copied._train_batch_size = copied.args.train_batch_size
+    settings = {"output_dir": folder, **SHORT, **settings}
+    known = {name: value for name, value in settings.items() if hasattr(trainer.args, name)}
+    copies = {"optimizer": optimizer, "lr_scheduler": scheduler, "_created_lr_scheduler": False, "model_init": None}
+    copied = copy_of(trainer, known, model=model if has_dropout else without_dropout(model), **copies, **(parts or {}))
     copied.create_accelerator_and_postprocess()
     build.seed_everything(copied.args)
     return copied
@@ -187,8 +194,8 @@ def evaluation(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
     losses = []
     for size in (8, 3):
         with tempfile.TemporaryDirectory() as folder:
-            copied = short_copy(trainer, folder, per_device_eval_batch_size=size)
-            copied.compute_metrics, copied.eval_dataset = None, data
+            parts = {"compute_metrics": None, "eval_dataset": data}
+            copied = short_copy(trainer, folder, parts=parts, per_device_eval_batch_size=size)
             losses.append(copied.evaluate()["eval_loss"])
     seen = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-12)
     evidence = f"{losses[0]:.6g} in batches of 8, {losses[1]:.6g} in batches of 3"
