@@ -141,7 +141,7 @@ def is_overridden(owner: object, *names: str) -> bool:
     home = f"{__name__.partition('.')[0]}."
     for name in names:
         cls = definer(owner, name)
-        function = getattr(cls, name, None)
-        if cls is None or not (cls.__module__.startswith(home) and str(function.__module__).startswith(home)):
+        module = str(getattr(getattr(cls, name, None), "__module__", ""))
+        if cls is None or not (cls.__module__.startswith(home) and module.startswith(home)):
             return True
     return False

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -580,10 +581,11 @@ class Trainer:
             train_dl: gives batches with `input_ids`.
             max_steps: count so many batches like the first one instead.
         """
-        if max_steps is not None:
-            return int(next(iter(train_dl))["input_ids"].numel()) * max_steps
-        known = batch_order.num_tokens(train_dl)
-        return sum(int(batch["input_ids"].numel()) for batch in train_dl) if known is None else known
+        known = batch_order.num_tokens(train_dl) if max_steps is None else None
+        if known is not None:
+            return known
+        batches = train_dl if max_steps is None else islice(train_dl, 1)
+        return sum(int(batch["input_ids"].numel()) for batch in batches) * (1 if max_steps is None else max_steps)
 
     # -- how long it goes ----------------------------------------------------------------------------------------------
 

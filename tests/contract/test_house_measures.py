@@ -11,6 +11,7 @@ import trainwright
 from trainwright import Trainer
 
 SOURCE = Path(trainwright.__file__).parent
+TRAINERS = ("trainer", "copied", "moved", "other")  # what a variable that holds one is called
 MAX_SITES = 40
 MAX_LINES = 1_800  # of trainer.py; its docstrings are most of them
 MAX_STATEMENTS = 30  # of a hook
@@ -51,10 +52,8 @@ def sites() -> list[str]:
     own = [site for method in methods() if method.name != "__init__" for site in assigned(method, "self")]
     found = [f"trainer.py:{line} {name}" for line, name in own]
     for path in sorted(SOURCE.rglob("*.py")):
-        others = [
-            site for owner in ("trainer", "copied", "moved") for site in assigned(ast.parse(path.read_text()), owner)
-        ]
-        found += [f"{path.relative_to(SOURCE)}:{line} {name}" for line, name in others]
+        tree, place = ast.parse(path.read_text()), path.relative_to(SOURCE)
+        found += [f"{place}:{line} {name}" for owner in TRAINERS for line, name in assigned(tree, owner)]
     return found
 
 

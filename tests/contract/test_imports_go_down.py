@@ -17,8 +17,8 @@ PICTURE = (
     ("report", "compat", "tasks", "recipe"),
     ("seq2seq",),
     ("trainer",),
-    ("facade",),  # the trainer's hooks, one family to a file
-    ("assemble", "checks", "checkup"),
+    ("checkup",),  # imported when it is asked for
+    ("run", "checks"),
     ("trackers",),
     ("loop", "engine", "checkpoint", "data", "optim", "callbacks", "patches"),
     ("metrics", "config", "search", "hub", "hooks", "journal", "model_facts"),
@@ -93,7 +93,7 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
     for one in imports:
         allowed: tuple[str, ...] | None = None
         if one.package == "transformers":
-            allowed = (*TRANSFORMERS, "trainer") if one.guarded else TRANSFORMERS
+            allowed = (*TRANSFORMERS, "run.build") if one.guarded else TRANSFORMERS
         elif one.package == "accelerate":
             allowed = ACCELERATE
         elif one.package == "deepspeed":
@@ -144,9 +144,10 @@ def test_other_packages_are_imported_where_they_belong(imports: list[Import]) ->
     assert out_of_place(imports) == []
 
 
-def test_the_trainer_asks_transformers_in_one_place(imports: list[Import]) -> None:
-    asked = [one for one in imports if one.package == "transformers" and part_of(one.importer) == "trainer"]
-    assert len(asked) <= 1
+def test_a_run_asks_transformers_in_one_place_and_the_trainer_does_not(imports: list[Import]) -> None:
+    asked = [part_of(one.importer) for one in imports if one.package == "transformers"]
+    assert asked.count("run") <= 1
+    assert "trainer" not in asked
 
 
 PLANTED = {
@@ -163,13 +164,13 @@ PLANTED = {
         "trainwright.data.loader:3 imports trainwright.trainer",
     ),
     "optim/build.py": ("from ..data import samplers", "trainwright.optim.build:1 imports trainwright.data.samplers"),
-    "config/rules.py": ("import trainwright.assemble", "trainwright.config.rules:1 imports trainwright.assemble"),
+    "config/rules.py": ("import trainwright.run", "trainwright.config.rules:1 imports trainwright.run"),
     "hub/card.py": ("from trainwright import Trainer", "trainwright.hub.card:1 imports trainwright.Trainer"),
     "metrics/speed.py": (
         "import importlib\nimportlib.import_module('trainwright.loop.fit')",
         "trainwright.metrics.speed:2 imports trainwright.loop.fit",
     ),
-    "assemble.py": ("from trainwright.report import page", "trainwright.assemble:1 imports trainwright.report.page"),
+    "run.py": ("from trainwright.report import page", "trainwright.run:1 imports trainwright.report.page"),
 }
 
 
@@ -208,8 +209,8 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
     [
         ("loop/fit.py", "import transformers", True),
         ("loop/fit.py", "def f():\n    from accelerate import Accelerator", True),
-        ("trainer.py", "import transformers.trainer", True),
-        ("trainer.py", "def f():\n    import transformers.trainer", False),
+        ("run/build.py", "import transformers.trainer", True),
+        ("run/build.py", "def f():\n    import transformers.trainer", False),
         ("patches/liger.py", "def f():\n    import liger_kernel", False),
         ("engine/single.py", "from accelerate import Accelerator", False),
         ("trackers/base.py", "import wandb", True),

@@ -41,7 +41,10 @@ class Part(NamedTuple):
 
 
 CONTENTS = (
-    Part("weights, config, processing class, arguments", lambda c, hooks, run, to: hooks.save_model(str(to), True)),
+    Part(
+        "weights, config, processing class, arguments",
+        lambda c, hooks, run, to: hooks.save_model(str(to), _internal_call=True),
+    ),
     Part("weights and optimizer of a sharded model", lambda c, hooks, run, to: c.write_shards(hooks.optimizer, to)),
     Part("optimizer and schedule", lambda c, hooks, run, to: hooks._save_optimizer_and_scheduler(str(to)), True),
     Part("scale of losses (fp16)", lambda c, hooks, run, to: hooks._save_scaler(str(to)), True),

@@ -152,9 +152,7 @@ class Searching:
     name: Any = None
     space: Callable[..., Any] | None = None
     hp_name: Callable[[Any], str] | None = None
-    compute_objective: Callable[[dict[str, float]], Any] = field(
-        default=lambda metrics: default_compute_objective(metrics)
-    )
+    compute_objective: Callable[[dict[str, float]], Any]
     objective: Any = None
     is_under_way: ClassVar[bool] = True
     offer: Offer = field(default_factory=lambda: Offer(id="", params={}))

@@ -203,10 +203,10 @@ def _make_states(session: Session, model: Any, *, keeps_gradients: bool) -> None
 
 
 class _MarkedHooks:
-    """The copied's hooks, with the tracker hooks where a step is."""
+    """The hooks of the copy; they tell the tracker where a step is."""
 
     def __init__(self, copied: Any, tracker: Tracker) -> None:
-        vars(self).update(_copied=copied, _tracker=tracker)  # not through __setattr__, which is the copied's
+        vars(self).update(_copied=copied, _tracker=tracker)  # not through __setattr__, which is the copy's
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._copied, name)
