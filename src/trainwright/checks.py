@@ -12,7 +12,7 @@ from trainwright import model_facts
 from trainwright.config import rules
 from trainwright.config.owned import batch_formers
 from trainwright.config.plans import StepPlan
-from trainwright.errors import ArgumentError, DataError, MissingModelError, ModelError
+from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError
 from trainwright.types import has_length, is_instance_of
 
 
@@ -137,6 +137,21 @@ def need_optimizer(optimizer: Any) -> Any:
     if optimizer is None:
         raise ValueError("There is no optimizer yet: it is made by train(), or by create_optimizer().")
     return optimizer
+
+
+def need_best_metric(metric_for_best_model: str, metrics: Mapping[str, float]) -> float:
+    """The metric that decides which model is the best.
+
+    Raises:
+        MetricError: an evaluation did not give it.
+    """
+    name = metric_for_best_model if metric_for_best_model.startswith("eval_") else f"eval_{metric_for_best_model}"
+    if name not in metrics:
+        raise MetricError(
+            f"metric_for_best_model={metric_for_best_model!r}, but the evaluation gave no {name!r}; it gave "
+            f"{', '.join(sorted(metrics))}. Name one of these, or return it from compute_metrics."
+        )
+    return metrics[name]
 
 
 def check_has_samples(dataset: Any) -> None:

@@ -30,7 +30,7 @@ from trainwright.config import not_yet, resolve, rules
 from trainwright.config.arguments import TrainingArguments
 from trainwright.data import groups as batch_order
 from trainwright.engine.precision import DTYPES, eval_precision
-from trainwright.errors import DataError, EvaluationMemoryError, MetricError
+from trainwright.errors import DataError, EvaluationMemoryError
 from trainwright.hooks import is_overridden
 from trainwright.loop import evaluate as eval_loop
 from trainwright.loop import predict as eval_step
@@ -1148,7 +1148,7 @@ class Trainer:
             ) from error
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if schedules.follows_metrics(self.lr_scheduler) and not skip_scheduler:
-            self.lr_scheduler.step(self._best_metric_of(metrics))
+            self.lr_scheduler.step(checks.need_best_metric(self.args.metric_for_best_model, metrics))
         return metrics
 
     # -- evaluation and prediction -------------------------------------------------------------------------------------
@@ -1342,16 +1342,6 @@ class Trainer:
         finally:
             self._run = run.ended(before)
 
-    def _best_metric_of(self, metrics: Mapping[str, float]) -> float:
-        name = self.args.metric_for_best_model
-        name = name if name.startswith("eval_") else f"eval_{name}"
-        if name not in metrics:
-            raise MetricError(
-                f"metric_for_best_model={self.args.metric_for_best_model!r}, but the evaluation gave no {name!r}; it "
-                f"gave {', '.join(sorted(metrics))}. Name one of these, or return it from compute_metrics."
-            )
-        return metrics[name]
-
     def _determine_best_metric(self, metrics: Mapping[str, float], trial: Any) -> bool:
         """Whether these metrics are the best so far; remembers them if so. NaN is never the best.
 
@@ -1365,7 +1355,7 @@ class Trainer:
         if self.args.metric_for_best_model is None:
             return False
         state = self.state
-        value, best = self._best_metric_of(metrics), state.best_metric
+        value, best = checks.need_best_metric(self.args.metric_for_best_model, metrics), state.best_metric
         is_better = value == value and (best is None or (value > best if self.args.greater_is_better else value < best))
         if is_better:
             state.best_metric = value

@@ -13,7 +13,7 @@ from trainwright import Trainer
 SOURCE = Path(trainwright.__file__).parent
 TRAINERS = ("trainer", "copied", "moved", "other")  # what a variable that holds one is called
 MAX_SITES = 40
-MAX_LINES = 1_800  # of trainer.py; its docstrings are most of them
+MAX_LINES = 1_000  # of code in trainer.py
 MAX_STATEMENTS = 30  # of a hook
 
 
@@ -70,8 +70,15 @@ def test_hooks_are_short() -> None:
     assert {m.name: statements(m) for m in methods() if m.name != "__init__" and statements(m) > MAX_STATEMENTS} == {}
 
 
-def test_the_trainer_fits_into_one_sitting() -> None:
-    assert len((SOURCE / "trainer.py").read_text().splitlines()) <= MAX_LINES
+def test_the_trainer_is_read_in_one_sitting() -> None:
+    """Lines of code: docstrings, which the API has more of than the code, and blank lines do not count."""
+    text = (SOURCE / "trainer.py").read_text()
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    scopes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds) and ast.get_docstring(node)]
+    ends = [(scope.body[0].lineno, scope.body[0].end_lineno or 0) for scope in scopes]
+    num_blank = sum(not line.strip() for line in text.splitlines())
+    num_docs = sum(last - first + 1 for first, last in ends)
+    assert len(text.splitlines()) - num_docs <= MAX_LINES + num_blank
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ SHORT: dict[str, Any] = {
     "save_total_limit": None, "preflight": False, "max_train_time": None, "save_every": None,
     "resume_from_checkpoint": None, "report_to": [], "auto_find_batch_size": False, "save_only_model": False,
     "overwrite_output_dir": None, "hang_timeout": 0.0, "slurm_requeue": False, "dataloader_num_workers": 0,
-    "dataloader_persistent_workers": False, "dataloader_prefetch_factor": None,
+    "dataloader_persistent_workers": False, "dataloader_prefetch_factor": None, "profile": None,
 }  # fmt: skip
 # One order of samples, whatever the batches: only then can two ways to split them be compared.
 IN_ORDER: dict[str, Any] = {
