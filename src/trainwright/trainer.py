@@ -24,27 +24,24 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from trainwright import checks, model_facts
+from trainwright._types import TRAINER_STATE_NAME, Batch, TailBatch, has_length, output_loss
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import not_yet, resolve, rules
 from trainwright.config.arguments import TrainingArguments
-from trainwright.data import groups as batch_order
+from trainwright.data import batch_sampler as batch_order
 from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError
+from trainwright.evaluation import eval_loop, metrics_io
+from trainwright.evaluation import prediction_step as eval_step
+from trainwright.evaluation.dry_run import SilentEvents
+from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
 from trainwright.hooks import is_overridden
-from trainwright.loop import evaluate as eval_loop
-from trainwright.loop import predict as eval_step
+from trainwright.loop.context import NULL_OBSERVER
 from trainwright.loop.fit import fit, run_epoch
-from trainwright.loop.loss_scale import LossRule
-from trainwright.loop.rehearsal import Quiet
-from trainwright.loop.session import NO_LOOK
-from trainwright.metrics import report
-from trainwright.metrics.speed import speed_metrics, step_logs, utilisation
-from trainwright.metrics.tokens import count_tokens
-from trainwright.metrics.types import EvalLoopOutput, PredictionOutput, TrainOutput
-from trainwright.optim import build as optimizers_of
-from trainwright.optim import continued, modes, named, schedules
-from trainwright.optim import groups as parameter_groups
+from trainwright.loss_normalization import LossRule
+from trainwright.optim import factory as optimizers_of
+from trainwright.optim import optimizer_class, parameter_groups, schedule_resume, schedules, train_eval_mode
 from trainwright.patches.special_tokens import align_special_tokens
 from trainwright.run import build, checkpointing, console, dry_run, input_pipeline, resume
 from trainwright.run.checkpointing import Checkpointer
@@ -52,16 +49,17 @@ from trainwright.run.training import TrainingRun
 from trainwright.run.uploads import result_of
 from trainwright.state.clock import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.control import TrainerControl
+from trainwright.state.throughput import speed_metrics, step_logs, utilisation
+from trainwright.state.token_count import count_tokens
 from trainwright.state.trainer_state import TrainerState
-from trainwright.types import TRAINER_STATE_NAME, Batch, TailBatch, has_length, output_loss
 
 if TYPE_CHECKING:
-    from trainwright.checkup.finding import CheckReport
-    from trainwright.checkup.prove.report import ProofReport
+    from trainwright.preflight.finding import CheckReport
+    from trainwright.preflight.prove.proof import ProofReport
     from trainwright.search.base import BestRun
 
 Items = torch.Tensor | int | None
-QUIET = Quiet()
+QUIET = SilentEvents()
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
@@ -708,7 +706,7 @@ class Trainer:
         )
         self.model_wrapped, self.optimizer, self.lr_scheduler = prepared.model, prepared.optimizer, prepared.scheduler
         self._services.read_flags()
-        wanted = continued.settings_of(self.optimizer, self.lr_scheduler)
+        wanted = schedule_resume.settings_of(self.optimizer, self.lr_scheduler)
         self._load_optimizer_and_scheduler(resume_from_checkpoint)
         self._load_scaler(resume_from_checkpoint)
         is_own = not self._created_lr_scheduler
@@ -716,7 +714,7 @@ class Trainer:
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         handler.train_dataloader = getattr(train_dataloader, "dataloader", train_dataloader)
         handler.rebuild()
-        modes.train_mode(self.model_wrapped, self.optimizer)
+        train_eval_mode.train_mode(self.model_wrapped, self.optimizer)
         return self.model_wrapped, train_dataloader
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
@@ -803,7 +801,7 @@ class Trainer:
             args: the settings.
             model: for optimizers that need the names of its layers.
         """
-        return named.optimizer_class_and_kwargs(args, model)
+        return optimizer_class.optimizer_class_and_kwargs(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Parameters that weight decay applies to: all but biases and those of normalisation layers."""
@@ -1120,7 +1118,7 @@ class Trainer:
             if start_time is not None:
                 tokens = state.num_input_tokens_seen - progress.first_tokens
                 logs.update(speed_metrics("train", start_time, num_tokens=tokens))
-        state.log_history.append(report.plain_numbers({**logs, "step": state.global_step}))
+        state.log_history.append(metrics_io.plain_numbers({**logs, "step": state.global_step}))
         self.callback_handler.fire("on_log", progress, logs=logs)
 
     def _evaluate(
@@ -1493,7 +1491,7 @@ class Trainer:
     @staticmethod
     def metrics_format(metrics: dict[str, float]) -> dict[str, Any]:
         """Metrics as a person reads them: memory in MB, times as h:mm:ss, floats with four decimals."""
-        return report.metrics_format(metrics)
+        return metrics_io.metrics_format(metrics)
 
     def log_metrics(self, split: str, metrics: dict[str, float]) -> None:
         """Prints metrics, aligned.
@@ -1503,7 +1501,7 @@ class Trainer:
             metrics: names and numbers.
         """
         if self.is_world_process_zero():
-            report.print_metrics(split, metrics)
+            metrics_io.print_metrics(split, metrics)
 
     def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
         """Writes `<split>_results.json` to the output directory.
@@ -1514,7 +1512,7 @@ class Trainer:
             combined: also add them to `all_results.json`.
         """
         if self.is_world_process_zero():
-            report.save_metrics(self.args.output_dir, split, metrics, combined=combined)
+            metrics_io.save_metrics(self.args.output_dir, split, metrics, combined=combined)
 
     # -- the Hub -------------------------------------------------------------------------------------------------------
 
@@ -1549,15 +1547,15 @@ class Trainer:
             finetuned_from: name of the base model.
             dataset, dataset_tags, dataset_args: what it was trained on.
         """
-        from trainwright.hub import card, facts
+        from trainwright.hub import model_card, model_card_data
 
         if not self.is_world_process_zero():
             return
         given = {"language": language, "license": license, "tags": tags, "model_name": model_name, "tasks": tasks,
                  "base_model": finetuned_from, "dataset": dataset, "dataset_tags": dataset_tags,
                  "dataset_args": dataset_args}  # fmt: skip
-        known = facts.collect(self.args, self.model, self.train_dataset, self.state.log_history, given)
-        card.write_card(self.args.output_dir, known)
+        known = model_card_data.collect(self.args, self.model, self.train_dataset, self.state.log_history, given)
+        model_card.write_card(self.args.output_dir, known)
 
     def push_to_hub(
         self,
@@ -1705,7 +1703,7 @@ class Trainer:
         Returns:
             The findings, each with its evidence and its cure. `print` shows them; `is_fine` says that none is grave.
         """
-        from trainwright.checkup import full_check
+        from trainwright.preflight import full_check
 
         return full_check.full_check(self, plans_memory=memory or budget is not None, budget=budget)
 
@@ -1717,14 +1715,14 @@ class Trainer:
         Args:
             num_steps: optimizer steps of each short run.
         """
-        from trainwright.checkup.prove import invariants
+        from trainwright.preflight.prove import invariants
 
         return invariants.prove(self, num_steps=num_steps)
 
     def _first_look(self, trial: Any) -> Any:
         """What watches the first step of a run; it has looked at what is known before it."""
         if not getattr(self.args, "preflight", True):
-            return NO_LOOK
-        from trainwright.checkup import first_look
+            return NULL_OBSERVER
+        from trainwright.preflight import first_look
 
         return first_look.begin(self, self._run.plan, self._get_output_dir(trial))

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainwright._types import RNG_STATE_NAME
 from trainwright.errors import CheckpointError
-from trainwright.types import RNG_STATE_NAME
 
 
 def capture() -> dict[str, Any]:

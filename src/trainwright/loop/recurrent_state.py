@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainwright.types import Batch
+from trainwright._types import Batch
 
 
 class RecurrentForward:

@@ -14,34 +14,34 @@ from typing import Any, ClassVar
 import torch
 
 from trainwright import model_facts
+from trainwright._types import has_length, is_instance_of
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.callbacks.preemption import SlurmRequeue
 from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
 from trainwright.callbacks.time_limits import TimeLimits
 from trainwright.checkpoint import rng
-from trainwright.checkpoint.writer import Writer
+from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve, rules
 from trainwright.config.plans import StepPlan
 from trainwright.config.traced import WARM_UP
-from trainwright.data.workers import enable_full_determinism, set_seed
+from trainwright.data.worker_seeding import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
-from trainwright.engine.peak import supports_bf16, supports_tf32
+from trainwright.engine.device_info import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
+from trainwright.evaluation.eval_context import EvalContext
+from trainwright.evaluation.gather_objects import gather_results
+from trainwright.evaluation.streaming_metrics import is_streaming
 from trainwright.hooks import Events
-from trainwright.journal.keeper import JournalKeeper
-from trainwright.loop.eval_session import EvalSession
+from trainwright.journal.listener import JournalListener
 from trainwright.loop.label_smoother import LabelSmoother
-from trainwright.loop.loss_scale import LossRule
-from trainwright.loop.oom import SmallerBatches
-from trainwright.metrics.memory import TrainerMemoryTracker
-from trainwright.metrics.objects import gathered
-from trainwright.metrics.streaming import is_streaming
+from trainwright.loop.micro_batch_retry import MicroBatchRetry
+from trainwright.loss_normalization import LossRule
 from trainwright.run.uploads import Uploads
 from trainwright.state.clock import Clock
-from trainwright.trackers.table import get_reporting_integration_callbacks
-from trainwright.types import has_length, is_instance_of
+from trainwright.state.memory_tracker import TrainerMemoryTracker
+from trainwright.trackers.registry import get_reporting_integration_callbacks
 
 WITH_OPTIMIZER = 3  # times the weights: two moments of Adam
 SLOW_DISK = 100e6  # bytes a second that a save is expected to write before one has been seen
@@ -60,9 +60,9 @@ class Services:
         eval_dataloaders: by the name of their set, where workers are kept.
     """
 
-    writer: Writer
+    writer: CheckpointWriter
     memory_tracker: TrainerMemoryTracker
-    journal: JournalKeeper = field(default_factory=lambda: JournalKeeper(Clock()))
+    journal: JournalListener = field(default_factory=lambda: JournalListener(Clock()))
     uploads: Uploads = field(default_factory=Uploads)
     eval_dataloaders: dict[str, Any] = field(default_factory=dict)
     flags: SimpleNamespace = field(default_factory=SimpleNamespace)
@@ -73,7 +73,7 @@ class Services:
     @classmethod
     def for_arguments(cls, args: Any, *, measures_memory: bool) -> Services:
         return cls(
-            writer=Writer(goes_on=getattr(args, "save_failure", "stop") == "continue"),
+            writer=CheckpointWriter(goes_on=getattr(args, "save_failure", "stop") == "continue"),
             memory_tracker=TrainerMemoryTracker(not measures_memory),
         )
 
@@ -131,11 +131,11 @@ def seed_everything(args: Any) -> None:
 
 def make_engine(args: Any, model: Any = None) -> Engine:
     """`model`: the one to train, if it is there already: its weights may be distributed over processes."""
-    return select_engine(resolve.engine(args, None if model is None else model_facts.layout(model)))
+    return select_engine(resolve.engine(args, None if model is None else model_facts.model_layout(model)))
 
 
 def make_callbacks(
-    args: Any, callbacks: Iterable[Any] | None, *, engine: Engine, writer: Writer, **context: Any
+    args: Any, callbacks: Iterable[Any] | None, *, engine: Engine, writer: CheckpointWriter, **context: Any
 ) -> CallbackHandler:
     """The handler with the flow, trackers, the user's callbacks, those of the arguments, and what shows progress."""
     trackers = get_reporting_integration_callbacks(args.report_to)
@@ -243,7 +243,7 @@ def _patches(args: Any, model: Any) -> Iterator[Any]:
 
         apply_liger_kernel(model, args.liger_kernel_config)
     if args.activation_checkpointing:
-        from trainwright.patches.activations import checkpointed_activations
+        from trainwright.patches.activation_checkpointing import checkpointed_activations
 
         yield checkpointed_activations(model, args.activation_checkpointing_kwargs)
     if args.neftune_noise_alpha is not None:
@@ -251,7 +251,7 @@ def _patches(args: Any, model: Any) -> Iterator[Any]:
 
         yield noisy_embeddings(model, args.neftune_noise_alpha)
     if "underflow_overflow" in args.debug:
-        from trainwright.patches.debug import overflow_detection
+        from trainwright.patches.overflow_detection import overflow_detection
 
         yield overflow_detection(model)
 
@@ -303,8 +303,8 @@ def warning_of_summed_means(model: Any, args: Any, rule: LossRule) -> str | None
     )
 
 
-def smaller_batches(args: Any, engine: Engine) -> SmallerBatches | None:
-    return SmallerBatches(engine, rng) if args.auto_find_batch_size else None
+def smaller_batches(args: Any, engine: Engine) -> MicroBatchRetry | None:
+    return MicroBatchRetry(engine, rng) if args.auto_find_batch_size else None
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def evaluation_context(
     compute_metrics: Any,
     is_prediction: bool,
     **parts: Any,
-) -> EvalSession:
+) -> EvalContext:
     """The parts of one evaluation; `parts` are further fields of it.
 
     Args:
@@ -352,10 +352,10 @@ def evaluation_context(
     def gather(value: Any) -> Any:
         if not args.eval_use_gather_object or engine.num_replicas == 1:
             return services.gather_function(value)
-        return gathered(value, engine.objects_of_replicas)
+        return gather_results(value, engine.objects_of_replicas)
 
     streams = args.batch_eval_metrics or is_streaming(compute_metrics)
-    return EvalSession(
+    return EvalContext(
         plan=resolve.evaluation(args),
         events=events,
         gather=gather,

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainwright.checkpoint import items, rng, space, weights
+from trainwright._types import TRAINER_STATE_NAME
+from trainwright.checkpoint import disk_space, rng, training_state, weights
+from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.retention import Keep, Saved, to_remove
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.checkpoint.writer import Writer
 from trainwright.config import resolve
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError
 from trainwright.hooks import SaveHooks, is_overridden
 from trainwright.run.training import TrainingRun
-from trainwright.state.exportable import collect_states
-from trainwright.types import TRAINER_STATE_NAME
+from trainwright.state.exportable_state import collect_states
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Checkpointer:
 
     args: Any
     engine: Engine
-    writer: Writer
+    writer: CheckpointWriter
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -146,15 +146,15 @@ class Checkpointer:
         weights.save_weights(self.engine.unwrap(model), folder, state_dict=state_dict, sink=self.writer.sink)
         if hasattr(processing_class, "save_pretrained"):
             processing_class.save_pretrained(folder)
-        items.save_arguments(self.args, folder)
+        training_state.save_arguments(self.args, folder)
 
     def write_optimizer_and_scheduler(self, optimizer: Any, scheduler: Any, folder: Path) -> None:
         if not self.engine.writes_parts:
             state = self.engine.optimizer_state(optimizer)
             if self.args.should_save:
-                items.save_optimizer(state, folder, sink=self.writer.sink)
+                training_state.save_optimizer(state, folder, sink=self.writer.sink)
         if self.args.should_save:
-            items.save_scheduler(scheduler, folder)
+            training_state.save_scheduler(scheduler, folder)
 
     def write_random_states(self, run: TrainingRun, folder: Path) -> None:
         """Random states of all processes, each in a file of its own; the writing process writes them for all.
@@ -180,16 +180,18 @@ class Checkpointer:
     def read_optimizer_and_scheduler(self, model: Any, optimizer: Any, scheduler: Any, folder: Path) -> None:
         engine = self.engine
         if not engine.load_optimizer_in_parts(folder, model, optimizer):
-            items.load_optimizer(optimizer, folder, load=engine.load_optimizer_state, holds_parts=engine.holds_parts)
-        items.load_scheduler(scheduler, folder)
+            training_state.load_optimizer(
+                optimizer, folder, load=engine.load_optimizer_state, holds_parts=engine.holds_parts
+            )
+        training_state.load_scheduler(scheduler, folder)
 
 
 def write_scaler(accelerator: Any, folder: Path) -> None:
-    items.save_scaler(getattr(accelerator, "scaler", None), folder)
+    training_state.save_scaler(getattr(accelerator, "scaler", None), folder)
 
 
 def read_scaler(accelerator: Any, folder: Path) -> None:
-    items.load_scaler(getattr(accelerator, "scaler", None), folder)
+    training_state.load_scaler(getattr(accelerator, "scaler", None), folder)
 
 
 def stateful(handler: Any, control: Any) -> list[Any]:
@@ -263,14 +265,14 @@ def check_first_checkpoint(args: Any, folder: str, model: Any) -> None:
     if args.save_strategy == "no":
         return
     root, what = Path(folder), "A checkpoint"
-    surely = space.weights_bytes(model)
-    likely = surely + (0 if args.save_only_model else space.estimated_optimizer_bytes(model))
-    free = space.free_bytes(root)
+    surely = disk_space.weights_bytes(model)
+    likely = surely + (0 if args.save_only_model else disk_space.estimated_optimizer_bytes(model))
+    free = disk_space.free_bytes(root)
     if free is None or free >= likely:
         return
     if free < surely and getattr(args, "save_failure", "stop") == "stop":
-        space.check_room(root, surely, what=what)
-    logger.warning("%s", space.too_little(root, likely, free, what=f"{what}, estimated with its optimizer,"))
+        disk_space.check_free_space(root, surely, what=what)
+    logger.warning("%s", disk_space.shortage_message(root, likely, free, what=f"{what}, estimated with its optimizer,"))
 
 
 def check_next_checkpoint(args: Any, folder: Path, model: Any, optimizer: Any) -> None:
@@ -279,8 +281,8 @@ def check_next_checkpoint(args: Any, folder: Path, model: Any, optimizer: Any) -
     Raises:
         CheckpointWriteError: it cannot fit on the disk.
     """
-    needed = space.weights_bytes(model) + (0 if args.save_only_model else space.optimizer_bytes(optimizer))
-    space.check_room(folder, needed, what="The next checkpoint")
+    needed = disk_space.weights_bytes(model) + (0 if args.save_only_model else disk_space.optimizer_bytes(optimizer))
+    disk_space.check_free_space(folder, needed, what="The next checkpoint")
 
 
 def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best: int | None) -> None:

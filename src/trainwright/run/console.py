@@ -10,18 +10,18 @@ from typing import Any
 from trainwright.config import rules
 from trainwright.config.effective import effective_plan
 from trainwright.engine.base import Engine
-from trainwright.journal import surroundings, timeline
-from trainwright.journal.keeper import JournalKeeper
+from trainwright.journal import environment_info, timeline
+from trainwright.journal.listener import JournalListener
 from trainwright.journal.record import FileJournal, NullJournal
-from trainwright.loop.session import Session
-from trainwright.state.run import RunState
+from trainwright.loop.context import LoopContext
+from trainwright.state.run_state import RunState
 from trainwright.state.trainer_state import TrainerState
 
 logger = logging.getLogger(__name__)
 
 
 def log_run_header(
-    context: Session,
+    context: LoopContext,
     args: Any,
     state: TrainerState,
     engine: Engine,
@@ -65,7 +65,14 @@ def show_lines(args: Any, lines: Iterable[str], *, level: int = logging.INFO) ->
 
 
 def begin_journal(
-    keeper: JournalKeeper, context: Session, args: Any, progress: RunState, *, folder: str, run_id: str, **datasets: Any
+    keeper: JournalListener,
+    context: LoopContext,
+    args: Any,
+    progress: RunState,
+    *,
+    folder: str,
+    run_id: str,
+    **datasets: Any,
 ) -> None:
     """Opens the journal of a run and writes down what it is. Only the first process writes, where output is saved."""
     journal = (
@@ -74,16 +81,16 @@ def begin_journal(
     facts: dict[str, Any] = {}
     if isinstance(journal, FileJournal):
         facts = {
-            "arguments": surroundings.arguments(args),
-            "changed": surroundings.changed_arguments(args),
-            "environment": surroundings.environment(context.engine.device),
-            "data": {name: surroundings.data_summary(dataset) for name, dataset in datasets.items()},
-            "process": surroundings.process(),
+            "arguments": environment_info.arguments(args),
+            "changed": environment_info.changed_arguments(args),
+            "environment": environment_info.environment(context.engine.device),
+            "data": {name: environment_info.data_summary(dataset) for name, dataset in datasets.items()},
+            "process": environment_info.process(),
             "plan": dataclasses.asdict(context.plan),
         }
     keeper.begin(journal, lambda: progress.state.global_step, checkpoint=context.start.checkpoint, facts=facts)
 
 
-def log_time_breakdown(args: Any, keeper: JournalKeeper) -> None:
+def log_time_breakdown(args: Any, keeper: JournalListener) -> None:
     """Shows where the time of a run went, as the plan was shown at its start."""
     show_lines(args, timeline.line(keeper.end()).splitlines())

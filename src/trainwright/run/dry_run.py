@@ -14,10 +14,10 @@ from trainwright import checks
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import rules
 from trainwright.errors import MetricError
+from trainwright.evaluation import eval_loop
+from trainwright.evaluation.dry_run import FirstBatch, Guarded
+from trainwright.evaluation.streaming_metrics import is_streaming
 from trainwright.hooks import is_overridden
-from trainwright.loop import evaluate as eval_loop
-from trainwright.loop.rehearsal import FirstBatch, Guarded
-from trainwright.metrics.streaming import is_streaming
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> None:
     if not has_metrics or is_overridden(trainer, "evaluate", "_evaluate"):
         return
     names = tuple(trainer.eval_dataset) if isinstance(trainer.eval_dataset, dict) else ()
-    wanted = rules.metric_to_find(trainer.args, names)
+    wanted = rules.resolve_best_metric(trainer.args, names)
     if wanted is not None:
         _find_metric(trainer, wanted, ignore_keys)
     elif not is_overridden(trainer, "evaluation_loop", "prediction_step", "_prepare_inputs", "get_eval_dataloader"):

@@ -9,24 +9,24 @@ import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from trainwright import model_facts
+from trainwright._types import has_length
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.config.owned import owned
 from trainwright.config.rules_idle import saving_on_exception
-from trainwright.data import columns, orders
-from trainwright.data.ahead import copy_ahead
-from trainwright.data.apart import find_layout
+from trainwright.data import columns, sampler_factory
+from trainwright.data.batch_sampler import batch_order_of
 from trainwright.data.collators import default_collator
-from trainwright.data.formed import Former
-from trainwright.data.groups import formed_order
+from trainwright.data.dataloader import build_dataloader, build_whole
+from trainwright.data.device_prefetch import make_prefetcher
 from trainwright.data.loader import Loader
-from trainwright.data.packing import PackedOrder
-from trainwright.data.plan import build_dataloader, build_whole
-from trainwright.data.rows import RowCollator, as_tensors
+from trainwright.data.packing.collator import PackedCollator, as_tensors
+from trainwright.data.packing.isolation_check import find_layout
+from trainwright.data.packing.sampler import PackedOrder
+from trainwright.data.streaming.batching import BatchFormer
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError
-from trainwright.types import has_length
 
 
 def make_default_collator(args: Any, processing_class: Any) -> Any:
@@ -45,7 +45,7 @@ def train_sampler(args: Any, dataset: Any, length_of: str | None, *, batch_size:
     plan = resolve.sampling(
         args, batch_size=batch_size, seed=_data_seed(args), num_processes=num_processes, length_of=length_of
     )
-    return orders.training_order(dataset, plan)
+    return sampler_factory.training_order(dataset, plan)
 
 
 def eval_sampler(dataset: Any) -> Any:
@@ -70,12 +70,12 @@ def sampler_of(
     if not is_training:
         return None
     plan = resolve.sampling(args, batch_size=batch_size, seed=0, num_processes=1, length_of=length_of)
-    return orders.stream_former(dataset, plan)
+    return sampler_factory.stream_former(dataset, plan)
 
 
 def packed_input(sampler: Any) -> str | None:
     """The entry whose tokens an order packs into rows; None where it packs nothing."""
-    if isinstance(sampler, Former):
+    if isinstance(sampler, BatchFormer):
         return sampler.packed_input
     return sampler.length_of if isinstance(sampler, PackedOrder) else None
 
@@ -103,7 +103,7 @@ def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: An
             takes_positions=takes_positions,
             length_of=length_of,
         )
-    return RowCollator(
+    return PackedCollator(
         collate,
         layout,
         length_of=length_of,
@@ -154,7 +154,7 @@ def make_dataloader(
 
 def samples_per_step(dataloader: Any, args: Any) -> int | None:
     """Samples of a step over all processes, on average, where batches differ in size; None where they do not."""
-    order = formed_order(dataloader)
+    order = batch_order_of(dataloader)
     if order is None:
         return None
     share = order.num_samples / max(len(order), 1)  # of a batch
@@ -164,7 +164,7 @@ def samples_per_step(dataloader: Any, args: Any) -> int | None:
 
 def make_loader(dataloader: Any, device: torch.device) -> Loader:
     """What the training loop reads: batches of an epoch from any position in it."""
-    copies = copy_ahead(dataloader, device)
+    copies = make_prefetcher(dataloader, device)
     return Loader(dataloader, random_state=rng.capture, set_random_state=rng.restore, copies=copies)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trainwright._types import TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.store import CheckpointStore, verified
@@ -18,13 +19,12 @@ from trainwright.config.plans import OPEN_END, StepPlan
 from trainwright.config.resumed import Difference, contradictions, differences
 from trainwright.data.cursor import Cursor, LoaderRandomness
 from trainwright.data.loader import Loader
-from trainwright.data.position import Size, check_same_data, go_on
+from trainwright.data.resume_plan import WindowSize, check_same_data, plan_resume
 from trainwright.engine.base import Engine
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
-from trainwright.optim import continued
+from trainwright.optim import schedule_resume
 from trainwright.optim.schedules import make_schedule
 from trainwright.state.trainer_state import TrainerState
-from trainwright.types import TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -196,8 +196,8 @@ def remaining_plan(
     if manifest is None or manifest.cursor is None:
         return plan, ""
     cursor = Cursor.from_dict(manifest.cursor)
-    now = Size(chunk=loader.chunk or chunk, micro_batches=plan.micro_batches)
-    before = Size.of_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
+    now = WindowSize(chunk=loader.chunk or chunk, micro_batches=plan.micro_batches)
+    before = WindowSize.of_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
     if before != now and loader.chunk is None:
         raise CheckpointError(
             f"The checkpoint was written with steps of {before} samples, and this run has {now}. The training "
@@ -207,7 +207,7 @@ def remaining_plan(
     if args.ignore_data_skip:
         cursor = replace(cursor, samples=0)
     check_same_data(cursor, loader.num_samples, loader.unit)
-    return go_on(
+    return plan_resume(
         plan,
         cursor,
         step=manifest.step,
@@ -297,7 +297,7 @@ def load_checkpoint_args(
 def apply_new_settings(
     optimizer: Any,
     scheduler: Any,
-    asked: continued.Asked,
+    asked: schedule_resume.RequestedSettings,
     then: CheckpointArguments,
     *,
     args: Any,
@@ -310,12 +310,12 @@ def apply_new_settings(
     """
     changed = {one.name: (one.before, one.now) for one in then.differences}
     lines = [str(one) for one in then.differences]
-    rate = continued.changed_rate(optimizer, asked)
+    rate = schedule_resume.changed_rate(optimizer, asked)
     if rate is not None and "learning_rate" not in changed:  # another trainer's checkpoint, or a user's optimizer
         changed["learning_rate"] = rate
         lines.append(str(Difference("learning_rate", *rate)))
-    continued.apply_changes(optimizer, scheduler, asked, changed)
-    is_new = not changed.keys().isdisjoint(continued.SHAPES)
+    schedule_resume.apply_changes(optimizer, scheduler, asked, changed)
+    is_new = not changed.keys().isdisjoint(schedule_resume.SHAPES)
 
     def build(stand_in: Any, length: int) -> Any:
         warmup, options = args.get_warmup_steps(length), args.lr_scheduler_kwargs
@@ -325,7 +325,7 @@ def apply_new_settings(
 
     if not is_own:
         length = then.num_steps if num_steps == OPEN_END else num_steps  # without a length no rate depends on one
-        continued.continue_towards(scheduler, build, before=then.num_steps, now=length, is_new=is_new)
+        schedule_resume.continue_towards(scheduler, build, before=then.num_steps, now=length, is_new=is_new)
     if num_steps != then.num_steps and then.num_steps > 0 and OPEN_END not in (num_steps, then.num_steps):
         how = "" if is_own or is_new else "; the rate goes on from where it stands towards the new end, without a jump"
         lines.append(f"length {then.num_steps} -> {num_steps} steps{how}")

@@ -27,23 +27,23 @@ from trainwright.run import build
 from trainwright.run.console import show_lines
 from trainwright.run.resume import find_checkpoint, restore_callbacks
 from trainwright.run.training import TrainingRun
-from trainwright.search import asked, record
-from trainwright.search.attempts import MODEL_FOLDER
+from trainwright.search import search_record, validation
+from trainwright.search.backends import drawn, select_backend
 from trainwright.search.base import (
     BestRun,
-    Host,
-    Offer,
-    Outcome,
-    Plan,
-    Searching,
+    SearchPlan,
+    SearchState,
+    TrainerHandle,
+    TrialResult,
+    TrialSpec,
     default_compute_objective,
     values_of,
 )
-from trainwright.search.record import SearchRecord, TrialRecord
-from trainwright.search.table import drawn, select_backend
-from trainwright.state.exportable import collect_states
+from trainwright.search.search_record import SearchRecord, TrialRecord
+from trainwright.search.trial_runner import MODEL_FOLDER
+from trainwright.state.exportable_state import collect_states
 from trainwright.trackers.base import TrackerCallback
-from trainwright.trackers.table import get_reporting_integration_callbacks
+from trainwright.trackers.registry import get_reporting_integration_callbacks
 
 MADE_ANEW = (DefaultFlowCallback, ProgressCallback, PrinterCallback, TimeLimits, SlurmRequeue)
 
@@ -63,14 +63,14 @@ def search(
 ) -> BestRun | list[BestRun]:
     """All trials of a search; see `Trainer.hyperparameter_search`."""
     name, chosen = select_backend(backend)
-    asked.check_parts(
+    validation.check_trainer_objects(
         model_init=trainer.model_init, train_dataset=trainer.train_dataset, eval_dataset=trainer.eval_dataset
     )
     space = chosen.default_space if space is None else space
-    plan = asked.make_plan(space=space, num_trials=num_trials, direction=direction,
+    plan = validation.make_plan(space=space, num_trials=num_trials, direction=direction,
                            compute_objective=compute_objective, options=options)  # fmt: skip
     chosen.check(host_of(trainer), plan)
-    trainer._search = Searching(
+    trainer._search = SearchState(
         backend=chosen,
         plan=plan,
         args=trainer.args,
@@ -101,14 +101,14 @@ def _restored_afterwards(trainer: Any) -> Iterator[None]:
         trainer._search = build.NoSearch()
 
 
-def host_of(trainer: Any) -> Host:
+def host_of(trainer: Any) -> TrainerHandle:
     """What the backend may ask."""
     args, output_dir = trainer.args, trainer.args.output_dir
 
     def check(params: Mapping[str, Any]) -> None:
         varied.varied(trainer._search.args, params)
 
-    return Host(
+    return TrainerHandle(
         args=args,
         is_main=trainer.is_world_process_zero(),
         num_processes=trainer._engine.num_processes,
@@ -124,10 +124,10 @@ def host_of(trainer: Any) -> Host:
 # -- a trial ----------------------------------------------------------------------------------------------------------
 
 
-def run_trial(trainer: Any, offer: Offer, trial: Any) -> Outcome:
+def run_trial(trainer: Any, offer: TrialSpec, trial: Any) -> TrialResult:
     """Trains, evaluates where training did not, and frees what it took."""
-    search: Searching = trainer._search
-    search.offer, search.outcome, search.objective = offer, Outcome(), None
+    search: SearchState = trainer._search
+    search.offer, search.outcome, search.objective = offer, TrialResult(), None
     restore_callbacks(search.callback_states, trainer.callback_handler.callbacks, with_settings=True)
     try:
         search.outcome.folder = trainer._get_output_dir(trial)
@@ -142,7 +142,7 @@ def run_trial(trainer: Any, offer: Offer, trial: Any) -> Outcome:
         release(trainer)
 
 
-def arguments_of_trial(search: Searching) -> Any:
+def arguments_of_trial(search: SearchState) -> Any:
     """The arguments as given, with the values of the trial that runs now."""
     args = varied.varied(search.args, {**search.offer.params})
     args.resume_from_checkpoint = None  # that of the script is no trial's
@@ -181,15 +181,15 @@ def report(trainer: Any, trial: Any, metrics: dict[str, float]) -> None:
 
 
 def _hear(trainer: Any, metrics: dict[str, float]) -> None:
-    search: Searching = trainer._search
+    search: SearchState = trainer._search
     outcome = search.outcome
     outcome.metrics = dict(metrics)
-    search.objective = asked.checked_objective(search.compute_objective, dict(metrics), search.plan)
+    search.objective = validation.checked_objective(search.compute_objective, dict(metrics), search.plan)
     outcome.objective = search.objective
     outcome.curve.append((trainer.state.global_step, search.objective))
 
 
-def _keep(trainer: Any, search: Searching) -> None:
+def _keep(trainer: Any, search: SearchState) -> None:
     """What is left of a trial on the disk, beside its checkpoints."""
     settings, outcome = search.plan.settings, search.outcome
     if settings.load_best_trial and not outcome.was_pruned:
@@ -200,7 +200,7 @@ def _keep(trainer: Any, search: Searching) -> None:
             store.remove(step)
 
 
-def folder_of_trial(output_dir: str, offer: Offer, trial: Any, *, hp_name: Callable[[Any], str] | None) -> str:
+def folder_of_trial(output_dir: str, offer: TrialSpec, trial: Any, *, hp_name: Callable[[Any], str] | None) -> str:
     """Where a trial writes: `run-<id>` in the output directory, or the name that `hp_name` gives it."""
     return os.path.join(output_dir, f"run-{offer.id}" if hp_name is None else str(hp_name(trial)))
 
@@ -214,18 +214,18 @@ def name_and_params(trial: Any, search: Any) -> tuple[str | None, dict[str, Any]
 # -- the best trial ---------------------------------------------------------------------------------------------------
 
 
-def _show_best(args: Any, plan: Plan, best: BestRun | list[BestRun]) -> None:
+def _show_best(args: Any, plan: SearchPlan, best: BestRun | list[BestRun]) -> None:
     """Shows the best trials of a search, as tables."""
     for one in best if isinstance(best, list) else [best]:
-        entry = TrialRecord(one.run_id, record.FINISHED, one.hyperparameters, values_of(one.objective))
-        show_lines(args, record.table(entry, plan.directions))
+        entry = TrialRecord(one.run_id, search_record.FINISHED, one.hyperparameters, values_of(one.objective))
+        show_lines(args, search_record.table(entry, plan.directions))
 
 
-def _load_best_trial(trainer: Any, freeze: Callable[[Offer], Any], best: BestRun | list[BestRun]) -> None:
+def _load_best_trial(trainer: Any, freeze: Callable[[TrialSpec], Any], best: BestRun | list[BestRun]) -> None:
     """Loads the model of the best trial, the first of several."""
     first = best[0] if isinstance(best, list) else best
     folder = trainer._engine.agree(lambda: _best_folder(trainer.args.output_dir, first.run_id))
-    trainer._adopt_model(trainer.call_model_init(freeze(Offer(id=first.run_id, params=first.hyperparameters))))
+    trainer._adopt_model(trainer.call_model_init(freeze(TrialSpec(id=first.run_id, params=first.hyperparameters))))
     trainer._load_from_checkpoint(folder)
 
 
@@ -262,9 +262,9 @@ def _also_tracked_by(handler: CallbackHandler, name: str | None) -> Iterator[Non
 # -- trials in other processes ----------------------------------------------------------------------------------------
 
 
-def _packed(trainer: Any) -> Callable[[], Host]:
+def _packed(trainer: Any) -> Callable[[], TrainerHandle]:
     """This trainer for another process: a function that makes it anew there, of what the user brought."""
-    search: Searching = trainer._search
+    search: SearchState = trainer._search
     args = copy.copy(search.args)
     args.output_dir = os.path.abspath(args.output_dir)  # paths hold there too
     search = replace(search, args=args, plan=replace(search.plan, options={}))
@@ -276,7 +276,7 @@ def _packed(trainer: Any) -> Callable[[], Host]:
     return partial(_unpacked, moved, callbacks)
 
 
-def _unpacked(moved: Any, callbacks: list[Any]) -> Host:
+def _unpacked(moved: Any, callbacks: list[Any]) -> TrainerHandle:
     """In the other process: the trainer, with services and a run of its own."""
     services = build.Services.for_arguments(moved.args, measures_memory=False)
     trainer = build.with_parts(moved, _services=services, _run=TrainingRun.idle(moved.args))

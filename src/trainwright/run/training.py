@@ -10,23 +10,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from trainwright._types import Batch
 from trainwright.config import resolve
 from trainwright.config.plans import StepPlan
 from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine
-from trainwright.hooks import FirstLook
-from trainwright.loop.loss_scale import LossRule
-from trainwright.loop.session import Session, Start
-from trainwright.metrics.speed import FlopEstimator
-from trainwright.metrics.waiting import DataWait
-from trainwright.optim import continued, modes, schedules
+from trainwright.hooks import FirstStepObserver
+from trainwright.journal.data_wait import DataWait
+from trainwright.loop.context import LoopContext, RunStart
+from trainwright.loss_normalization import LossRule
+from trainwright.optim import schedule_resume, schedules, train_eval_mode
 from trainwright.run import input_pipeline, resume
 from trainwright.run.build import Services, smaller_batches
 from trainwright.run.resume import CheckpointArguments, PendingActions
 from trainwright.state.control import TrainerControl
-from trainwright.state.run import RunState
+from trainwright.state.run_state import RunState
+from trainwright.state.throughput import FlopEstimator
 from trainwright.state.trainer_state import TrainerState
-from trainwright.types import Batch
 
 Forward = Callable[[Any, Batch], Any]
 
@@ -79,11 +79,11 @@ class TrainingRun:
         self.loader: Loader | None = None
         self.batch_size = 0
         self.loss_rule: LossRule | None = None
-        self.context: Session | None = None
+        self.context: LoopContext | None = None
         self.pending_actions = PendingActions()
         self.checkpoint_args: CheckpointArguments | None = None
         self.changed_args: list[str] = []
-        self.eval_mode_guard: modes.Pause | None = None
+        self.eval_mode_guard: train_eval_mode.EvalModeGuard | None = None
         self.flops = FlopEstimator()
         self._data_wait: DataWait | None = None
         self._resume_note = ""
@@ -114,7 +114,7 @@ class TrainingRun:
         """A dry run of an evaluation from here; `model` is in evaluation mode until its guard ends."""
         dry = TrainingRun(RunState(self.progress.state, self.progress.control), self._fresh_forward(), is_dry=True)
         dry.is_training, dry.loss_rule = self.is_training, self.loss_rule
-        dry.eval_mode_guard = modes.Pause(model, None)
+        dry.eval_mode_guard = train_eval_mode.EvalModeGuard(model, None)
         return dry
 
     # -- preparing -----------------------------------------------------------------------------------------------------
@@ -168,7 +168,14 @@ class TrainingRun:
         return position
 
     def apply_new_settings(
-        self, asked: continued.Asked, optimizer: Any, scheduler: Any, args: Any, *, max_steps: int, is_own: bool
+        self,
+        asked: schedule_resume.RequestedSettings,
+        optimizer: Any,
+        scheduler: Any,
+        args: Any,
+        *,
+        max_steps: int,
+        is_own: bool,
     ) -> None:
         """Arguments that differ from the checkpoint's take effect in the states that were loaded.
 
@@ -190,9 +197,9 @@ class TrainingRun:
         rule: LossRule,
         start: tuple[int, int],
         checkpoint: str | None,
-        first_look: FirstLook,
+        first_look: FirstStepObserver,
         **parts: Any,
-    ) -> Session:
+    ) -> LoopContext:
         """Starts the clocks; returns what the loop works with. `parts` are further fields of it."""
         assert self.plan is not None
         self.loss_rule = rule
@@ -203,11 +210,11 @@ class TrainingRun:
         )
         self._data_wait = DataWait(self.progress.clock)
         pending = self.pending_actions
-        self.context = Session(
+        self.context = LoopContext(
             engine=engine,
             plan=self.plan,
             rule=rule,
-            start=Start(epoch=start[0], batches=start[1], checkpoint=checkpoint,
+            start=RunStart(epoch=start[0], batches=start[1], checkpoint=checkpoint,
                         owes_evaluation=pending.evaluates, owes_save=pending.saves),
             scheduler_follows_metrics=schedules.follows_metrics(parts["scheduler"]),
             saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
@@ -247,16 +254,16 @@ class TrainingRun:
     def begin_evaluation(self, model: Any, optimizer: Any) -> None:
         """Evaluation mode, of which training finds no trace when it goes on."""
         if self.is_dry:
-            modes.eval_mode(model, None)
+            train_eval_mode.eval_mode(model, None)
         elif not self.is_training:
-            modes.eval_mode(model, optimizer)
+            train_eval_mode.eval_mode(model, optimizer)
         elif self.eval_mode_guard is None:
-            self.eval_mode_guard = modes.Pause(model, optimizer)
+            self.eval_mode_guard = train_eval_mode.EvalModeGuard(model, optimizer)
 
     def end_evaluation(self, model: Any, optimizer: Any) -> None:
         """Training mode again: as training left it, or of all modules where somebody else left evaluation mode on."""
         if self.eval_mode_guard is None:
-            modes.train_mode(model, optimizer)
+            train_eval_mode.train_mode(model, optimizer)
             return
         self.eval_mode_guard.end(model, optimizer)
         self.eval_mode_guard = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainwright.hub.uploader import Uploader
-    from trainwright.journal.keeper import JournalKeeper
+    from trainwright.journal.listener import JournalListener
 
 
 class Uploads:
@@ -23,9 +23,9 @@ class Uploads:
         self._uploader: Uploader | None = None
         self.in_progress: Any = None
 
-    def open(self, args: Any, journal: JournalKeeper, *, token: str | None, private: bool | None) -> str:
+    def open(self, args: Any, journal: JournalListener, *, token: str | None, private: bool | None) -> str:
         """Makes the repository unless it is there, and returns its name; what is given wins over the arguments."""
-        from trainwright.hub import contents
+        from trainwright.hub import file_selection
         from trainwright.hub.client import HubClient
         from trainwright.hub.uploader import Uploader
 
@@ -34,7 +34,7 @@ class Uploads:
 
         self._uploader = Uploader(
             args.output_dir,
-            contents.repo_name(args),
+            file_selection.repo_name(args),
             client=HubClient(args.hub_token if token is None else token),
             private=args.hub_private_repo if private is None else private,
             revision=args.hub_revision,
@@ -45,9 +45,9 @@ class Uploads:
 
     def model_name(self, args: Any) -> str:
         """The name of the repository without its owner."""
-        from trainwright.hub import contents
+        from trainwright.hub import file_selection
 
-        return contents.repo_name(args).rpartition("/")[2]
+        return file_selection.repo_name(args).rpartition("/")[2]
 
     def start(self) -> None:
         """A training begins: what the one before it left is sent."""
@@ -86,10 +86,10 @@ class Uploads:
             when_there: calls its argument when the checkpoint is on the disk.
             announce: called if this upload starts now.
         """
-        from trainwright.hub import contents
+        from trainwright.hub import file_selection
 
-        strategy = contents.strategy_of(args)
-        if self._uploader is None or strategy == contents.END:
+        strategy = file_selection.strategy_of(args)
+        if self._uploader is None or strategy == file_selection.END:
             return
         starts = args.hub_always_push or not self._uploader.is_busy
         if starts:
@@ -97,7 +97,7 @@ class Uploads:
         self._uploader.push_checkpoint(
             folder,
             strategy=strategy,
-            message=contents.message(args, state),
+            message=file_selection.message(args, state),
             step=state.global_step,
             when_there=when_there,
             starts=starts,

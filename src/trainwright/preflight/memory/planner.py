@@ -1,0 +1,243 @@
+"""The memory of a training step: a copy of the trainer takes two steps on stand-ins, or on a small real batch."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trainwright._types import Batch
+from trainwright.checkpoint.host_copy import available_bytes, tensors_of
+from trainwright.config import resolve
+from trainwright.engine.device_info import supports_bf16
+from trainwright.errors import ArgumentError, ModelError
+from trainwright.evaluation.dry_run import SilentEvents, first_batches
+from trainwright.loop.context import NULL_OBSERVER, LoopContext
+from trainwright.loop.step import Window, take_step
+from trainwright.optim.optimizer_class import steps_in_backward
+from trainwright.preflight.memory.allocation_tracker import AllocationTracker
+from trainwright.preflight.memory.fake_tensors import fake_batch, fake_model, make_fake_mode
+from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, SettingsChange, parse_size
+from trainwright.preflight.memory.reductions import changes
+from trainwright.preflight.trainer_copy import copy_of, left_as_it_was
+from trainwright.run import build
+from trainwright.tensor_tree import find_batch_size
+
+LOOKED_AT = 4  # batches, of which the largest counts
+COPIES = 5  # of the weights, that a measured step takes
+
+
+def plan_memory(trainer: Any, budget: int | float | str | None) -> MemoryPlan:  # any Trainer
+    """Where the memory of a step goes, and what would make it fit.
+
+    Raises:
+        ArgumentError: several processes train, or there is nothing to train on.
+    """
+    if not trainer._engine.trains_bare or trainer.train_dataset is None:
+        raise ArgumentError(
+            "The memory plan needs a trainer with a train_dataset, in one process that holds the whole model. Start "
+            "it without a launcher, and without settings that share the model out or exchange its layers."
+        )
+    device = trainer._engine.device
+    limit = parse_size(budget) if budget is not None else _memory_of(device)
+    try:
+        with left_as_it_was(trainer.model), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about stand-ins
+            peak = _peak_or_measured(trainer)
+            tried = [] if budget is None or peak.total_bytes <= (limit or 0) else _tried(trainer, limit)
+            if budget is None:
+                tried = _tried(trainer, None)
+    finally:
+        build.make_engine(trainer.args)  # accelerate's state is one per process: it belongs to the trainer again
+    return MemoryPlan(peak=peak, changes=tuple(tried), budget_bytes=limit, device=device.type)
+
+
+def _memory_of(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return available_bytes()
+
+
+def _tried(trainer: Any, budget: int | None) -> list[SettingsChange]:
+    """What changes come to, up to the first that fits."""
+    can_bf16 = trainer._engine.device.type == "cpu" or supports_bf16(trainer._engine.device) is True
+    found: list[SettingsChange] = []
+    for settings, price in changes(trainer.args, can_bf16=can_bf16):
+        try:
+            size: int | None = predicted_peak(trainer, settings).total_bytes
+            reason = ""
+        except Exception as error:
+            size, reason = None, f"{type(error).__name__}: {error}".splitlines()[0]
+        found.append(SettingsChange(settings=settings, price=price, peak_bytes=size, reason=reason))
+        if budget is not None and size is not None and size <= budget:
+            break
+    return found
+
+
+def _peak_or_measured(trainer: Any) -> PeakMemory:
+    try:
+        return predicted_peak(trainer, {})
+    except Exception as error:  # a model may look at values, which stand-ins do not have
+        try:
+            return measured_peak(trainer, error)
+        except ModelError:
+            raise
+        except Exception as second:
+            raise ModelError(
+                f"The memory of a step can neither be predicted ({error}) nor measured ({second})."
+            ) from second
+
+
+def predicted_peak(trainer: Any, settings: dict[str, Any]) -> PeakMemory:
+    """The peak of a step with these settings; nothing is computed and no memory taken."""
+    mode = make_fake_mode()
+    copied = _with_settings(trainer, fake_model(trainer.model, mode), settings)
+    batches = _batches(copied)
+    window = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
+    samples = [fake_batch(batch, mode) for batch in window[0]]
+    with mode:
+        peaks = _track(copied, samples, window[1])
+    return max(peaks.values(), key=lambda peak: peak.total_bytes)
+
+
+def measured_peak(trainer: Any, error: Exception) -> PeakMemory:
+    """The peak of a step, by real ones on a quarter and on half of its samples: memory grows evenly with them.
+
+    Raises:
+        ModelError: there is no memory for that; `error` is why it could not be predicted.
+    """
+    size = build.num_bytes(trainer.model)
+    if size * COPIES > _memory_of(trainer._engine.device):
+        raise ModelError(
+            f"The memory of a step cannot be predicted ({error}), and {COPIES} times the weights do not fit for "
+            "measuring it."
+        ) from error
+    rows = max(find_batch_size(batch) or 1 for batch in _batches(_with_settings(trainer, trainer.model, {})))
+    few, more = max(rows // 4, 1), max(rows // 2, 2)
+    one, two = (_measured(trainer, number) for number in (few, more))
+    steps = (rows - few) / (more - few)
+    return max((_grown(one[m], two[m], steps) for m in one if m in two), key=lambda peak: peak.total_bytes)
+
+
+def _measured(trainer: Any, num_rows: int) -> dict[str, PeakMemory]:
+    """The peaks of a step with the first rows of its batch, on a copy of the model."""
+    copied = _with_settings(trainer, copy.deepcopy(trainer.model), {})
+    batches = [{name: _rows(value, num_rows) for name, value in batch.items()} for batch in _batches(copied)]
+    window, num_items = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
+    return _track(copied, window, num_items)
+
+
+def _grown(one: PeakMemory, two: PeakMemory, steps: float) -> PeakMemory:
+    """A peak that goes on growing from the first to the second, so many times as far."""
+
+    def grown(first: int, second: int) -> int:
+        return round(first + (second - first) * steps)
+
+    def each(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+        return {name: grown(first.get(name, 0), second.get(name, 0)) for name in (*first, *second)}
+
+    return PeakMemory(
+        total_bytes=grown(one.total_bytes, two.total_bytes),
+        by_kind=each(one.by_kind, two.by_kind),
+        by_module=each(one.by_module, two.by_module),
+        moment=two.moment,
+        is_measured=True,
+    )
+
+
+def _rows(value: Any, number: int) -> Any:
+    return value[:number] if isinstance(value, (torch.Tensor, list)) else value
+
+
+def _with_settings(trainer: Any, model: Any, settings: dict[str, Any]) -> Any:
+    """A copy with an engine, an optimizer and a schedule of its own."""
+    copied = copy_of(trainer, settings, model=model, optimizer=None, lr_scheduler=None)
+    copied._services.use_engine(build.make_engine(copied.args))
+    return copied
+
+
+def _batches(copied: Any) -> list[Batch]:
+    """The largest of the first batches, alone: the others of a window come and go like it."""
+    batches = list(first_batches(copied.get_train_dataloader(), LOOKED_AT))
+    largest = max(batches, key=lambda batch: sum(t.numel() for t in tensors_of(dict(batch))))
+    return [dict(largest)]
+
+
+def _track(copied: Any, samples: Sequence[Batch], num_items: Any) -> dict[str, PeakMemory]:
+    """The peaks of a step at which the optimizer has its states, and in which an earlier micro-batch left gradients."""
+    engine, model = copied._engine, copied.model
+    tracker = AllocationTracker(engine.device)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(build.patched(copied.args, model, engine, keeps_outputs=copied._uses_outputs()))
+        stack.enter_context(tracker)
+        tracker.count(model.parameters(), "weights")
+        tracker.count(model.buffers(), "buffers")
+        tracker.count(tensors_of(list(samples)), "batch")
+        stack.enter_context(tracker.inside(model))
+        session = _session(copied)
+        window, hooks = Window(list(samples), num_items), _MarkedHooks(copied, tracker)
+        if steps_in_backward(copied.args):
+            take_step(session, copied._run.progress, hooks, window, epoch=0.0)
+        else:
+            _make_states(session, model, keeps_gradients=resolve.micro_batches(copied.args) > 1)
+        tracker.count(tensors_of([*getattr(session.optimizer, "state", {}).values()]), "optimizer")
+        tracker.count([parameter.grad for parameter in model.parameters()], "gradients")
+        tracker.forget_peaks()
+        tracker.moment = "forward"
+        take_step(session, copied._run.progress, hooks, window, epoch=0.0)
+    return tracker.peaks
+
+
+def _make_states(session: LoopContext, model: Any, *, keeps_gradients: bool) -> None:
+    """Lets the optimizer make its states, as a first step would; gradients stay where a window has further batches."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    session.optimizer.step()
+    if not keeps_gradients:
+        session.engine.zero_grad()
+
+
+class _MarkedHooks:
+    """The hooks of the copy; they tell the tracker where a step is."""
+
+    def __init__(self, copied: Any, tracker: AllocationTracker) -> None:
+        vars(self).update(_copied=copied, _tracker=tracker)  # not through __setattr__, which is the copy's
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._copied, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._copied, name, value)
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        self._tracker.moment = "clip"
+        return self._copied._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        self._tracker.moment = "clip"
+        norm = self._copied._get_grad_norm(model, grad_norm=grad_norm)
+        self._tracker.moment = "update"
+        return norm
+
+
+def _session(copied: Any) -> LoopContext:
+    """What the loop works with, for the run of the copy."""
+    run, args = copied._run, copied.args
+    run.plan = build.step_plan(args, copied.set_initial_training_values(args, copied.get_train_dataloader()))
+    model, loader = copied._prepare_for_training(run.plan.max_steps, None, None)
+    parts = {"model": model, "loader": loader, "optimizer": copied.optimizer, "scheduler": copied.lr_scheduler}
+    return run.begin(  # type: ignore[no-any-return]
+        copied._engine,
+        args,
+        rule=copied._loss_rule(),
+        start=(0, 0),
+        checkpoint=None,
+        first_look=NULL_OBSERVER,
+        events=SilentEvents(),
+        **parts,
+    )

@@ -1,0 +1,246 @@
+"""The invariants that `prove()` tries, each on copies of the trainer with the user's data and hooks."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Subset
+
+from trainwright._types import has_length
+from trainwright.checkpoint.host_copy import available_bytes
+from trainwright.config.help import differing as differing_arguments
+from trainwright.errors import ModelError
+from trainwright.optim.optimizer_class import steps_in_backward
+from trainwright.preflight.prove.gradient_capture import GradientCapture, Tensors, differing, gap, without_dropout
+from trainwright.preflight.prove.launcher import gradients_of
+from trainwright.preflight.prove.proof import Proof, ProofReport
+from trainwright.preflight.trainer_copy import copy_of, left_as_it_was
+from trainwright.run import build
+
+COPIES = 8  # of the weights: two models, gradients and states of one, and what a checkpoint takes
+WINDOW = 8  # samples of the step whose gradients are compared
+NUM_EVALUATED = 48
+EXACT, ROUNDED = 1e-4, 3e-2  # gaps that come from adding in another order, in fp32 and in 16 bits
+
+# A short run for its own sake: nothing is logged, shown, evaluated or ended early.
+SHORT: dict[str, Any] = {
+    "eval_strategy": "no", "eval_on_start": False, "logging_strategy": "no", "save_strategy": "no",
+    "push_to_hub": False, "load_best_model_at_end": False, "metric_for_best_model": None, "disable_tqdm": True,
+    "save_total_limit": None, "preflight": False, "max_train_time": None, "save_every": None,
+    "resume_from_checkpoint": None, "report_to": [], "auto_find_batch_size": False, "save_only_model": False,
+    "overwrite_output_dir": None, "hang_timeout": 0.0, "slurm_requeue": False, "dataloader_num_workers": 0,
+    "dataloader_persistent_workers": False, "dataloader_prefetch_factor": None, "profile": None,
+}  # fmt: skip
+# One order of samples, whatever the batches: only then can two ways to split them be compared.
+IN_ORDER: dict[str, Any] = {
+    "train_sampling_strategy": "sequential", "max_tokens_per_batch": None, "packing": None, "max_steps": 1,
+    "max_grad_norm": 0.0, "warmup_steps": 0, "neftune_noise_alpha": None,
+}  # fmt: skip
+
+
+def prove(trainer: Any, *, num_steps: int) -> ProofReport:  # any Trainer, or a subclass of the user's
+    """Tries every invariant; see `Trainer.prove`."""
+    laws: tuple[tuple[str, str, Callable[[Any, int], tuple[bool, str, str]]], ...] = (
+        ("resume", "a resumed run equals an uninterrupted one", resume),
+        ("accumulation", "8 batches of 1 equal 2 batches of 4", accumulation),
+        ("evaluation", "the evaluation loss does not depend on the batch size", evaluation),
+        ("processes", "two processes equal one", processes),
+    )
+    with _quietly(trainer):
+        return ProofReport(tuple(_tried(trainer, num_steps, *law) for law in laws))
+
+
+def _tried(trainer: Any, num_steps: int, name: str, law: str, attempt: Callable[..., Any]) -> Proof:
+    try:
+        holds, evidence, cure = attempt(trainer, num_steps)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Proof(name=name, law=law, holds=None, evidence=reason)
+    return Proof(name=name, law=law, holds=holds, evidence=evidence, cure="" if holds else cure)
+
+
+@contextmanager
+def _quietly(trainer: Any) -> Iterator[None]:
+    """The short runs say nothing; accelerate's state, one per process, is the trainer's again after them."""
+    logger = logging.getLogger("trainwright")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with left_as_it_was(trainer.model):
+            yield
+    finally:
+        logger.setLevel(level)
+        if trainer._engine.trains_bare:
+            build.make_engine(trainer.args)
+
+
+def short_copy(
+    trainer: Any, folder: str, *, has_dropout: bool = True, parts: dict[str, Any] | None = None, **settings: Any
+) -> Any:
+    """A copy of the trainer with copies of what a run changes, and the seed of a fresh start.
+
+    Args:
+        trainer: stays as it is.
+        folder: where the copy writes.
+        has_dropout: keep the model's.
+        parts: further attributes that differ.
+        settings: fields of the arguments that differ.
+
+    Raises:
+        ModelError: there is no memory for it, or it is one of several processes.
+    """
+    _check_alone(trainer)
+    size = build.num_bytes(trainer.model) * COPIES
+    if trainer._engine.device.type == "cpu" and size > available_bytes():
+        raise ModelError(f"{COPIES} copies of the weights do not fit into memory")
+    scheduler = None if trainer._created_lr_scheduler else trainer.lr_scheduler
+    model, optimizer, scheduler = copy.deepcopy((trainer.model, trainer.optimizer, scheduler))
+    settings = {"output_dir": folder, **SHORT, **settings}
+    known = {name: value for name, value in settings.items() if hasattr(trainer.args, name)}
+    copies = {"optimizer": optimizer, "lr_scheduler": scheduler, "_created_lr_scheduler": False, "model_init": None}
+    copied = copy_of(trainer, known, model=model if has_dropout else without_dropout(model), **copies, **(parts or {}))
+    copied.create_accelerator_and_postprocess()
+    build.seed_everything(copied.args)
+    return copied
+
+
+def _check_alone(trainer: Any) -> None:
+    if not trainer._engine.trains_bare:
+        raise ModelError(
+            "it needs one process that holds the whole model; start without a launcher and without settings that share "
+            "the model out or exchange its layers"
+        )
+
+
+def resume(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
+    half = max(num_steps // 2, 1)
+    length: dict[str, Any] = {"max_steps": num_steps, "warmup_steps": min(trainer.args.warmup_steps, half)}
+    saves: dict[str, Any] = {"save_strategy": "steps", "save_steps": half, "save_async": False}
+    with tempfile.TemporaryDirectory() as folder:
+        whole = short_copy(trainer, folder, **length, **saves)
+        whole.train()
+        resumed = short_copy(trainer, folder, **length, **(saves | {"save_strategy": "no"}))
+        resumed.train(resume_from_checkpoint=str(Path(folder) / f"checkpoint-{half}"))
+    names = differing(_weights(whole.model), _weights(resumed.model))
+    if not names:
+        return True, f"{num_steps} steps, stopped after {half}: every weight is bit for bit the same", ""
+    largest = gap(_weights(whole.model), _weights(resumed.model))
+    cure = (
+        "Something outside of the checkpoint decides: a generator of your own, or state in the model or dataset that "
+        "state_dict() does not hold. For random draws in samples set seed_samples=True."
+    )
+    return False, f"{len(names)} weights differ after {num_steps} steps, by {largest:.2g} of the largest", cure
+
+
+def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().float().cpu() for name, value in model.state_dict().items()}
+
+
+def _gradients(trainer: Any, **settings: Any) -> dict[str, torch.Tensor]:
+    """The gradients of a step over the first samples, in their order."""
+    if steps_in_backward(trainer.args):
+        raise ModelError(f"optim={trainer.args.optim!r} uses gradients up during the backward pass")
+    if not has_length(trainer.train_dataset) or len(trainer.train_dataset) < WINDOW:
+        raise ModelError(f"the training data have no {WINDOW} samples that can be taken in order")
+    keeper = GradientCapture()
+    with tempfile.TemporaryDirectory() as folder:
+        copied = short_copy(trainer, folder, has_dropout=False, **IN_ORDER, **settings)
+        copied.callback_handler.add_callback(keeper)
+        copied.train()
+    return keeper.gradients
+
+
+def accumulation(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
+    def both(**more: Any) -> tuple[Tensors, Tensors]:
+        one = _gradients(trainer, per_device_train_batch_size=1, gradient_accumulation_steps=WINDOW, **more)
+        return one, _gradients(trainer, per_device_train_batch_size=4, gradient_accumulation_steps=2, **more)
+
+    seen, allowed = gap(*both()), _allowed(trainer)
+    evidence = f"the gradients of {WINDOW} samples differ by {seen:.2g} of the largest"
+    if seen <= allowed:
+        return True, evidence, ""
+    if getattr(trainer.args, "loss_weighting", None) == "batches":
+        cured = gap(*both(loss_weighting="items"))
+        if cured <= allowed:
+            return False, evidence, f"loss_weighting='items': tried, and then they differ by {cured:.2g}."
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in trainer.model.modules()):
+        return False, evidence, "Batch normalisation sees micro-batches; use GroupNorm, or freeze its statistics."
+    return False, evidence, (
+        "The loss of a sample depends on what it is batched with: look at padding without an attention_mask, and at "
+        "losses that are neither a sum over num_items_in_batch nor a mean over label items."
+    )  # fmt: skip
+
+
+def _allowed(trainer: Any) -> float:
+    halves = any(p.dtype in (torch.float16, torch.bfloat16) for p in trainer.model.parameters())
+    return ROUNDED if halves or getattr(trainer.args, "mixed_precision", "no") != "no" else EXACT
+
+
+def evaluation(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
+    data = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
+    data = next(iter(data.values())) if isinstance(data, dict) else data
+    if not has_length(data):
+        raise ModelError("the evaluation data have no length")
+    indices = range(min(len(data), NUM_EVALUATED))
+    data = data.select(indices) if hasattr(data, "select") else Subset(data, indices)
+    losses = []
+    for size in (8, 3):
+        with tempfile.TemporaryDirectory() as folder:
+            parts = {"compute_metrics": None, "eval_dataset": data}
+            copied = short_copy(trainer, folder, parts=parts, per_device_eval_batch_size=size)
+            losses.append(copied.evaluate()["eval_loss"])
+    seen = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-12)
+    evidence = f"{losses[0]:.6g} in batches of 8, {losses[1]:.6g} in batches of 3"
+    return seen <= _allowed(trainer), evidence, (
+        "The loss is not a mean over the items of a batch, or a sample's depends on its neighbours: look at padding "
+        "without an attention_mask, and at sums in the loss."
+    )  # fmt: skip
+
+
+def processes(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
+    alone: dict[str, Any] = {"per_device_train_batch_size": WINDOW, "gradient_accumulation_steps": 1}
+    together = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+    if trainer.optimizer is not None and not trainer._created_lr_scheduler:
+        raise ModelError("optimizers=(...) holds parameters of this process; pass optimizer_cls_and_kwargs instead")
+    try:
+        two = gradients_of(_recipe(trainer, together), num_processes=2)
+        if trainer._engine.device.type == "cpu":
+            one = _gradients(trainer, bf16=False, fp16=False, **alone)
+        else:
+            one = gradients_of(_recipe(trainer, alone), num_processes=1)
+    except Exception as error:
+        raise ModelError(
+            f"it could not be handed to another process ({error}). Classes and functions must be in a module that can "
+            "be imported, not in the script itself"
+        ) from error
+    seen = gap(one, two)
+    evidence = f"the gradients of {WINDOW} samples differ by {seen:.2g} of the largest"
+    return seen <= EXACT, evidence, (
+        "A loss that is a mean over label items needs average_tokens_across_devices=True and a model that takes "
+        "num_items_in_batch, or loss_weighting='items'; batch normalisation needs SyncBatchNorm."
+    )  # fmt: skip
+
+
+def _recipe(trainer: Any, sizes: dict[str, Any]) -> dict[str, Any]:
+    """How another process makes this trainer, on the CPU and without what a short run has no use for."""
+    _check_alone(trainer)
+    if not has_length(trainer.train_dataset) or len(trainer.train_dataset) < WINDOW:
+        raise ModelError(f"the training data have no {WINDOW} samples that can be taken in order")
+    settings = SHORT | IN_ORDER | sizes | {"use_cpu": True, "bf16": False, "fp16": False, "log_level": "error"}
+    known = {name: value for name, value in settings.items() if hasattr(trainer.args, name)}
+    names = ("train_dataset", "data_collator", "processing_class", "compute_loss_func", "optimizer_cls_and_kwargs")
+    model = without_dropout(copy.deepcopy(trainer.model).cpu())
+    return {
+        "trainer": type(trainer),
+        "arguments": type(trainer.args),
+        "settings": {**differing_arguments(trainer.args), **known, "report_to": "none"},
+        "parts": {"model": model, **{name: getattr(trainer, name) for name in names}},
+    }
