@@ -26,10 +26,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "HubStrategy",
         "IntervalStrategy",
         "OptimizerNames",
-        "ParallelMode",
         "SaveStrategy",
         "SchedulerType",
     ),
+    "trainwright.config.environment": ("ParallelMode",),
     "trainwright.config.parser": (
         "DataClassType",
         "HfArg",
@@ -84,7 +84,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.metrics.speed": ("speed_metrics",),
     "trainwright.metrics.memory": ("TrainerMemoryTracker",),
     "trainwright.metrics.report": ("denumpify_detensorize", "metrics_format"),
-    "trainwright.engine.older_names": (
+    "trainwright.compat.distributed_helpers": (
         "distributed_broadcast_scalars",
         "distributed_concat",
         "find_executable_batch_size",
@@ -95,7 +95,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.patches.neftune": ("activate_neftune",),
     "trainwright.metrics.container": ("EvalLoopContainer",),
     "trainwright.metrics.nested": (
-        "find_batch_size",
         "nested_concat",
         "nested_detach",
         "nested_numpify",
@@ -158,6 +157,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "SCHEDULER_NAME",
         "TRAINER_STATE_NAME",
         "TRAINING_ARGS_NAME",
+        "find_batch_size",
         "has_length",
     ),
 }

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright.checkpoint.snapshot import Buffers, NotPlainError, available_bytes
+from trainwright.checkpoint.snapshot import Buffers, NotPlainError
+from trainwright.host import available_bytes
 
 
 def trees() -> dict[str, Any]:

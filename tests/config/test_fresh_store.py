@@ -10,7 +10,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
-from trainwright.config.fresh_store import fresh_prefix, init_method
+from trainwright.config.fresh_store import fresh_prefix
+from trainwright.config.rendezvous import init_method
 from trainwright.errors import ProcessFailedError
 
 SOON = timedelta(seconds=20)

@@ -15,10 +15,10 @@ from trainwright.config.enums import (
     HubStrategy,
     IntervalStrategy,
     OptimizerNames,
-    ParallelMode,
     SaveStrategy,
     SchedulerType,
 )
+from trainwright.config.environment import ParallelMode
 from trainwright.config.fields import OlderFields, OurFields
 from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 

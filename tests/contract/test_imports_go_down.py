@@ -22,7 +22,7 @@ PICTURE = (
     ("trackers",),
     ("loop", "engine", "checkpoint", "data", "optim", "callbacks", "patches"),
     ("metrics", "config", "search", "hub", "hooks", "journal", "model_facts"),
-    ("state", "errors", "types"),
+    ("state", "errors", "types", "host"),
 )
 WINGS = PICTURE[7]
 FLOOR = {part: floor for floor, parts in enumerate(PICTURE) for part in parts}
@@ -30,7 +30,7 @@ ONLY_FOR_THE_COMMAND_LINE = PICTURE[1]
 
 TRANSFORMERS = ("checkpoint.weights", "data.collators", "optim.schedules", "seq2seq", "patches", "compat", "tasks",
                 "config.zero_init")  # fmt: skip
-ACCELERATE = ("engine", "config.accelerator")
+ACCELERATE = ("engine", "config.accelerator", "compat.distributed_helpers")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
 BROUGHT_ALONG = {
     "tensorboard": "trackers.tensorboard",
@@ -103,7 +103,7 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
         elif one.package == "ray":
             allowed = ("search.ray", "callbacks.ray_train")
         elif one.package == "torchao":  # optimizers with 8-bit states, and a recipe for fp8
-            allowed = ("optim", "engine.fp8")
+            allowed = ("optim", "engine.accelerator")
         elif one.module.startswith("torch.utils.tensorboard"):
             allowed = ("trackers.tensorboard",)
         elif one.package in BROUGHT_ALONG:

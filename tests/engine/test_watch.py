@@ -1,4 +1,4 @@
-"""The watch: all processes stop at one place, whoever was signalled and however far each of them is."""
+"""The watchdog: all processes stop at one place, whoever was signalled and however far each of them is."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from torch.distributed import HashStore
 
 from trainwright.engine import watch as watching
-from trainwright.engine.watch import Watch
+from trainwright.engine.watch import Watchdog
 
 PLACES = 100_000
 
 
-def watches(count: int) -> list[Watch]:
+def watches(count: int) -> list[Watchdog]:
     store = HashStore()
-    return [Watch(store, rank=rank, num_processes=count, hang_timeout_s=0.0) for rank in range(count)]
+    return [Watchdog(store, rank=rank, num_processes=count, hang_timeout_s=0.0) for rank in range(count)]
 
 
 @pytest.mark.parametrize("seed", range(3))

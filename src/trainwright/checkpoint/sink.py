@@ -7,7 +7,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from trainwright.checkpoint.snapshot import Buffers, NotPlainError, available_bytes
+from trainwright.checkpoint.snapshot import Buffers, NotPlainError
+from trainwright.host import available_bytes
 
 logger = logging.getLogger(__name__)
 

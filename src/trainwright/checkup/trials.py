@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from trainwright.checkpoint import weights
-from trainwright.checkpoint.snapshot import available_bytes
 from trainwright.checkpoint.space import weights_bytes
 from trainwright.checkup.facts import Facts
 from trainwright.checkup.finding import ERROR, NOTE, Finding
 from trainwright.checkup.table import FULL, check, some
+from trainwright.host import available_bytes
 
 IN_MEMORY = Path("/dev/shm")  # where the system has it, a file there is in memory
 COPIES = 3  # the file, what is read of it, and the model that takes it

@@ -24,15 +24,14 @@ def init(
 ) -> None:
     """Write a commented configuration file that trains as it stands."""
     with reporting():
-        from trainwright.errors import RecipeError
-        from trainwright.recipe.read import near
+        from trainwright.errors import RecipeError, did_you_mean
         from trainwright.recipe.schema import TASKS
         from trainwright.recipe.templates import template
         from trainwright.types import write_text
 
         if task not in TASKS:
             listed = "\n".join(f"    {name:<22}{spec.title}" for name, spec in TASKS.items())
-            raise RecipeError(f"{task!r} is not a task.{near(task, TASKS)} Tasks:\n{listed}")
+            raise RecipeError(f"{task!r} is not a task.{did_you_mean(task, TASKS)} Tasks:\n{listed}")
         if config.exists() and not force:
             raise RecipeError(f"{config} is there already. Name another file, or say --force to write over it.")
         config.parent.mkdir(parents=True, exist_ok=True)

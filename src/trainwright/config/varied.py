@@ -20,6 +20,7 @@ from trainwright.config.help import ALIASES
 from trainwright.config.legacy import unknown
 from trainwright.config.normalise import normalise
 from trainwright.config.ranges import RANGES
+from trainwright.types import python_number
 
 # Settled when a trainer is made, or the same for all trials because they share it.
 SETTLED = frozenset(
@@ -76,7 +77,7 @@ def converted(args: Any, name: str, value: Any) -> Any:
     Raises:
         ValueError: it is of another kind.
     """
-    value = value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else value
+    value = python_number(value)
     kinds = _kinds(args, name)
     is_plain = kinds & {"bool", "int", "float", "str"}
     if value is None or isinstance(value, Enum) or not is_plain:

@@ -1,6 +1,6 @@
-"""DeepSpeed's ZeRO: its engine averages, clips and updates. Checkpoints are whole: `zero_states.py` puts them together.
+"""DeepSpeed ZeRO: DeepSpeed's engine averages, clips and updates. Checkpoints are whole, by `zero_states.py`.
 
-DeepSpeed clips within its update, so `clip` takes the step and `step` says whether it was applied.
+DeepSpeed clips within its update, so `clip` updates the weights, and `step` returns whether the update was applied.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,16 +23,26 @@ from trainwright.engine import zero_states
 from trainwright.engine.accelerator import make_accelerator
 from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES
-from trainwright.engine.several import SeveralProcesses
+from trainwright.engine.several import DistributedEngine
 from trainwright.errors import ArgumentError
-from trainwright.types import Prepared
+from trainwright.types import Optimizer, Prepared, Scheduler, StateDict
+
+if TYPE_CHECKING:
+    from accelerate.utils import DeepSpeedPlugin
 
 GATHERS_HALVES = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
 OF_TRAINING = ("optimizer", "scheduler")  # parts of a configuration
 
 
-class DeepSpeedEngine(SeveralProcesses):
-    """Trains with DeepSpeed's engine around the model."""
+class DeepSpeedEngine(DistributedEngine):
+    """Trains with DeepSpeed's engine around the model.
+
+    Args:
+        plan: with DeepSpeed's configuration.
+
+    Raises:
+        MissingPackageError: DeepSpeed is not installed.
+    """
 
     def __init__(self, plan: EnginePlan) -> None:
         assert plan.deepspeed is not None
@@ -43,25 +53,25 @@ class DeepSpeedEngine(SeveralProcesses):
         with zero_init.keeping_the_mark():
             accelerator = make_accelerator(plan, cpu=False, deepspeed_plugin=plugin)
         super().__init__(plan, accelerator)
-        self._runs: Any = None  # DeepSpeed's engine
-        self._judges: Any = None  # one without an optimizer, for a model in parts that is evaluated before training
-        self._groups: list[list[nn.Parameter]] = []  # as the optimizer was given them
-        self._masters: Mapping[str, torch.Tensor] | None = None  # weights that were loaded, as they are in fp32
-        self._stepped: bool | None = None
+        self._train_engine: Any = None  # deepspeed.DeepSpeedEngine, which is not imported here
+        self._eval_engine: Any = None  # one without an optimizer: a partitioned model is evaluated before training
+        self._groups: list[list[nn.Parameter]] = []  # parameter groups as the optimizer got them
+        self._fp32_master_weights: Mapping[str, torch.Tensor] | None = None  # loaded before the engine was made
+        self._was_applied: bool | None = None  # the update of this window; None: it is not made yet
         self._num_steps = self._num_warmup_steps = 0
 
     def expect(self, *, num_steps: int, num_warmup_steps: int) -> None:
         self._num_steps, self._num_warmup_steps = num_steps, num_warmup_steps
 
     def place(self, model: nn.Module) -> nn.Module:
-        return model  # DeepSpeed moves it, or a part of it
+        return model  # DeepSpeed moves the model, or a part of it
 
     def setup(
         self,
         model: nn.Module,
         *,
-        make_optimizer: Callable[[nn.Module], Any],
-        make_scheduler: Callable[[Any], Any],
+        make_optimizer: Callable[[nn.Module], Optimizer],
+        make_scheduler: Callable[[Optimizer], Scheduler],
     ) -> Prepared:
         import deepspeed
 
@@ -73,26 +83,26 @@ class DeepSpeedEngine(SeveralProcesses):
             self._groups = [given["model_parameters"]]
         else:
             optimizer = make_optimizer(model)
-            if self._trains(model) and optimizer is self._runs.optimizer:  # a second train()
-                return Prepared(self._runs, optimizer, make_scheduler(zero_states.inner(optimizer)))
+            if self._trains(model) and optimizer is self._train_engine.optimizer:  # a second train()
+                return Prepared(self._train_engine, optimizer, make_scheduler(zero_states.inner(optimizer)))
             given["optimizer"] = optimizer
             self._groups = [list(group["params"]) for group in optimizer.param_groups]
             config["zero_allow_untested_optimizer"] = True
         halves = [name for name in DTYPES if settings.get(config, f"{name}.enabled") is True]
         self.input_dtype = DTYPES[halves[0]] if halves else None
         self._leave(model)
-        self._runs, optimizer, _, schedule = deepspeed.initialize(model=model, config=config, **given)
-        self._runs._trainwright_module = model
-        if self._masters is not None:
-            zero_states.set_masters(model, self._masters)
-            self._masters = None
+        self._train_engine, optimizer, _, schedule = deepspeed.initialize(model=model, config=config, **given)
+        self._train_engine._trainwright_module = model
+        if self._fp32_master_weights is not None:
+            zero_states.set_masters(model, self._fp32_master_weights)
+            self._fp32_master_weights = None
         own_schedule = "scheduler" in config
-        scheduler = _SteppedByEngine(schedule) if own_schedule else make_scheduler(zero_states.inner(optimizer))
-        self._stepped = None
-        return Prepared(self._runs, optimizer, scheduler)
+        scheduler = _EngineScheduler(schedule) if own_schedule else make_scheduler(zero_states.inner(optimizer))
+        self._was_applied = None
+        return Prepared(self._train_engine, optimizer, scheduler)
 
     def _filled_in(self, model: nn.Module) -> dict[str, Any]:
-        """The configuration with what only the model and the length of the run tell."""
+        """Returns the configuration with the values that only the model and the length of the run decide."""
         made = settings.read(self._config)
         config = getattr(model, "config", None)
         sizes = getattr(config, "hidden_sizes", None) or [getattr(config, "hidden_size", None)]
@@ -117,53 +127,53 @@ class DeepSpeedEngine(SeveralProcesses):
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         module = self.unwrap(model)
         if self._trains(module):
-            return self._runs  # type: ignore[no-any-return]
+            return self._train_engine  # type: ignore[no-any-return]
         if not zero_states.is_in_parts(module):
             return model.to(self.device)
-        if self._judges is None or self._judges.module is not module:
+        if self._eval_engine is None or self._eval_engine.module is not module:
             import deepspeed
 
             config = {key: value for key, value in self._filled_in(module).items() if key not in OF_TRAINING}
-            self._judges = deepspeed.initialize(model=module, config=config)[0]
-            self._judges._trainwright_module = module
-        return self._judges  # type: ignore[no-any-return]
+            self._eval_engine = deepspeed.initialize(model=module, config=config)[0]
+            self._eval_engine._trainwright_module = module
+        return self._eval_engine  # type: ignore[no-any-return]
 
     def _trains(self, module: nn.Module) -> bool:
-        return self._runs is not None and self._runs.module is module
+        return self._train_engine is not None and self._train_engine.module is module
 
     def _leave(self, module: nn.Module) -> None:
-        """Takes what earlier engines have hung on a model off it; its weights in fp32 go over to the next one."""
+        """Destroys earlier engines of a model; its weights in fp32 are kept for the next one."""
         if self._trains(module) and self._is_mixed:
-            self._masters = zero_states.whole_weights(module, keeps=True)
-        for engine in (self._runs, self._judges):
+            self._fp32_master_weights = zero_states.whole_weights(module, keeps=True)
+        for engine in (self._train_engine, self._eval_engine):
             if engine is not None and engine.module is module:
                 engine.destroy()
-        self._runs = self._judges = None
+        self._train_engine = self._eval_engine = None
 
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
-        return NO_CONTEXT  # the weights that it computes with have the type already
+        return NO_CONTEXT  # the weights have the type already
 
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
-        self._runs.set_gradient_accumulation_boundary(sync)
+        self._train_engine.set_gradient_accumulation_boundary(sync)
         return NO_CONTEXT
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        self._stepped = None
-        self._runs.backward(loss, scale_wrt_gas=False, **kwargs)  # the loss is one of the window already
+        self._was_applied = None
+        self._train_engine.backward(loss, scale_wrt_gas=False, **kwargs)  # the loss is normalized already
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         self._update()
-        norm = self._runs.get_global_grad_norm()
+        norm = self._train_engine.get_global_grad_norm()
         return torch.as_tensor(math.nan if norm is None else norm)
 
     def _update(self) -> None:
-        if self._stepped is None:
-            self._runs.step()
-            self._stepped = bool(self._runs.was_step_applied())
+        if self._was_applied is None:
+            self._train_engine.step()
+            self._was_applied = bool(self._train_engine.was_step_applied())
 
-    def step(self, optimizer: Any) -> bool:
+    def step(self, optimizer: Optimizer) -> bool:
         self._update()
-        return bool(self._stepped)
+        return bool(self._was_applied)
 
     def zero_grad(self) -> None:
         """DeepSpeed clears gradients when it has used them."""
@@ -186,7 +196,7 @@ class DeepSpeedEngine(SeveralProcesses):
 
     @property
     def holds_parts(self) -> bool:
-        return self._runs is not None and self._stage > 0
+        return self._train_engine is not None and self._stage > 0
 
     @property
     def _is_mixed(self) -> bool:
@@ -205,51 +215,62 @@ class DeepSpeedEngine(SeveralProcesses):
         types = {name: value.dtype for name, value in self.unwrap(model).state_dict().items()}
         return {name: value.to(types[name]) for name, value in whole.items()}
 
-    def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
+    def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:  # torch's named tuple
         module = self.unwrap(model)
         if self._trains(module) and self.holds_parts:
             return zero_states.set_masters(module, weights)
-        self._masters = weights if self._is_mixed else None
+        self._fp32_master_weights = weights if self._is_mixed else None
         if zero_states.is_in_parts(module):
             return zero_states.set_weights(module, weights)
         return module.load_state_dict(weights, strict=False)
 
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+    def optimizer_state(self, optimizer: Optimizer) -> StateDict:
         if not self.holds_parts:
             return super().optimizer_state(optimizer)
         return zero_states.whole_optimizer_state(optimizer, self._groups, keeps=self.accelerator.is_main_process)
 
-    def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
+    def load_optimizer_state(self, optimizer: Optimizer, state: StateDict) -> None:
         if not self.holds_parts:
             super().load_optimizer_state(optimizer, state)
         else:
             zero_states.load_whole_optimizer_state(optimizer, self._groups, state)
 
     def published_flags(self) -> dict[str, Any]:
-        return {**super().published_flags(), "deepspeed": self._runs}
+        return {**super().published_flags(), "deepspeed": self._train_engine}
 
 
-class _SteppedByEngine:
-    """A schedule of DeepSpeed's own: its engine steps it."""
+class _EngineScheduler:
+    """A scheduler of DeepSpeed, which its engine steps.
 
-    def __init__(self, schedule: Any) -> None:
+    Args:
+        schedule: DeepSpeed's object.
+    """
+
+    def __init__(self, schedule: Scheduler) -> None:
         self._schedule = schedule
 
-    def step(self, *args: Any) -> None:
-        """Has happened."""
+    def step(self, *args: object) -> None:
+        """Does nothing: DeepSpeed's engine has stepped the scheduler."""
 
     def get_last_lr(self) -> list[float]:
+        """Learning rates of the parameter groups."""
         return list(self._schedule.get_last_lr())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
+        """State of DeepSpeed's object."""
         return dict(self._schedule.state_dict())
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
+        """Loads the state of DeepSpeed's object.
+
+        Args:
+            state: what `state_dict` returned.
+        """
         self._schedule.load_state_dict(state)
 
 
-def _plugin(config: dict[str, Any], *, on_cpu: bool) -> Any:
-    """Accelerate's record of the configuration.
+def _plugin(config: dict[str, Any], *, on_cpu: bool) -> DeepSpeedPlugin:
+    """Returns accelerate's plugin with the configuration.
 
     Raises:
         MissingPackageError: DeepSpeed is not installed.

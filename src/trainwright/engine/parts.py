@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trainwright.engine.parts_reader import read
-from trainwright.metrics.nested import map_nested
+from trainwright.types import map_nested
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 

@@ -1,4 +1,4 @@
-"""Which backend serves a plan: the only list of brands."""
+"""Selection of the engine for a plan: the only list of all backends."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ from trainwright.engine.base import Engine
 
 
 def select_engine(plan: EnginePlan) -> Engine:
-    """The engine for a plan."""
+    """Makes the engine for a plan. Its module is imported here, so no run imports the engine of another backend.
+
+    Args:
+        plan: what selects and sets up the backend.
+
+    Returns:
+        The engine.
+    """
     if plan.deepspeed is not None:
         from trainwright.engine.deepspeed import DeepSpeedEngine
 
         return DeepSpeedEngine(plan)
     if plan.parallel is not None and (plan.parallel.in_model or plan.parallel.tp > 1):
-        from trainwright.engine.laid_out import LaidOutEngine
+        from trainwright.engine.laid_out import TensorParallelEngine
 
-        return LaidOutEngine(plan)
+        return TensorParallelEngine(plan)
     if plan.fsdp is not None:
         from trainwright.engine.fsdp import FSDPEngine
 
         return FSDPEngine(plan)
     if plan.world_size > 1:
-        from trainwright.engine.accelerated import AcceleratedEngine
+        from trainwright.engine.accelerated import DDPEngine
 
-        return AcceleratedEngine(plan)
+        return DDPEngine(plan)
     if plan.num_devices > 1:
         from trainwright.engine.data_parallel import DataParallelEngine
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trainwright import assemble
-from trainwright.checkpoint.snapshot import available_bytes, tensors_of
+from trainwright.checkpoint.snapshot import tensors_of
 from trainwright.checkup.memory.changes import changes
 from trainwright.checkup.memory.plan import Change, MemoryPlan, Peak, parse_size
 from trainwright.checkup.memory.stand_in import batch_without_values, make_mode, stand_in_for
@@ -21,12 +21,12 @@ from trainwright.config.plans import StepPlan
 from trainwright.engine.peak import supports_bf16
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.facade.twins import as_it_was, twin_of
+from trainwright.host import available_bytes
 from trainwright.loop.rehearsal import Quiet, first_batches
 from trainwright.loop.session import Session, Start
 from trainwright.loop.step import Window, take_step
-from trainwright.metrics.nested import find_batch_size
 from trainwright.optim.named import steps_in_backward
-from trainwright.types import Batch
+from trainwright.types import Batch, find_batch_size
 
 LOOKED_AT = 4  # batches, of which the largest counts
 COPIES = 5  # of the weights, that a measured step takes

@@ -15,13 +15,13 @@ from torch import nn
 from torch.utils.data import Subset
 
 from trainwright import assemble
-from trainwright.checkpoint.snapshot import available_bytes
 from trainwright.checkup.prove.capture import KeepsGradients, Tensors, differing, gap, without_dropout
 from trainwright.checkup.prove.processes import gradients_of
 from trainwright.checkup.prove.report import Proof, ProofReport
 from trainwright.config.help import differing as differing_arguments
 from trainwright.errors import ModelError
 from trainwright.facade.twins import as_it_was, twin_of
+from trainwright.host import available_bytes
 from trainwright.optim.named import steps_in_backward
 from trainwright.types import has_length
 

@@ -25,7 +25,8 @@ from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import asked, record
 from trainwright.search.attempts import MODEL_FOLDER
 from trainwright.search.base import BestRun, Host, Offer, Outcome, Plan
-from trainwright.search.record import SearchRecord, TrialRecord, plain
+from trainwright.search.record import SearchRecord, TrialRecord
+from trainwright.types import json_value
 
 OBJECTIVE = "objective"
 TRIAL_NAME = "trial.json"  # in a trial's directory: what came of it, as its own process saw it
@@ -118,9 +119,9 @@ def train_one(config: dict[str, Any], make: Callable[[], Host]) -> None:
         checkpoint = None if folder is None else host.find_checkpoint(folder)
         offer = Offer(id=ray.tune.get_context().get_trial_id(), params=config, checkpoint=checkpoint)
         outcome = host.run(offer, dict(config))
-    entry = record.finished(offer.id, plain(config), outcome)
+    entry = record.finished(offer.id, json_value(config), outcome)
     (Path(outcome.folder) / TRIAL_NAME).parent.mkdir(parents=True, exist_ok=True)
-    (Path(outcome.folder) / TRIAL_NAME).write_text(json.dumps(plain(asdict(entry))), encoding="utf-8")
+    (Path(outcome.folder) / TRIAL_NAME).write_text(json.dumps(json_value(asdict(entry))), encoding="utf-8")
     if not outcome.was_heard and given is None:  # one that was moved at its end has told its result already
         ray.tune.report({**outcome.metrics, OBJECTIVE: outcome.objective})
 
@@ -138,7 +139,7 @@ def _record_of(trial: Any, folder: str) -> TrialRecord:
     return TrialRecord(
         id=trial.trial_id,
         state=record.FAILED if trial.status == "ERROR" else record.PRUNED,
-        params=plain(trial.config),
+        params=json_value(trial.config),
         values=[] if objective is None else [float(objective)],
         error=None if trial.status != "ERROR" else str(error or "it failed").strip().splitlines()[-1],
         folder=folder,

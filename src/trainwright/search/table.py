@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from trainwright.config.enums import HPSearchBackend
 from trainwright.errors import ArgumentError, MissingPackageError
 from trainwright.search.base import Backend
-from trainwright.search.record import plain
+from trainwright.types import json_value
 
 logger = logging.getLogger(__name__)
 
@@ -85,4 +85,4 @@ def _installed() -> str:
 def drawn(trial: Any) -> dict[str, Any]:
     """The parameters of a trial of any backend, as JSON holds them: trials are dicts, or have them as `params`."""
     params = trial if isinstance(trial, Mapping) else getattr(trial, "params", {})
-    return {str(name): plain(value) for name, value in params.items()}
+    return {str(name): json_value(value) for name, value in params.items()}

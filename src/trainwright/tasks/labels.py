@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trainwright.recipe.read import near
+from trainwright.errors import did_you_mean
 from trainwright.tasks.material import Material
 
 MOST = 1000  # more labels than this are no labels but numbers or texts
@@ -52,7 +52,7 @@ def find_labels(material: Material, role: str) -> Labels:
     for part, values in found.items():
         unknown = _sorted(values - labels.number_of.keys())
         if unknown:
-            hint = near(unknown[0], list(labels.number_of))
+            hint = did_you_mean(unknown[0], list(labels.number_of))
             material.wrong(f"the {part} rows have labels that are not listed: {', '.join(unknown[:5])}.{hint}",
                            "data", "labels")  # fmt: skip
     if len(labels.names) < 2 or len(labels.names) > MOST:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainwright.errors import DataError, MissingPackageError
+from trainwright.errors import DataError, MissingPackageError, did_you_mean
 from trainwright.recipe.places import files
-from trainwright.recipe.read import near
 from trainwright.recipe.schema import DataPart, Recipe
 from trainwright.recipe.text import Tree
 from trainwright.tasks.rows import Row, read_rows
@@ -112,7 +111,7 @@ def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
     held = data.eval if isinstance(data.eval, str) else next((name for name in EVAL_SPLITS if name in found), None)
     for name in (train, held):
         if name is not None and name not in found:
-            raise DataError(f"it has no split {name!r}.{near(name, list(found))} Splits: {', '.join(found)}.")
+            raise DataError(f"it has no split {name!r}.{did_you_mean(name, list(found))} Splits: {', '.join(found)}.")
     return found[train], None if held is None else found[held]
 
 
@@ -128,11 +127,11 @@ def _check_columns(material: Material, rows: Rows) -> None:
         if role == "image" and is_range(name):
             continue
         if name not in there:
-            said = f"no column is called {name!r}.{near(name, there)} There are: {', '.join(there[:20])}."
+            said = f"no column is called {name!r}.{did_you_mean(name, there)} There are: {', '.join(there[:20])}."
             problems.append((("data", "columns", role), f"data.columns.{role}: {said}"))
     for name in recipe.data.where:
         if name not in there:
-            said = f"no column is called {name!r}.{near(name, there)} There are: {', '.join(there[:20])}."
+            said = f"no column is called {name!r}.{did_you_mean(name, there)} There are: {', '.join(there[:20])}."
             problems.append((("data", "where", str(name)), f"data.where.{name}: {said}"))
     material.tree.refuse(problems)
 

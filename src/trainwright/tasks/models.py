@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
+from trainwright.errors import did_you_mean
 from trainwright.tasks.material import Material, first_line
 
 CLASSES = {
@@ -65,8 +65,7 @@ def _default_config(material: Material, kind: str) -> Any:
     from transformers import CONFIG_MAPPING
 
     if kind not in CONFIG_MAPPING:
-        near = difflib.get_close_matches(str(kind), list(CONFIG_MAPPING), n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(kind, CONFIG_MAPPING)
         material.wrong(f"transformers knows no model {kind!r}.{hint}", "model", "config", "model_type")
     return CONFIG_MAPPING[kind]()
 
@@ -77,8 +76,7 @@ def _check_names(material: Material, given: dict[str, Any], config: Any) -> None
     problems = []
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, known)
             said = f"model.config.{name}: a {config.model_type} model has no such setting.{hint}"
             problems.append((("model", "config", name), said))
     material.tree.refuse(problems)

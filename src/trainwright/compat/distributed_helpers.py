@@ -1,4 +1,4 @@
-"""Two of the original's helpers by name: values of all processes, neither padded nor counted."""
+"""Helpers of the original for several processes: values of all ranks, neither padded nor counted, and a barrier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainwright.metrics.nested import map_nested, nested_truncate
+from trainwright.metrics.nested import nested_truncate
+from trainwright.types import map_nested
 
 
 def distributed_concat(tensor: Any, num_total_examples: int | None = None) -> Any:
