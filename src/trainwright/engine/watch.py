@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from trainwright.config.rendezvous import stay_in_the_group
 from trainwright.errors import ProcessFailedError
@@ -195,7 +195,7 @@ def start_watchdog(*, rank: int, num_processes: int, hang_timeout_s: float, run:
     """
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-    store = _get_default_store()
+    store: Any = _get_default_store()  # its `clone` has no type
     return Watchdog(
         PrefixStore(f"trainwright/{run}", store.clone()),
         rank=rank,
