@@ -22,6 +22,7 @@ PICTURE = (
     ("trackers",),
     ("loop", "engine", "checkpoint", "data", "optim", "callbacks", "patches"),
     ("metrics", "config", "search", "hub", "hooks", "journal", "model_facts"),
+    ("distributed",),  # knows no arguments
     ("state", "errors", "types", "host"),
 )
 WINGS = PICTURE[7]
