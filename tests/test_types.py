@@ -1,4 +1,4 @@
-"""Shared helpers: values as JSON, files that are replaced at once, nested values, suggestions for a name."""
+"""Shared helpers: values as JSON, files that are replaced at once, suggestions for a name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trainwright.errors import did_you_mean
-from trainwright.types import json_value, map_nested, replacing, write_text
+from trainwright.types import json_value, replacing, write_text
 
 
 def test_any_value_becomes_strict_json() -> None:
@@ -45,11 +45,6 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
         partial.write_text("new")
     assert path.read_text() == "new"
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
-
-
-def test_nested_values_keep_their_structure() -> None:
-    value = {"a": [1, (2, 3)], "b": {"c": 4}}
-    assert map_nested(lambda leaf: leaf * 2, value) == {"a": [2, (4, 6)], "b": {"c": 8}}
 
 
 @pytest.mark.parametrize(

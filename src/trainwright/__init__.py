@@ -95,6 +95,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.patches.neftune": ("activate_neftune",),
     "trainwright.metrics.container": ("EvalLoopContainer",),
     "trainwright.metrics.nested": (
+        "find_batch_size",
         "nested_concat",
         "nested_detach",
         "nested_numpify",
@@ -157,7 +158,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "SCHEDULER_NAME",
         "TRAINER_STATE_NAME",
         "TRAINING_ARGS_NAME",
-        "find_batch_size",
         "has_length",
     ),
 }

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,36 +169,3 @@ def output_loss(outputs: Any) -> Any:
 def output_logits(outputs: Any) -> Any:
     """The scores of a model's output: the entry `logits` of a mapping, else the first element of a tuple."""
     return outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
-
-
-def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
-    """Applies a function to every leaf of nested lists, tuples and mappings.
-
-    Args:
-        function: called with each leaf.
-        value: the nested value; it is not changed.
-
-    Returns:
-        A nested value of the same structure, with the results.
-    """
-    if isinstance(value, (list, tuple)):
-        items = [map_nested(function, item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, Mapping):
-        return type(value)({key: map_nested(function, item) for key, item in value.items()})  # type: ignore[call-arg]
-    return function(value)
-
-
-def leaves(value: Any) -> list[Any]:
-    """Leaves of a nested value, in order."""
-    found: list[Any] = []
-    map_nested(found.append, value)
-    return found
-
-
-def find_batch_size(tensors: Any) -> int | None:
-    """First dimension of the first tensor or array in a nested value; None where there is none."""
-    if isinstance(tensors, (Mapping, list, tuple)):
-        items = tensors.values() if isinstance(tensors, Mapping) else tensors
-        return next((size for size in map(find_batch_size, items) if size is not None), None)
-    return int(tensors.shape[0]) if getattr(tensors, "ndim", 0) >= 1 else None

@@ -114,6 +114,22 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
     return wrong
 
 
+# What a run on one device never uses.
+RARE = ("config.fresh_store", "config.zero_init", "engine.data_parallel", "engine.several", "engine.sharded_base",
+        "engine.collectives", "engine.parts", "engine.deepspeed")  # fmt: skip
+
+
+def loaded_with(imports: Iterable[Import], names: Iterable[str]) -> set[str]:
+    """Modules of the package that are imported with these, by imports that are in no function."""
+    found: set[str] = set()
+    open_ = {f"{PACKAGE}.{name}" for name in names}
+    while open_:
+        found |= open_
+        asked = {one.module for one in imports if one.importer in open_ and not one.guarded}
+        open_ = {module for module in asked if module.startswith(f"{PACKAGE}.")} - found
+    return found
+
+
 @pytest.fixture(scope="module")
 def imports() -> list[Import]:
     return read(SOURCE)
@@ -126,6 +142,14 @@ def test_every_part_has_its_place_in_the_picture() -> None:
 def test_imports_go_down(imports: list[Import]) -> None:
     assert len(imports) > 100
     assert going_up(imports) == []
+
+
+def test_rare_paths_are_imported_when_they_are_asked_for(imports: list[Import]) -> None:
+    known = {one.importer for one in imports}
+    assert {f"{PACKAGE}.{name}" for name in RARE} <= known
+    loaded = loaded_with(imports, ("trainer", "config.arguments", "engine.single"))
+    assert len(loaded) > 50
+    assert [name for name in RARE if f"{PACKAGE}.{name}" in loaded] == []
 
 
 def test_no_modules_import_each_other_in_a_circle(imports: list[Import]) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainwright.metrics.nested import nested_truncate
-from trainwright.types import map_nested
+from trainwright.metrics.nested import map_nested, nested_truncate
 
 
 def distributed_concat(tensor: Any, num_total_examples: int | None = None) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainwright.config import effective, help, resolve, rules, zero_init
+from trainwright.config import effective, help, resolve, rules
 from trainwright.config.accelerator import distributed_state
 from trainwright.config.construct import FieldSignature, accept_old_names, finish
 from trainwright.config.environment import ParallelMode, World, barrier, configured_precision
@@ -105,6 +105,8 @@ class TrainingArguments(
         config = resolve.zero3_config(self)
         if config is None:
             return None
+        from trainwright.config import zero_init
+
         world = self._start_process_group(even_alone=True)
         return zero_init.mark(config, on_cpu=world.device.type == "cpu")
 

@@ -19,7 +19,7 @@ from trainwright.config.plans import EnginePlan
 from trainwright.engine.gradients import Gradients
 from trainwright.engine.peak import peak_flops
 from trainwright.engine.precision import autocast_forward
-from trainwright.engine.watch import watched_alone
+from trainwright.engine.watch import watch_single_process
 from trainwright.state.interrupts import Interrupts
 from trainwright.types import Optimizer, Prepared, Scheduler, StateDict
 
@@ -424,7 +424,7 @@ class Engine(ABC):
         Args:
             interrupts: where the work counts its steps.
         """
-        return watched_alone(self._plan.hang_timeout_s, interrupts)
+        return watch_single_process(self._plan.hang_timeout_s, interrupts)
 
     def peak_flops(self) -> float | None:
         """Operations per second of all devices of this run together; None where it is not known."""

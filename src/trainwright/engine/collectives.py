@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from trainwright.errors import DataError
-from trainwright.types import IGNORE_INDEX, leaves, map_nested
+from trainwright.metrics.nested import leaves, map_nested
+from trainwright.types import IGNORE_INDEX
 
 T = TypeVar("T")
 Group = dist.ProcessGroup | None  # None: all processes

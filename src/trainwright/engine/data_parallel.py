@@ -20,7 +20,8 @@ from trainwright.engine.accelerator import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, Engine, uncompiled
 from trainwright.engine.precision import DTYPES, as_fp32
 from trainwright.errors import ArgumentError
-from trainwright.types import Optimizer, Prepared, Scheduler, find_batch_size, output_loss
+from trainwright.metrics.nested import find_batch_size
+from trainwright.types import Optimizer, Prepared, Scheduler, output_loss
 
 COUNT = "num_items_in_batch"
 

@@ -39,7 +39,7 @@ class TensorParallelEngine(ShardedEngine):
         make_scheduler: Callable[[Optimizer], Scheduler],
     ) -> Prepared:
         reshard(model)
-        check_sharded(model, self._plan)
+        check_sharded_parameters(model, self._plan)
         optimizer = make_optimizer(model)
         step_each_kind(optimizer)
         scheduler = make_scheduler(optimizer)
@@ -48,7 +48,7 @@ class TensorParallelEngine(ShardedEngine):
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         reshard(model)
-        check_sharded(model, self._plan)
+        check_sharded_parameters(model, self._plan)
         return model
 
     def _sharded_of(self, model: nn.Module) -> nn.Module:
@@ -70,7 +70,7 @@ class TensorParallelEngine(ShardedEngine):
         )
 
 
-def check_sharded(model: nn.Module, plan: EnginePlan) -> None:
+def check_sharded_parameters(model: nn.Module, plan: EnginePlan) -> None:
     """Checks that a model is sharded, in a way that can be trained.
 
     Args:

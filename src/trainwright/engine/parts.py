@@ -16,7 +16,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trainwright.engine.parts_reader import read
-from trainwright.types import Optimizer, StateDict, map_nested
+from trainwright.metrics.nested import map_nested
+from trainwright.types import Optimizer, StateDict
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 

@@ -244,7 +244,7 @@ def raise_first(watchdog: Watchdog, error: BaseException) -> None:
 
 
 @contextmanager
-def watched_alone(hang_timeout_s: float, interrupts: Interrupts) -> Iterator[None]:
+def watch_single_process(hang_timeout_s: float, interrupts: Interrupts) -> Iterator[None]:
     """Watches the only process of a run, if a time limit is set and nothing watches it yet.
 
     Args:

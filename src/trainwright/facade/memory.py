@@ -25,8 +25,9 @@ from trainwright.host import available_bytes
 from trainwright.loop.rehearsal import Quiet, first_batches
 from trainwright.loop.session import Session, Start
 from trainwright.loop.step import Window, take_step
+from trainwright.metrics.nested import find_batch_size
 from trainwright.optim.named import steps_in_backward
-from trainwright.types import Batch, find_batch_size
+from trainwright.types import Batch
 
 LOOKED_AT = 4  # batches, of which the largest counts
 COPIES = 5  # of the weights, that a measured step takes

@@ -15,9 +15,10 @@ from trainwright.errors import DataError
 from trainwright.hooks import EvalHooks
 from trainwright.loop.eval_session import EvalSession
 from trainwright.loop.results import Results
+from trainwright.metrics.nested import find_batch_size
 from trainwright.metrics.types import EvalLoopOutput
 from trainwright.state.run import RunState
-from trainwright.types import Batch, TailBatch, find_batch_size, has_length
+from trainwright.types import Batch, TailBatch, has_length
 
 
 def evaluation_loop(

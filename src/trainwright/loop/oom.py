@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from trainwright.hooks import LoopEngine, RandomStates
+from trainwright.metrics.nested import find_batch_size
 from trainwright.state.run import RunState
-from trainwright.types import Batch, find_batch_size
+from trainwright.types import Batch
 
 logger = logging.getLogger(__name__)
 

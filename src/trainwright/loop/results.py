@@ -10,11 +10,12 @@ from trainwright.errors import DataError
 from trainwright.loop.eval_session import EvalSession
 from trainwright.metrics.collect import Collector
 from trainwright.metrics.losses import Losses
+from trainwright.metrics.nested import map_nested
 from trainwright.metrics.report import plain_numbers
 from trainwright.metrics.spill import Storage
 from trainwright.metrics.streaming import StreamingMetric, is_streaming
 from trainwright.metrics.types import EvalLoopOutput, EvalPrediction
-from trainwright.types import Batch, map_nested
+from trainwright.types import Batch
 
 
 class Results:

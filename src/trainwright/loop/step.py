@@ -10,9 +10,10 @@ import torch
 from trainwright.hooks import TrainHooks
 from trainwright.loop.oom import parts_of
 from trainwright.loop.session import Session
+from trainwright.metrics.nested import find_batch_size
 from trainwright.state.clock import FORWARD, OPTIMIZER, OTHER
 from trainwright.state.run import RunState
-from trainwright.types import Batch, find_batch_size
+from trainwright.types import Batch
 
 
 @dataclass(frozen=True, slots=True)

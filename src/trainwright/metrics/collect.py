@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from trainwright.errors import DataError
-from trainwright.metrics.nested import nested_detach, nested_numpify
+from trainwright.metrics.nested import leaves, map_nested, nested_detach, nested_numpify
 from trainwright.metrics.rows import Rows
 from trainwright.metrics.spill import Storage
-from trainwright.types import leaves, map_nested
 
 
 class Collector:

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from trainwright.types import IGNORE_INDEX, map_nested
+from trainwright.types import IGNORE_INDEX
+
+
+def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
+    """Applies a function to every leaf of nested lists, tuples and mappings.
+
+    Args:
+        function: called with each leaf.
+        value: the nested value; it is not changed.
+
+    Returns:
+        A nested value of the same structure, with the results.
+    """
+    if isinstance(value, (list, tuple)):
+        parts = [map_nested(function, item) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, Mapping):
+        return type(value)({key: map_nested(function, item) for key, item in value.items()})  # type: ignore[call-arg]
+    return function(value)
+
+
+def leaves(value: Any) -> list[Any]:
+    """All leaves of a nested value, in order."""
+    found: list[Any] = []
+    map_nested(found.append, value)
+    return found
 
 
 def nested_detach(tensors: Any) -> Any:
@@ -23,6 +48,14 @@ def nested_numpify(tensors: Any) -> Any:
 def nested_truncate(tensors: Any, limit: int) -> Any:
     """The first `limit` rows of every leaf."""
     return map_nested(lambda leaf: leaf[:limit], tensors)
+
+
+def find_batch_size(tensors: Any) -> int | None:
+    """The first dimension of the first tensor or array in a nested value."""
+    if isinstance(tensors, (Mapping, list, tuple)):
+        parts = tensors.values() if isinstance(tensors, Mapping) else tensors
+        return next((size for size in map(find_batch_size, parts) if size is not None), None)
+    return int(tensors.shape[0]) if getattr(tensors, "ndim", 0) >= 1 else None
 
 
 def nested_concat(tensors: Any, new_tensors: Any, padding_index: int = IGNORE_INDEX) -> Any:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainwright.metrics.nested import nested_concat
-from trainwright.types import map_nested
+from trainwright.metrics.nested import map_nested, nested_concat
 
 
 def gathered(value: Any, gather_objects: Callable[[Any], list[Any]]) -> Any:
