@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from trainwright._types import json_value, replacing, write_text
 from trainwright.errors import did_you_mean
-from trainwright.types import json_value, replacing, write_text
 
 
 def test_any_value_becomes_strict_json() -> None:

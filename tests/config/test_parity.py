@@ -18,9 +18,9 @@ from trainwright.config.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from trainwright.config.environment import ParallelMode
 from trainwright.config.fields import OlderFields, OurFields
 from trainwright.config.seq2seq import Seq2SeqTrainingArguments
+from trainwright.distributed.world import ParallelMode
 
 OURS_ONLY = {field.name for group in (OlderFields, OurFields) for field in dataclasses.fields(group)}
 PAIRS = [

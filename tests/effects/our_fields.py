@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from trainwright import TrainerCallback
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.engine.watch import Watchdog
+from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
 
 from .bench import Bench, llama, samples

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from trainwright.checkpoint.links import link_unchanged
+from trainwright._types import PREFIX_CHECKPOINT_DIR
+from trainwright.checkpoint.hardlinks import link_unchanged
 from trainwright.checkpoint.manifest import Manifest, describe_files, files_below, find_problem
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
 from trainwright.host import is_process_alive
-from trainwright.types import PREFIX_CHECKPOINT_DIR
 
 logger = logging.getLogger(__name__)
 

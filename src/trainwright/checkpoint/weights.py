@@ -13,9 +13,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from trainwright.checkpoint.sink import AT_ONCE, Sink
+from trainwright._types import is_instance_of, optional_class, read_json
+from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.errors import CheckpointError
-from trainwright.types import is_instance_of, optional_class, read_json
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
@@ -25,7 +25,7 @@ MAX_INDEX_BYTES = 256 << 20
 
 
 def save_weights(
-    model: nn.Module, folder: Path, *, state_dict: dict[str, Any] | None = None, sink: Sink = AT_ONCE
+    model: nn.Module, folder: Path, *, state_dict: dict[str, Any] | None = None, sink: FileSink = IMMEDIATE
 ) -> None:
     """Writes a model so that `from_pretrained` (or `load_weights`) reads it.
 
@@ -211,7 +211,7 @@ def _in_the_models_names(model: Any, state_dict: dict[str, torch.Tensor]) -> dic
         return state_dict
     if not (state_dict.keys() - own.keys() and own.keys() - state_dict.keys()):
         return state_dict
-    from trainwright.config.zero_init import whole_models
+    from trainwright.config.zero3_init import whole_models
 
     with _without_progress_bars(), whole_models():
         loaded, info = loader(

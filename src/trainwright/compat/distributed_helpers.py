@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainwright.metrics.nested import map_nested, nested_truncate
+from trainwright.tensor_tree import map_nested, nested_truncate
 
 
 def distributed_concat(tensor: Any, num_total_examples: int | None = None) -> Any:
@@ -61,7 +61,7 @@ def find_executable_batch_size(
 ) -> Any:
     """A function whose first argument, the batch size, is given: fixed, or made smaller until it fits into memory.
 
-    Without `function` a decorator. Training itself does otherwise and keeps the effective batch (`loop/oom.py`).
+    Without `function` a decorator. Training itself does otherwise and keeps the effective batch (`loop/micro_batch_retry.py`).
     """
     if function is None:
         return functools.partial(

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trainwright.config import effective, help, resolve, rules
 from trainwright.config.accelerator import distributed_state
 from trainwright.config.construct import FieldSignature, accept_old_names, finish
-from trainwright.config.environment import ParallelMode, World, barrier, configured_precision
-from trainwright.config.export import plain, stand_in
 from trainwright.config.fields import (
     BatchFields,
     DataFields,
@@ -36,8 +34,10 @@ from trainwright.config.fields import (
     SavingFields,
 )
 from trainwright.config.normalise import DICT_FIELDS, normalise, verbosity
-from trainwright.config.rendezvous import start_alone, start_group
+from trainwright.config.serialization import plain, stand_in
 from trainwright.config.setters import Setters
+from trainwright.distributed.process_group import start_alone, start_group
+from trainwright.distributed.world import ParallelMode, World, barrier, configured_precision
 
 if TYPE_CHECKING:
     import torch
@@ -105,10 +105,10 @@ class TrainingArguments(
         config = resolve.zero3_config(self)
         if config is None:
             return None
-        from trainwright.config import zero_init
+        from trainwright.config import zero3_init
 
         world = self._start_process_group(even_alone=True)
-        return zero_init.mark(config, on_cpu=world.device.type == "cpu")
+        return zero3_init.mark(config, on_cpu=world.device.type == "cpu")
 
     @property
     def distributed_state(self) -> Any:  # accelerate's PartialState: its type would load accelerate

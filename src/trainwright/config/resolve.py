@@ -9,10 +9,9 @@ import importlib.util
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.deepspeed import get, settled
-from trainwright.config.environment import World, configured_backend, configured_deepspeed
+from trainwright.config.deepspeed_config import get, settled
 from trainwright.config.owned import owned
-from trainwright.config.parallel import parallel
+from trainwright.config.parallelism import parallel
 from trainwright.config.plans import (
     CheckpointPlan,
     CompilePlan,
@@ -29,10 +28,11 @@ from trainwright.config.plans import (
     SamplingPlan,
 )
 from trainwright.config.traced import Traced, traced_steps
+from trainwright.distributed.world import World, configured_backend, configured_deepspeed
 from trainwright.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from trainwright.model_facts import Layout
+    from trainwright.model_facts import ModelLayout
 
 
 def world_of(args: Any) -> World:
@@ -51,7 +51,7 @@ def lengths(args: Any, *, num_batches: int | None, num_examples: int | None, tot
     )
 
 
-def engine(args: Any, layout: Layout | None = None) -> EnginePlan:
+def engine(args: Any, layout: ModelLayout | None = None) -> EnginePlan:
     """`layout`: how the model came in parts; None: it is whole, or not there yet."""
     shards, zero = fsdp(args), deepspeed(args)
     mixed = getattr(args, "mixed_precision", "no")

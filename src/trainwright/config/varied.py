@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from trainwright._types import python_number
 from trainwright.config import rules
 from trainwright.config.construct import refuse
 from trainwright.config.help import ALIASES
 from trainwright.config.legacy import unknown
 from trainwright.config.normalise import normalise
 from trainwright.config.ranges import RANGES
-from trainwright.types import python_number
 
 # Settled when a trainer is made, or the same for all trials because they share it.
 SETTLED = frozenset(

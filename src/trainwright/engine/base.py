@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
+from trainwright._types import Optimizer, Prepared, Scheduler, StateDict
 from trainwright.config.plans import EnginePlan
+from trainwright.distributed.watchdog import watch_single_process
+from trainwright.engine.device_info import peak_flops
 from trainwright.engine.gradients import Gradients
-from trainwright.engine.peak import peak_flops
 from trainwright.engine.precision import autocast_forward
-from trainwright.engine.watch import watch_single_process
 from trainwright.state.interrupts import Interrupts
-from trainwright.types import Optimizer, Prepared, Scheduler, StateDict
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -259,9 +259,9 @@ class Engine(ABC):
         Returns:
             Whole tensors on the CPU; None: the checkpoint is not sharded.
         """
-        from trainwright.engine import parts
+        from trainwright.engine import sharded_state
 
-        return parts.read_weights(folder) if parts.has_weights(folder) else None
+        return sharded_state.read_weights(folder) if sharded_state.has_weights(folder) else None
 
     def load_optimizer_in_parts(self, folder: Path, model: nn.Module, optimizer: Optimizer) -> bool:
         """Loads the optimizer of a sharded checkpoint.
@@ -274,11 +274,11 @@ class Engine(ABC):
         Returns:
             False if the checkpoint has no sharded optimizer.
         """
-        from trainwright.engine import parts
+        from trainwright.engine import sharded_state
 
-        if not parts.has_optimizer(folder):
+        if not sharded_state.has_optimizer(folder):
             return False
-        parts.load_optimizer(folder, model, optimizer)
+        sharded_state.load_optimizer(folder, model, optimizer)
         return True
 
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
@@ -382,7 +382,7 @@ class Engine(ABC):
         """
         return [count]
 
-    def gather_objects_behind(self, value: T) -> list[T]:
+    def gather_objects_in_background(self, value: T) -> list[T]:
         """Gathers objects as `gather_objects` does, in a background thread, without mixing with those of training.
 
         Args:

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from trainwright import model_facts
+from trainwright._types import Optimizer, Prepared, Scheduler, output_loss
 from trainwright.config.plans import EnginePlan
-from trainwright.engine.accelerator import make_accelerator
+from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, Engine, uncompiled
 from trainwright.engine.precision import DTYPES, as_fp32
 from trainwright.errors import ArgumentError
-from trainwright.metrics.nested import find_batch_size
-from trainwright.types import Optimizer, Prepared, Scheduler, output_loss
+from trainwright.tensor_tree import find_batch_size
 
 COUNT = "num_items_in_batch"
 
@@ -43,7 +43,7 @@ class DataParallelEngine(Engine):
                 "one process for each: torchrun --nproc-per-node ..., or accelerate launch."
             )
         super().__init__(plan, make_accelerator(plan), torch.device(plan.device))
-        self._copies: Copies | None = None
+        self._copies: ReplicatedModel | None = None
 
     def setup(
         self,
@@ -62,7 +62,7 @@ class DataParallelEngine(Engine):
         if any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)):
             return model
         if self._copies is None or self._copies.module is not model:
-            self._copies = Copies(model, self.device, DTYPES.get(self._plan.precision.mixed))
+            self._copies = ReplicatedModel(model, self.device, DTYPES.get(self._plan.precision.mixed))
         return self._copies
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
@@ -80,7 +80,7 @@ class DataParallelEngine(Engine):
         return None if peak is None else peak * self._plan.num_devices
 
 
-class Copies(nn.DataParallel):  # type: ignore[type-arg]
+class ReplicatedModel(nn.DataParallel):  # type: ignore[type-arg]
     """DataParallel for a model that returns its own loss, and may take a number of items.
 
     Args:

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO: DeepSpeed's engine averages, clips and updates. Checkpoints are whole, by `zero_states.py`.
+"""DeepSpeed ZeRO: DeepSpeed's engine averages, clips and updates. Checkpoints are whole, by `deepspeed_state.py`.
 
 DeepSpeed clips within its update, so `clip` updates the weights, and `step` returns whether the update was applied.
 """
@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from trainwright.config import deepspeed as settings
-from trainwright.config import zero_init
-from trainwright.config.environment import World
+from trainwright._types import Optimizer, Prepared, Scheduler, StateDict
+from trainwright.config import deepspeed_config as settings
+from trainwright.config import zero3_init
 from trainwright.config.plans import EnginePlan
-from trainwright.config.rendezvous import start_group
-from trainwright.engine import zero_states
-from trainwright.engine.accelerator import make_accelerator
+from trainwright.distributed.process_group import start_group
+from trainwright.distributed.world import World
+from trainwright.engine import deepspeed_state
+from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT
+from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.precision import DTYPES
-from trainwright.engine.several import DistributedEngine
 from trainwright.errors import ArgumentError
-from trainwright.types import Optimizer, Prepared, Scheduler, StateDict
 
 if TYPE_CHECKING:
     from accelerate.utils import DeepSpeedPlugin
@@ -50,7 +50,7 @@ class DeepSpeedEngine(DistributedEngine):
         plugin = _plugin(self._config, on_cpu=torch.device(plan.device).type == "cpu")
         start_group(World.detect(use_cpu=plan.use_cpu), backend=plan.ddp.backend,
                     timeout=timedelta(seconds=plan.ddp.timeout_s))  # fmt: skip
-        with zero_init.keeping_the_mark():
+        with zero3_init.keeping_the_mark():
             accelerator = make_accelerator(plan, cpu=False, deepspeed_plugin=plugin)
         super().__init__(plan, accelerator)
         self._train_engine: Any = None  # deepspeed.DeepSpeedEngine, which is not imported here
@@ -84,7 +84,7 @@ class DeepSpeedEngine(DistributedEngine):
         else:
             optimizer = make_optimizer(model)
             if self._trains(model) and optimizer is self._train_engine.optimizer:  # a second train()
-                return Prepared(self._train_engine, optimizer, make_scheduler(zero_states.inner(optimizer)))
+                return Prepared(self._train_engine, optimizer, make_scheduler(deepspeed_state.inner(optimizer)))
             given["optimizer"] = optimizer
             self._groups = [list(group["params"]) for group in optimizer.param_groups]
             config["zero_allow_untested_optimizer"] = True
@@ -94,10 +94,10 @@ class DeepSpeedEngine(DistributedEngine):
         self._train_engine, optimizer, _, schedule = deepspeed.initialize(model=model, config=config, **given)
         self._train_engine._trainwright_module = model
         if self._fp32_master_weights is not None:
-            zero_states.set_masters(model, self._fp32_master_weights)
+            deepspeed_state.set_masters(model, self._fp32_master_weights)
             self._fp32_master_weights = None
         own_schedule = "scheduler" in config
-        scheduler = _EngineScheduler(schedule) if own_schedule else make_scheduler(zero_states.inner(optimizer))
+        scheduler = _EngineScheduler(schedule) if own_schedule else make_scheduler(deepspeed_state.inner(optimizer))
         self._was_applied = None
         return Prepared(self._train_engine, optimizer, scheduler)
 
@@ -128,7 +128,7 @@ class DeepSpeedEngine(DistributedEngine):
         module = self.unwrap(model)
         if self._trains(module):
             return self._train_engine  # type: ignore[no-any-return]
-        if not zero_states.is_in_parts(module):
+        if not deepspeed_state.is_partitioned(module):
             return model.to(self.device)
         if self._eval_engine is None or self._eval_engine.module is not module:
             import deepspeed
@@ -144,7 +144,7 @@ class DeepSpeedEngine(DistributedEngine):
     def _leave(self, module: nn.Module) -> None:
         """Destroys earlier engines of a model; its weights in fp32 are kept for the next one."""
         if self._trains(module) and self._is_mixed:
-            self._fp32_master_weights = zero_states.whole_weights(module, keeps=True)
+            self._fp32_master_weights = deepspeed_state.whole_weights(module, keeps=True)
         for engine in (self._train_engine, self._eval_engine):
             if engine is not None and engine.module is module:
                 engine.destroy()
@@ -204,8 +204,8 @@ class DeepSpeedEngine(DistributedEngine):
 
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
         module = self.unwrap(model)
-        if zero_states.is_in_parts(module) or (self._trains(module) and self._is_mixed):
-            return zero_states.whole_weights(module, keeps=self.accelerator.is_main_process)
+        if deepspeed_state.is_partitioned(module) or (self._trains(module) and self._is_mixed):
+            return deepspeed_state.whole_weights(module, keeps=self.accelerator.is_main_process)
         return None
 
     def finished_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
@@ -218,22 +218,22 @@ class DeepSpeedEngine(DistributedEngine):
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:  # torch's named tuple
         module = self.unwrap(model)
         if self._trains(module) and self.holds_parts:
-            return zero_states.set_masters(module, weights)
+            return deepspeed_state.set_masters(module, weights)
         self._fp32_master_weights = weights if self._is_mixed else None
-        if zero_states.is_in_parts(module):
-            return zero_states.set_weights(module, weights)
+        if deepspeed_state.is_partitioned(module):
+            return deepspeed_state.set_weights(module, weights)
         return module.load_state_dict(weights, strict=False)
 
     def optimizer_state(self, optimizer: Optimizer) -> StateDict:
         if not self.holds_parts:
             return super().optimizer_state(optimizer)
-        return zero_states.whole_optimizer_state(optimizer, self._groups, keeps=self.accelerator.is_main_process)
+        return deepspeed_state.whole_optimizer_state(optimizer, self._groups, keeps=self.accelerator.is_main_process)
 
     def load_optimizer_state(self, optimizer: Optimizer, state: StateDict) -> None:
         if not self.holds_parts:
             super().load_optimizer_state(optimizer, state)
         else:
-            zero_states.load_whole_optimizer_state(optimizer, self._groups, state)
+            deepspeed_state.load_whole_optimizer_state(optimizer, self._groups, state)
 
     def published_flags(self) -> dict[str, Any]:
         return {**super().published_flags(), "deepspeed": self._train_engine}
@@ -275,7 +275,7 @@ def _plugin(config: dict[str, Any], *, on_cpu: bool) -> DeepSpeedPlugin:
     Raises:
         MissingPackageError: DeepSpeed is not installed.
     """
-    zero_init.load(on_cpu=on_cpu)
+    zero3_init.load(on_cpu=on_cpu)
     from accelerate.utils import DeepSpeedPlugin
 
     return DeepSpeedPlugin(hf_ds_config=settings.read(config))

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from trainwright.config.environment import is_true
+from trainwright._types import Optimizer, Prepared, Scheduler
 from trainwright.config.plans import EnginePlan
-from trainwright.engine import parts
-from trainwright.engine.accelerator import make_accelerator
+from trainwright.distributed.collectives import background_group
+from trainwright.distributed.world import is_true
+from trainwright.engine import sharded_state
+from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, uncompiled
-from trainwright.engine.collectives import background_group
 from trainwright.engine.precision import as_fp32
 from trainwright.engine.sharded_base import ShardedEngine, reshard
 from trainwright.errors import ArgumentError, ModelError
-from trainwright.types import Optimizer, Prepared, Scheduler
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -141,7 +141,7 @@ class FSDPEngine(ShardedEngine):
 
     def save_parts(self, folder: Path, optimizer: Optimizer | None, *, put: Callable[..., None]) -> None:
         reshard(self._sharded)
-        parts.save(folder, self._sharded, optimizer, put=put, group=background_group())
+        sharded_state.save(folder, self._sharded, optimizer, put=put, group=background_group())
 
 
 def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> FullyShardedDataParallelPlugin:

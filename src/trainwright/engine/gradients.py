@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright.types import Optimizer
+from trainwright._types import Optimizer
 
 
 class Gradients:

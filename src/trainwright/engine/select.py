@@ -20,7 +20,7 @@ def select_engine(plan: EnginePlan) -> Engine:
 
         return DeepSpeedEngine(plan)
     if plan.parallel is not None and (plan.parallel.in_model or plan.parallel.tp > 1):
-        from trainwright.engine.laid_out import TensorParallelEngine
+        from trainwright.engine.tensor_parallel import TensorParallelEngine
 
         return TensorParallelEngine(plan)
     if plan.fsdp is not None:
@@ -28,7 +28,7 @@ def select_engine(plan: EnginePlan) -> Engine:
 
         return FSDPEngine(plan)
     if plan.world_size > 1:
-        from trainwright.engine.accelerated import DDPEngine
+        from trainwright.engine.ddp import DDPEngine
 
         return DDPEngine(plan)
     if plan.num_devices > 1:

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from trainwright._types import Optimizer, StateDict
 from trainwright.config.plans import EnginePlan
-from trainwright.engine import parts
+from trainwright.engine import sharded_state
 from trainwright.engine.base import NO_CONTEXT, uncompiled
-from trainwright.engine.several import DistributedEngine
-from trainwright.types import Optimizer, StateDict
+from trainwright.engine.distributed_base import DistributedEngine
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -67,19 +67,19 @@ class ShardedEngine(DistributedEngine):
         if sharded is None:
             return None
         reshard(sharded)
-        return parts.whole_weights(sharded)
+        return sharded_state.whole_weights(sharded)
 
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
         sharded = self._sharded_of(model)
         if sharded is not None:
             reshard(sharded)
-        return parts.load_whole_weights(model if sharded is None else sharded, weights)
+        return sharded_state.load_whole_weights(model if sharded is None else sharded, weights)
 
     def optimizer_state(self, optimizer: Optimizer) -> StateDict:
-        return parts.whole_optimizer_state(self._sharded, optimizer)
+        return sharded_state.whole_optimizer_state(self._sharded, optimizer)
 
     def load_optimizer_state(self, optimizer: Optimizer, state: StateDict) -> None:
-        parts.load_whole_optimizer_state(self._sharded, optimizer, state)
+        sharded_state.load_whole_optimizer_state(self._sharded, optimizer, state)
 
 
 def reshard(model: nn.Module) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from trainwright._types import Optimizer, Prepared, Scheduler
 from trainwright.config.plans import EnginePlan
-from trainwright.engine.accelerator import make_accelerator
+from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import Engine
-from trainwright.types import Optimizer, Prepared, Scheduler
 
 
 class SingleEngine(Engine):

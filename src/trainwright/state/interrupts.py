@@ -21,7 +21,7 @@ class Interrupted(BaseException):
     """A signal arrived where the run may end at once. No `except Exception` catches it."""
 
 
-class Meeting(Protocol):
+class InterruptSync(Protocol):
     """Agreement of processes on the step at which all end after a signal; for one process it only counts steps."""
 
     @property
@@ -52,7 +52,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self.meeting: Meeting | None = None
+        self.meeting: InterruptSync | None = None
         self._is_open = False
         self._is_handed_on = False
 

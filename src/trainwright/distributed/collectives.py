@@ -1,0 +1,196 @@
+"""Collective operations: values gathered, summed, or decided by one rank, over all processes or a group of them.
+
+All processes of a group call each function in the same order. Tensors are sent from the device that the backend of the
+group works with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from trainwright._types import IGNORE_INDEX
+from trainwright.errors import DataError
+from trainwright.tensor_tree import leaves, map_nested
+
+T = TypeVar("T")
+Group = dist.ProcessGroup | None  # None: all processes
+_groups: dict[str, tuple[Group, Group]] = {}  # for each purpose the default group, and the one beside it
+
+
+def data_parallel_group(num_together: int) -> Group:
+    """Data-parallel process group of this rank. All processes call it.
+
+    Args:
+        num_together: number of consecutive ranks that form one replica of the model.
+
+    Returns:
+        The group of the ranks with the same place in their replicas; None where that is all processes.
+    """
+    if num_together == 1:
+        return None
+    world, groups = dist.get_world_size(), []
+    for place in range(num_together):
+        groups.append(dist.new_group(list(range(place, world, num_together))))
+    return groups[dist.get_rank() % num_together]  # type: ignore[no-any-return]
+
+
+def gather(value: Any, device: torch.device, group: Group = None) -> Any:
+    """Gathers a nested value of tensors, concatenated along the first dimension in the order of ranks.
+
+    Args:
+        value: nested lists, tuples and mappings of tensors. Their first dimensions may differ between ranks, and a
+            scalar counts as one row; where another dimension differs, the shorter ones are padded with -100.
+        device: device that the backend works with.
+        group: the processes that take part.
+
+    Returns:
+        The value with gathered tensors, each on the device where it was.
+
+    Raises:
+        DataError: the processes have different structures.
+    """
+    mine = _tensors(value)
+    if not mine:
+        return value
+    layouts = gather_objects([(tuple(tensor.shape), tensor.dtype) for tensor in mine], group)
+    _check_alike(layouts)
+    shapes = [[one[i][0] for one in layouts] for i in range(len(mine))]
+    joined = iter([_gather_one(tensor, its, device, group) for tensor, its in zip(mine, shapes, strict=True)])
+    return map_nested(lambda leaf: next(joined) if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def total(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
+    """Sums a tensor over the processes.
+
+    Args:
+        tensor: of the same shape in all processes; it is not changed.
+        group: the processes that take part.
+
+    Returns:
+        The sum, a new tensor.
+    """
+    result = tensor.clone()
+    dist.all_reduce(result, group=group)
+    return result
+
+
+def stacked(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
+    """Stacks a tensor of each process along a new first dimension.
+
+    Args:
+        tensor: of the same shape in all processes.
+        group: the processes that take part.
+
+    Returns:
+        A tensor with one row for each process, in the order of ranks.
+    """
+    rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, tensor.contiguous(), group=group)
+    return torch.stack(rows)
+
+
+def gather_objects(value: T, group: Group = None) -> list[T]:
+    """Gathers one object of each process, by pickling; for small values that are no tensors.
+
+    Args:
+        value: what this process sends.
+        group: the processes that take part.
+
+    Returns:
+        The objects, in the order of ranks.
+    """
+    values: list[T | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values  # type: ignore[return-value]
+
+
+def gather_counts(count: int) -> list[int]:
+    """Gathers a number of each process from and to main memory, so that no device is synchronized.
+
+    Args:
+        count: number of this process.
+
+    Returns:
+        The numbers, in the order of ranks.
+    """
+    has_cpu = "gloo" in str(dist.get_backend_config())
+    counts = torch.empty(dist.get_world_size(), dtype=torch.int64)
+    dist.all_gather_into_tensor(counts, torch.tensor([count]), group=None if has_cpu else _cpu_group("counts"))
+    return [int(one) for one in counts]
+
+
+def background_group() -> Group:
+    """Group of all processes for background threads, whose messages must not mix with those of training."""
+    return _cpu_group("background")
+
+
+def _cpu_group(purpose: str) -> Group:
+    """Group of all processes that works on the CPU, made at the first call for a purpose."""
+    everybody = dist.group.WORLD
+    if purpose not in _groups or _groups[purpose][0] is not everybody:
+        _groups[purpose] = everybody, dist.new_group(backend="gloo")
+    return _groups[purpose][1]
+
+
+def broadcast_from_main(decide: Callable[[], T]) -> T:
+    """Calls a function in the main process, and returns its result in all of them.
+
+    Args:
+        decide: called in the main process alone; its result is pickled.
+
+    Returns:
+        The result.
+
+    Raises:
+        Exception: in all processes, what the function raised.
+    """
+    box: list[Any] = [None, None]  # the result, of any type, and the error
+    if dist.get_rank() == 0:
+        try:
+            box[0] = decide()
+        except Exception as error:
+            box[1] = error
+    dist.broadcast_object_list(box, src=0)
+    if box[1] is not None:
+        box[1].is_everybodys = True  # no process failed before the others
+        raise box[1]
+    return box[0]  # type: ignore[no-any-return]
+
+
+def _gather_one(
+    tensor: torch.Tensor, shapes: list[tuple[int, ...]], device: torch.device, group: Group
+) -> torch.Tensor:
+    shapes = [shape or (1,) for shape in shapes]
+    largest = tuple(map(max, zip(*shapes, strict=True)))
+    is_ragged = any(shape[1:] != largest[1:] for shape in shapes)
+    sent = tensor.detach().to(device)
+    sent = sent.reshape(1) if sent.ndim == 0 else sent
+    if is_ragged and sent.dtype in (torch.bool, torch.uint8):  # these have no -100
+        sent = sent.to(torch.int16)
+    if tuple(sent.shape) != largest:
+        padded = sent.new_full(largest, IGNORE_INDEX if is_ragged else 0)
+        padded[tuple(map(slice, sent.shape))] = sent
+        sent = padded
+    as_bytes = sent.contiguous().view(torch.uint8)  # backends support few types, and all of them this one
+    rows = [torch.empty_like(as_bytes) for _ in shapes]
+    dist.all_gather(rows, as_bytes, group=group)
+    parts = [row.view(sent.dtype)[: shape[0]] for row, shape in zip(rows, shapes, strict=True)]
+    return torch.cat(parts).to(tensor.device)
+
+
+def _check_alike(layouts: list[list[tuple[tuple[int, ...], torch.dtype]]]) -> None:
+    kinds = [[(len(shape), dtype) for shape, dtype in one] for one in layouts]
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise DataError(
+                f"Processes bring different results to one collection: process 0 has (dimensions, type) {kinds[0]}, "
+                f"process {rank} has {kind}. Every process must give tensors of the same kinds in the same order."
+            )
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]

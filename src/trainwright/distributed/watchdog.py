@@ -1,0 +1,266 @@
+"""Watchdog: a thread in each process that notices failed ranks, signals to other ranks, and a run without progress.
+
+Ranks communicate through the store of the process group, never by a collective, so a step costs one counter. All ranks
+end a run at the same step after a signal to one of them, although no rank knows how far the others are:
+
+    Each rank counts the points that all ranks pass equally often (steps, batches of an evaluation). When a rank has
+    published a signal, the watchdog of each rank closes a gate at the next point of its rank, and publishes the number
+    of that point. When all have, the largest number is the point where all ranks end: no rank has passed it, because
+    each one waits at its own gate until all numbers are known.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+from trainwright.distributed.process_group import stay_in_the_group
+from trainwright.errors import ProcessFailedError
+from trainwright.state.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+POLL_S = 0.2
+GRACE_S = 5.0  # for a process to end by itself when another one has failed
+WAIT_FOR_GATES_S = 10.0
+
+
+class Watchdog:
+    """Watchdog of one run in this process. Its thread runs until `close`.
+
+    Args:
+        store: a view of the process group's store for this run alone; None where this is the only process.
+        rank: rank of this process.
+        num_processes: number of processes.
+        hang_timeout_s: seconds without passing a point after which the run is ended; 0: never.
+    """
+
+    def __init__(self, store: Store | None, *, rank: int, num_processes: int, hang_timeout_s: float) -> None:
+        self._store = store
+        self._rank = rank
+        self._num_processes = num_processes
+        self._hang_timeout_s = hang_timeout_s
+        self._lock = threading.Lock()
+        self._passed = 0
+        self._passed_at = time.monotonic()
+        self._gate: int | None = None
+        self._last: int | None = None  # the point where all ranks end
+        self._is_decided = threading.Event()
+        self._signal: int | None = None
+        self._is_published = False
+        self._failed_at: float | None = None
+        self._is_done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trainwright-watchdog", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are other ranks."""
+        return self._store is not None
+
+    # -- called by the thread that trains ------------------------------------------------------------------------
+
+    def passes(self) -> int | None:
+        """Counts a point that all ranks pass.
+
+        Returns:
+            The signal after which all ranks end at this point; None: the run continues.
+        """
+        with self._lock:
+            self._passed += 1
+            self._passed_at = time.monotonic()
+            gate = self._gate
+        if gate is None or self._passed < gate:
+            return None
+        if not self._is_decided.wait(WAIT_FOR_GATES_S):  # a rank is gone: the signal counts here and now
+            return self._signal
+        return self._signal if self._last is not None and self._passed >= self._last else None
+
+    def ask(self, number: int) -> None:
+        """Notes a signal to this process. Called in its handler, so the thread publishes it.
+
+        Args:
+            number: number of the signal.
+        """
+        self._signal = number
+
+    def fails(self, error: BaseException) -> str | None:
+        """Publishes an error of this rank.
+
+        Args:
+            error: what was raised.
+
+        Returns:
+            The description of an error that another rank published before; None: this one is the first.
+        """
+        if self._store is None or getattr(error, "is_everybodys", False):
+            return None
+        text = "".join(traceback.format_exception(error))
+        mine = f"Process {self._rank} failed:\n{text}"
+        try:
+            first = self._store.compare_set("failure", "", mine).decode()
+            self._store.set("news", "failure")
+        except RuntimeError:  # the store ended with the process that hosted it
+            return "The process that kept the store is gone."
+        return None if first == mine else first
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._is_done.set()
+        self._thread.join()
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._is_done.wait(POLL_S):
+            try:
+                self._check_progress()
+                if self._store is not None:
+                    self._check_store(self._store)
+            except RuntimeError:  # the host of the store has ended
+                return
+
+    def _check_store(self, store: Store) -> None:
+        if self._signal is not None and not self._is_published:
+            self._is_published = True
+            store.compare_set("signal", "", str(self._signal))
+            store.set("news", "signal")
+        if not store.check(["news"]):
+            return
+        if not self._is_decided.is_set() and store.check(["signal"]):
+            self._close_gate(store)
+        if store.check(["standstill"]):
+            self._give_up(store.get("standstill").decode())
+        if store.check(["failure"]):
+            self._leave_after_grace(store.get("failure").decode())
+
+    def _close_gate(self, store: Store) -> None:
+        if self._gate is None:
+            self._is_published = True
+            self._signal = int(store.get("signal"))
+            with self._lock:
+                self._gate = self._passed + 1
+            store.set(f"gate{self._rank}", str(self._gate))
+        gates = [f"gate{rank}" for rank in range(self._num_processes)]
+        if store.check(gates):
+            self._last = max(int(store.get(gate)) for gate in gates)
+            self._is_decided.set()
+
+    def _leave_after_grace(self, failure: str) -> None:
+        """Ends this process, which waits in a collective operation that the failed rank will never join."""
+        self._failed_at = self._failed_at or time.monotonic()
+        if time.monotonic() - self._failed_at > GRACE_S:
+            _print(f"Process {self._rank} ends, because another one did.\n{failure}")
+            os._exit(1)
+
+    def _check_progress(self) -> None:
+        waited_s = time.monotonic() - self._passed_at
+        if not self._hang_timeout_s or waited_s < self._hang_timeout_s:
+            return
+        message = (
+            f"Process {self._rank} has finished no step and no batch of an evaluation for {waited_s:.0f} s "
+            f"(hang_timeout={self._hang_timeout_s:g}). The stacks of every process follow; the run is given up."
+        )
+        if self._store is not None:
+            self._store.compare_set("standstill", "", message)
+            self._store.set("news", "standstill")
+        self._give_up(message)
+
+    def _give_up(self, message: str) -> None:
+        _print(f"{message}\nStacks of process {self._rank}:")
+        faulthandler.dump_traceback(file=_stderr(), all_threads=True)
+        time.sleep(3 * POLL_S)  # the others need to read of it before a launcher ends them
+        os._exit(1)
+
+
+def start_watchdog(*, rank: int, num_processes: int, hang_timeout_s: float, run: int) -> Watchdog:
+    """Starts the watchdog of a run of several processes.
+
+    Args:
+        rank: rank of this process.
+        num_processes: number of processes.
+        hang_timeout_s: seconds without progress after which the run is ended; 0: never.
+        run: number of the run, the same in all processes.
+
+    Returns:
+        The watchdog, whose thread runs.
+    """
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+    store: Any = _get_default_store()  # its `clone` has no type
+    return Watchdog(
+        PrefixStore(f"trainwright/{run}", store.clone()),
+        rank=rank,
+        num_processes=num_processes,
+        hang_timeout_s=hang_timeout_s,
+    )
+
+
+@contextmanager
+def watched(watchdog: Watchdog, interrupts: Interrupts) -> Iterator[None]:
+    """Connects a watchdog to the work within the context, and closes it at the end.
+
+    Args:
+        watchdog: publishes an error of the work.
+        interrupts: where the work counts its points.
+
+    Raises:
+        ProcessFailedError: the work failed after another rank had.
+    """
+    interrupts.meeting = watchdog
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if interrupts.received is None:  # otherwise all ranks end together
+            stay_in_the_group()
+            raise_first(watchdog, error)
+        raise
+    finally:
+        interrupts.meeting = None
+        watchdog.close()
+
+
+def raise_first(watchdog: Watchdog, error: BaseException) -> None:
+    """Publishes an error, and raises the one that another rank published before.
+
+    Args:
+        watchdog: publishes the error.
+        error: what was raised in this process.
+
+    Raises:
+        ProcessFailedError: another rank failed first; the message has its traceback.
+    """
+    first = watchdog.fails(error)
+    if first is not None:
+        raise ProcessFailedError(f"Another process failed first, and this one cannot go on alone.\n{first}") from None
+
+
+@contextmanager
+def watch_single_process(hang_timeout_s: float, interrupts: Interrupts) -> Iterator[None]:
+    """Watches the only process of a run, if a time limit is set and nothing watches it yet.
+
+    Args:
+        hang_timeout_s: seconds without progress after which the run is ended; 0: never.
+        interrupts: where the work counts its points.
+    """
+    if not hang_timeout_s or interrupts.meeting is not None:
+        yield
+        return
+    with watched(Watchdog(None, rank=0, num_processes=1, hang_timeout_s=hang_timeout_s), interrupts):
+        yield
+
+
+def _print(text: str) -> None:
+    print(text, file=_stderr(), flush=True)
+
+
+def _stderr() -> TextIO:
+    return sys.__stderr__ or sys.stderr

@@ -1,0 +1,280 @@
+"""World: rank, sizes and device of this process. The only reader of the launchers' environment variables.
+
+Nothing is started here; `process_group.py` starts the process group. The variables are those that torchrun,
+`accelerate launch` and the MPI launchers set.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from trainwright.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import torch
+
+RANK = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+WORLD_SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
+LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE",
+              "LOCAL_SIZE")  # fmt: skip  # the last is DeepSpeed's
+PARALLEL_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
+TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
+
+
+class ParallelMode(Enum):
+    """How the devices of a run work together."""
+
+    NOT_PARALLEL = "not_parallel"  # one device
+    NOT_DISTRIBUTED = "not_distributed"  # several devices, one process
+    DISTRIBUTED = "distributed"  # one process per device
+    SAGEMAKER_MODEL_PARALLEL = "sagemaker_model_parallel"
+    SAGEMAKER_DATA_PARALLEL = "sagemaker_data_parallel"
+    TPU = "tpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Rank, sizes and device of this process. The device is looked up when it is first asked for.
+
+    Attributes:
+        process_index: rank of this process.
+        local_process_index: rank of this process on its node.
+        world_size: number of processes.
+        local_world_size: number of processes on this node.
+        use_cpu: whether accelerators are left alone.
+        launched: whether a distributed launcher started this process, possibly as the only one.
+        device_name: name of the device, whatever the machine has; None: the first accelerator, or the CPU.
+    """
+
+    process_index: int = 0
+    local_process_index: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    use_cpu: bool = False
+    launched: bool = False
+    device_name: str | None = None
+
+    @classmethod
+    def detect(cls, *, use_cpu: bool = False, environ: Mapping[str, str] | None = None) -> World:
+        """Reads the launcher's variables. A process group that exists already takes precedence over them.
+
+        Args:
+            use_cpu: whether accelerators are left alone.
+            environ: environment variables; default: those of this process.
+
+        Returns:
+            The world of this process.
+
+        Raises:
+            ArgumentError: the variables contradict each other.
+        """
+        env = os.environ if environ is None else environ
+        under_slurm = of_slurm(env)
+        env = {**under_slurm, **env} if under_slurm else env
+        rank, size = _process_group() or (_first(env, RANK, 0), _first(env, WORLD_SIZE, 1))
+        local_rank = _first(env, LOCAL_RANK, -1)
+        _check_ranks(rank, size, local_rank, _first(env, LOCAL_SIZE, 0))
+        return cls(
+            process_index=rank,
+            local_process_index=max(local_rank, 0),
+            world_size=size,
+            local_world_size=_first(env, LOCAL_SIZE, 1),
+            use_cpu=use_cpu or is_true(env.get("ACCELERATE_USE_CPU")),
+            launched=size > 1 or local_rank >= 0,
+            device_name=env.get("ACCELERATE_TORCH_DEVICE"),
+        )
+
+    def variables(self) -> dict[str, str]:
+        """Environment variables that torch reads, for launchers that set others."""
+        is_known = self.local_world_size > 1 or self.world_size == 1  # not every launcher sets it
+        return {
+            "RANK": str(self.process_index),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_process_index),
+            **({"LOCAL_WORLD_SIZE": str(self.local_world_size)} if is_known else {}),
+        }
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of machines."""
+        return max(1, self.world_size // max(1, self.local_world_size))
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there is one process per device; of a single process, only where there is an accelerator."""
+        return self.world_size > 1 or (self.launched and not self.use_cpu and _accelerator()[0] is not None)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Device of this process.
+
+        Raises:
+            ArgumentError: the environment asks for a TPU.
+        """
+        import torch
+
+        kind, count = (None, 0) if self.use_cpu else _accelerator()
+        if self.device_name is not None and not self.use_cpu:
+            return torch.device(self.device_name)
+        if kind is None:
+            _refuse_tpu(asked=not self.use_cpu)
+            return torch.device("cpu")
+        if kind == "mps":
+            return torch.device("mps")
+        return torch.device(kind, self.local_process_index % max(1, count) if self.launched else 0)
+
+    @cached_property
+    def n_gpu(self) -> int:
+        """Number of devices of this process: more than one only without a launcher; 0 on the CPU."""
+        if self.use_cpu:
+            return 0
+        kind, count = _accelerator()
+        if kind == "cuda" and not self.is_distributed:
+            return count
+        return 1 if kind is not None or self.is_distributed else 0
+
+    @property
+    def parallel_mode(self) -> ParallelMode:
+        """How the devices of the run work together."""
+        return self.mode_with(self.n_gpu)
+
+    def mode_with(self, num_devices: int) -> ParallelMode:
+        """Parallel mode for a number of devices in this process.
+
+        Args:
+            num_devices: devices that this process uses, which may be fewer than it has.
+        """
+        if self.is_distributed:
+            return ParallelMode.DISTRIBUTED
+        return ParallelMode.NOT_DISTRIBUTED if num_devices > 1 else ParallelMode.NOT_PARALLEL
+
+
+def _refuse_tpu(*, asked: bool) -> None:
+    """Raises ArgumentError for a run that was meant for a TPU and would train on the CPU."""
+    if asked and os.environ.get("PJRT_DEVICE", "").upper() == "TPU":
+        raise ArgumentError(
+            "PJRT_DEVICE=TPU asks for a TPU. torch_xla, by which torch reaches one, ends with torch 2.9, and this "
+            "package needs 2.10 to load checkpoints safely. Train on GPUs, or unset PJRT_DEVICE (or pass use_cpu=True) "
+            "to train on the CPU."
+        )
+
+
+def configured_precision() -> str:
+    """Mixed precision that `accelerate launch` was configured with: "no", "fp16", "bf16" or "fp8"."""
+    return os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+
+
+def configured_backend() -> str | None:
+    """Backend that `accelerate launch` was configured with: "fsdp", "deepspeed", or None."""
+    chosen = [name for name in ("fsdp", "deepspeed") if is_true(os.environ.get(f"ACCELERATE_USE_{name.upper()}"))]
+    return chosen[0] if chosen else None
+
+
+def configured_deepspeed() -> dict[str, Any] | str:  # Any: values of a JSON file
+    """DeepSpeed configuration of `accelerate launch`: the path of a file, or the settings themselves."""
+    env = os.environ
+    if env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
+        return env["ACCELERATE_DEEPSPEED_CONFIG_FILE"]
+    zero: dict[str, object] = {"stage": int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))}
+    for name in ("optimizer", "param"):
+        device = env.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{name.upper()}_DEVICE", "none")
+        if device != "none":
+            zero[f"offload_{name}"] = {"device": device}
+    if is_true(env.get("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL")):
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    return {"zero_optimization": zero, "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}
+
+
+def configured_parallelism() -> dict[str, int] | None:
+    """Sizes of the ParallelismConfig of `accelerate launch`; None where it has none."""
+    if not is_true(os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG")):
+        return None
+    return {name: int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) for name in PARALLEL_SIZES}
+
+
+def of_slurm(env: Mapping[str, str]) -> dict[str, str]:
+    """Torch's variables for a task of `srun`, where MASTER_ADDR and MASTER_PORT say that the tasks form one run.
+
+    Args:
+        env: environment variables of the task.
+
+    Returns:
+        Torch's variables; none for independent tasks, and where another launcher has set its own.
+    """
+    if not all(name in env for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")):
+        return {}
+    if any(name in env for name in RANK):
+        return {}
+    tasks, nodes = int(env["SLURM_STEP_NUM_TASKS"]), int(env.get("SLURM_STEP_NUM_NODES", "1"))
+    return {
+        "RANK": env["SLURM_PROCID"],
+        "WORLD_SIZE": str(tasks),
+        "LOCAL_RANK": env.get("SLURM_LOCALID", "0"),
+        "LOCAL_WORLD_SIZE": str(max(1, tasks // max(1, nodes))),
+    }
+
+
+def launcher_keeps_the_store() -> bool:
+    """Whether torchrun hosts the store of the process group, and may restart the processes with the same store."""
+    return is_true(os.environ.get("TORCHELASTIC_USE_AGENT_STORE"))
+
+
+def is_true(word: str | None) -> bool:
+    """Whether the value of an environment variable means true."""
+    return word is not None and word.strip().lower() in TRUE_WORDS
+
+
+def _check_ranks(rank: int, size: int, local_rank: int, local_size: int) -> None:
+    """Raises ArgumentError if ranks and sizes contradict each other; `local_size` is 0 where it is not known."""
+    problems = []
+    if rank >= size:
+        problems.append(f"this is process {rank} (RANK, counted from 0) of {size} (WORLD_SIZE)")
+    if local_size and local_rank >= local_size:
+        problems.append(f"it is process {local_rank} (LOCAL_RANK) of {local_size} on its node (LOCAL_WORLD_SIZE)")
+    if local_size > size:
+        problems.append(f"the node has {local_size} processes (LOCAL_WORLD_SIZE) of {size} in all (WORLD_SIZE)")
+    if problems:
+        raise ArgumentError(
+            f"The launcher's variables contradict each other: {'; '.join(problems)}. Start all processes with one "
+            "launcher, such as torchrun, and unset what another one left in the environment."
+        )
+
+
+def _first(env: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
+    """First number from zero up among the variables `names`."""
+    for name in names:
+        text = env.get(name)
+        if text and text.lstrip("-").isdigit() and int(text) >= 0:
+            return int(text)
+    return default
+
+
+def _process_group() -> tuple[int, int] | None:
+    """Rank and size of the process group that exists already; None where there is none."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+@lru_cache(maxsize=1)
+def _accelerator() -> tuple[str | None, int]:
+    """Type and number of the accelerators of this machine, asked once."""
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return (None, 0) if found is None else (found.type, torch.accelerator.device_count())
+
+
+def barrier() -> None:
+    """Waits for all processes, where there is a process group."""
+    distributed = sys.modules.get("torch.distributed")
+    if _process_group() is not None and distributed is not None:
+        distributed.barrier()

@@ -1,0 +1,181 @@
+"""Accelerator of a trainer: made here for every engine, with loss scaling, TF32, fp8 recipes and loader settings.
+
+The process group is started by `distributed/process_group.py`, or by accelerate with the options from here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainwright.config.plans import EnginePlan, ParallelPlan
+from trainwright.distributed.process_group import init_method, start_alone
+from trainwright.errors import ArgumentError, MissingPackageError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from accelerate.utils.dataclasses import KwargsHandler
+
+# Accelerate notes in the environment which plugin it got; the next trainer of this process may have none.
+PLUGIN_VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "FSDP_CPU_RAM_EFFICIENT_LOADING")
+SIZES_VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"
+
+
+def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: object) -> Accelerator:
+    """Makes the Accelerator of this process, with the process group that exists, or starts one.
+
+    Args:
+        plan: what sets up the backend.
+        cpu: whether accelerate uses the CPU alone; default: the plan's device is the CPU.
+        plugins: accelerate's plugin of a backend.
+
+    Returns:
+        The Accelerator. For fp16 it has a gradient scaler, on the CPU too.
+
+    Raises:
+        ArgumentError: an existing state of accelerate does not fit the plan.
+        MissingPackageError: fp8 is asked for, and no package with a recipe is installed.
+    """
+    from accelerate import Accelerator, DataLoaderConfiguration
+    from accelerate.state import AcceleratorState
+
+    # Accelerate keeps one state per process; a second trainer may have another precision or device.
+    if plan.keeps_state:
+        _check_state(plan, has_plugins=bool(plugins))
+    else:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    is_among_others = plan.world_size > 1
+    if is_among_others or plugins:
+        os.environ.update({name: value for name, value in plan.ddp.environment.items() if name not in os.environ})
+    if plugins and not is_among_others:
+        timeout = timedelta(seconds=plan.ddp.timeout_s)
+        start_alone(torch.device(plan.device).type, backend=plan.ddp.backend, timeout=timeout)
+    on_cpu = torch.device(plan.device).type == "cpu"
+    if cpu is None:
+        cpu = on_cpu if is_among_others else plan.use_cpu
+    mixed = plan.precision.mixed
+    scales_here = mixed == "fp16" and on_cpu  # accelerate has no scaler there
+    handlers = [*_group_options(plan)] if is_among_others or plugins else []
+    with _without_variables(), _missing_recipe_explained(mixed):
+        accelerator = Accelerator(
+            mixed_precision="no" if scales_here else mixed,
+            cpu=cpu,
+            dataloader_config=DataLoaderConfiguration(**asdict(plan.loaders)),
+            kwargs_handlers=handlers + (_fp8_recipes() if mixed == "fp8" else []),
+            **plugins,
+        )
+    if plan.parallel is not None:
+        _set_sizes(accelerator, plan.parallel)
+    if scales_here:
+        accelerator.scaler = torch.amp.GradScaler("cpu")
+    if plan.precision.tf32 is not None:
+        torch.backends.cuda.matmul.allow_tf32 = plan.precision.tf32
+        torch.backends.cudnn.allow_tf32 = plan.precision.tf32
+    return accelerator
+
+
+def _check_state(plan: EnginePlan, *, has_plugins: bool) -> None:
+    """Checks that accelerate's state, which was made before the trainer and cannot be changed, fits the plan.
+
+    Raises:
+        ArgumentError: there is none, or it differs.
+    """
+    from accelerate.state import AcceleratorState, PartialState
+
+    asks = "accelerator_config.use_configured_state=True"
+    if not PartialState._shared_state:
+        raise ArgumentError(
+            f"{asks} takes the state that was made before, and there is none. Make one first, "
+            "accelerate.PartialState() or Accelerator(), or leave the setting out."
+        )
+    there, wanted = PartialState(), torch.device(plan.device).type
+    if there.device.type != wanted:
+        raise ArgumentError(f"{asks}: the state is on {there.device.type}, and the arguments ask for {wanted}.")
+    if not AcceleratorState._shared_state:
+        return
+    mixed, asked = AcceleratorState().mixed_precision, plan.precision.mixed
+    if mixed != asked and not (asked == "fp16" and wanted == "cpu"):  # where the scaler is ours
+        raise ArgumentError(
+            f"{asks}: the state has mixed_precision={mixed!r}, and the arguments come to {asked!r}. Make the "
+            "Accelerator with the same, or only a PartialState()."
+        )
+    if has_plugins:
+        raise ArgumentError(
+            f"{asks}: the state of an Accelerator keeps its own plugins, and fsdp or deepspeed is asked for here. "
+            "Make only a PartialState()."
+        )
+
+
+def _set_sizes(accelerator: Accelerator, plan: ParallelPlan) -> None:
+    """Sets accelerate's ParallelismConfig. Afterwards, since its constructor refuses groups on the CPU."""
+    from accelerate import ParallelismConfig
+
+    names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    sizes = {f"{name}_size": getattr(plan, name) for name in names}
+    config = plan.given
+    if config is None:
+        config = ParallelismConfig(**sizes)
+    elif any(getattr(config, name) != size for name, size in sizes.items()):
+        config = replace(config, **sizes)  # what the model has beyond it
+    accelerator.state.parallelism_config = config
+    if plan.num_in_all > 1:
+        accelerator.state.device_mesh = config.get_device_mesh(accelerator.device.type)
+
+
+def _group_options(plan: EnginePlan) -> Iterator[KwargsHandler]:
+    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+    ddp = plan.ddp
+    names = ("bucket_cap_mb", "broadcast_buffers", "static_graph")
+    chosen = {name: getattr(ddp, name) for name in names if getattr(ddp, name) is not None}
+    timeout = timedelta(seconds=ddp.timeout_s)
+    yield InitProcessGroupKwargs(backend=ddp.backend, init_method=init_method(), timeout=timeout)
+    yield DistributedDataParallelKwargs(**chosen)
+
+
+@contextmanager
+def _without_variables() -> Iterator[None]:
+    """Restores accelerate's environment variables at the end."""
+    before = {name: os.environ.get(name) for name in (*PLUGIN_VARIABLES, SIZES_VARIABLE)}
+    os.environ.pop(SIZES_VARIABLE, None)  # `_set_sizes` does what it asks for
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+# -- fp8: the recipe of torchao where it is installed, else what accelerate finds --------------------------------------
+
+
+@contextmanager
+def _missing_recipe_explained(mixed: str) -> Iterator[None]:
+    try:
+        yield
+    except (ImportError, ValueError) as error:
+        if mixed != "fp8":
+            raise
+        raise MissingPackageError(
+            f"Mixed precision fp8 was asked for, and accelerate cannot do it: {error} "
+            "Install torchao (pip install torchao) or transformer-engine, or use bf16."
+        ) from error
+
+
+def _fp8_recipes() -> list[KwargsHandler]:
+    """Returns torchao's recipe with plain weights; its default prepares them for sharding."""
+    if importlib.util.find_spec("torchao") is None:
+        return []
+    from accelerate.utils import AORecipeKwargs
+    from torchao.float8 import Float8LinearConfig
+
+    return [AORecipeKwargs(config=Float8LinearConfig(enable_fsdp_float8_all_gather=False))]

@@ -1,0 +1,228 @@
+"""Sharded state of model and optimizer: written and read as torch's distributed checkpoints, gathered, scattered.
+
+The files lie where accelerate writes them. They are read on any number of processes, sharded or whole. Nothing in them
+is unpickled but plain tensors and numbers, and the metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from trainwright._types import Optimizer, StateDict
+from trainwright.engine.safe_dcp_reader import read
+from trainwright.tensor_tree import map_nested
+
+MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
+
+
+def save(
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    *,
+    put: Callable[..., None],
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Writes the part of this process. All processes call it.
+
+    Args:
+        folder: the checkpoint.
+        model: with sharded parameters.
+        optimizer: written too; None: the model alone.
+        put: `put(tree, write, shared=True)` calls `write` with the tensors of the tree as they are now, at once or
+            asynchronously.
+        group: of all processes, for no other work than this.
+    """
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+    states: dict[str, Any] = {MODEL: {"model": get_model_state_dict(model, options=_options(model))}}
+    if optimizer is not None:
+        states[OPTIMIZER] = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+    dressed: list[torch.Tensor] = []
+
+    def undress(leaf: Any) -> Any:
+        """Returns the local shard of a tensor, which can be copied."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        dressed.append(leaf)
+        return leaf.to_local().detach() if isinstance(leaf, DTensor) else leaf
+
+    def write(locals_: Any) -> None:
+        outer = iter(dressed)
+        parts = map_nested(lambda leaf: _dress(next(outer), leaf) if isinstance(leaf, torch.Tensor) else leaf, locals_)
+        for name, state in parts.items():
+            _write(state, folder / name, group)
+
+    put(map_nested(undress, states), write, shared=True)
+
+
+def _dress(outer: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """Returns a shard of the same tensor as `outer`, with other values, which may be on another device."""
+    if not isinstance(outer, DTensor):
+        return local
+    kind: Any = type(outer)  # torch's own way to take such a tensor apart and build it again has no types
+    names, context = kind.__tensor_flatten__(outer)
+    within = {name: local if name == "_local_tensor" else getattr(outer, name) for name in names}
+    dressed: torch.Tensor = kind.__tensor_unflatten__(within, context, outer.size(), outer.stride())
+    return dressed
+
+
+def _write(state: StateDict, folder: Path, group: dist.ProcessGroup | None) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save as write
+
+    try:
+        write(state, storage_writer=FileSystemWriter(folder), process_group=group)
+    except CheckpointException as error:  # torch's is no Exception; the first failure is, in all processes
+        first, _ = next(iter(error.failures.values()))
+        raise first from None
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a checkpoint has a sharded model.
+
+    Args:
+        folder: the checkpoint.
+    """
+    return (folder / MODEL / ".metadata").is_file()
+
+
+def has_optimizer(folder: Path) -> bool:
+    """Whether a checkpoint has a sharded optimizer.
+
+    Args:
+        folder: the checkpoint.
+    """
+    return (folder / OPTIMIZER / ".metadata").is_file()
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Reads the weights of a sharded checkpoint, in this process alone.
+
+    Args:
+        folder: the checkpoint.
+
+    Returns:
+        Whole tensors on the CPU, by name.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    return read(folder / MODEL, under="model")
+
+
+def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Loads the part of an optimizer's state that this process needs, whichever processes wrote it.
+
+    Args:
+        folder: the checkpoint.
+        model: with the parameters of the optimizer.
+        optimizer: takes the state.
+
+    Raises:
+        CheckpointError: the state cannot be read.
+    """
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    state = get_optimizer_state_dict(model, optimizer)
+    read(folder / OPTIMIZER, under="optimizer", into=state)
+    set_optimizer_state_dict(model, optimizer, state)
+
+
+def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Gathers the weights of a sharded model. All processes call it.
+
+    Args:
+        model: with sharded parameters.
+
+    Returns:
+        Whole tensors on the CPU in the main process; empty in the others.
+    """
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    weights: Any = get_model_state_dict(model, options=_options(model, whole=True))
+    return weights  # type: ignore[no-any-return]
+
+
+def load_whole_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
+    """Loads whole weights, of which each process keeps its part.
+
+    Args:
+        model: with sharded parameters, or a whole one.
+        weights: whole tensors, in all processes.
+
+    Returns:
+        The keys that did not match, as torch's `load_state_dict` returns them.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    return set_model_state_dict(model, dict(weights), options=options)
+
+
+def whole_optimizer_state(model: nn.Module, optimizer: Optimizer) -> StateDict:
+    """Gathers the state of a sharded optimizer. All processes call it.
+
+    Args:
+        model: with the parameters of the optimizer.
+        optimizer: its state is sharded as the parameters are.
+
+    Returns:
+        The state as one process alone would have it, with parameters by number; empty in all but the main process.
+    """
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    named: Any = get_optimizer_state_dict(model, optimizer, options=_options(model, whole=True))
+    if not named:
+        return {}
+    names = [name for group in named["param_groups"] for name in group["params"]]
+    numbers = {name: number for number, name in enumerate(names)}
+    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in named["param_groups"]]
+    return {"state": {numbers[name]: value for name, value in named["state"].items()}, "param_groups": groups}
+
+
+def load_whole_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Loads a whole state, of which each process keeps its part.
+
+    Args:
+        model: with the parameters of the optimizer.
+        optimizer: takes the state.
+        state: as `whole_optimizer_state` returns it, in all processes.
+
+    Raises:
+        ValueError: the state has other numbers of parameters.
+    """
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    mine: Any = get_optimizer_state_dict(model, optimizer)
+    names = [name for group in mine["param_groups"] for name in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    if [len(g["params"]) for g in mine["param_groups"]] != [len(g["params"]) for g in state["param_groups"]]:
+        raise ValueError(f"it has {len(numbers)} parameters, grouped otherwise than the {len(names)} here")
+    by_number = dict(zip(numbers, names, strict=True))
+    named: Any = {
+        "state": {by_number[number]: value for number, value in state["state"].items()},
+        "param_groups": [{**g, "params": [by_number[n] for n in g["params"]]} for g in state["param_groups"]],
+    }
+    set_optimizer_state_dict(model, optimizer, named, options=StateDictOptions(full_state_dict=True))
+
+
+def _options(model: nn.Module, *, whole: bool = False) -> Any:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    is_adapter = hasattr(model, "peft_config")
+    return StateDictOptions(
+        full_state_dict=whole, cpu_offload=whole and dist.get_world_size() > 1, ignore_frozen_params=is_adapter
+    )
