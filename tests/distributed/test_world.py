@@ -7,8 +7,7 @@ import torch
 import transformers
 
 from trainwright.config.arguments import TrainingArguments
-from trainwright.config.enums import ParallelMode
-from trainwright.distributed.world import World, configured_precision, world_of
+from trainwright.distributed.world import ParallelMode, World, configured_precision, world_of
 from trainwright.errors import ArgumentError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}

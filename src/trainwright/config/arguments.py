@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trainwright.config import effective, help, rules, zero3_init
 from trainwright.config.accelerator import distributed_state
 from trainwright.config.construct import FieldSignature, accept_old_names, finish
-from trainwright.config.enums import ParallelMode
 from trainwright.config.fields import (
     BatchFields,
     DataFields,
@@ -38,7 +37,7 @@ from trainwright.config.normalise import DICT_FIELDS, normalise, verbosity
 from trainwright.config.serialization import plain, stand_in
 from trainwright.config.setters import Setters
 from trainwright.distributed.process_group import start_group
-from trainwright.distributed.world import World, barrier, configured_precision, world_of
+from trainwright.distributed.world import ParallelMode, World, barrier, configured_precision, world_of
 
 if TYPE_CHECKING:
     import torch

@@ -133,14 +133,3 @@ class HPSearchBackend(ExplicitEnum):
     OPTUNA = "optuna"
     RAY = "ray"
     WANDB = "wandb"
-
-
-class ParallelMode(Enum):
-    """How the devices of a run work together."""
-
-    NOT_PARALLEL = "not_parallel"  # one device
-    NOT_DISTRIBUTED = "not_distributed"  # several devices, one process
-    DISTRIBUTED = "distributed"  # one process per device
-    SAGEMAKER_MODEL_PARALLEL = "sagemaker_model_parallel"
-    SAGEMAKER_DATA_PARALLEL = "sagemaker_data_parallel"
-    TPU = "tpu"

@@ -1,4 +1,4 @@
-"""Watch: a thread beside the work of each process. It hears of failures and signals elsewhere, and of a standstill.
+"""Watchdog: a thread beside the work of each process. It hears of failures and signals elsewhere, and of a standstill.
 
 Processes talk through the process group's store, never by a collective, so a step costs nothing but a count. How a
 signal to one process ends all at the same place, without anybody knowing how far the others are:

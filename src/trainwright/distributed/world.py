@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.enums import ParallelMode
 from trainwright.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -26,6 +26,17 @@ LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE
               "LOCAL_SIZE")  # fmt: skip  # the last is DeepSpeed's
 PARALLEL_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
+
+
+class ParallelMode(Enum):
+    """How the devices of a run work together."""
+
+    NOT_PARALLEL = "not_parallel"  # one device
+    NOT_DISTRIBUTED = "not_distributed"  # several devices, one process
+    DISTRIBUTED = "distributed"  # one process per device
+    SAGEMAKER_MODEL_PARALLEL = "sagemaker_model_parallel"
+    SAGEMAKER_DATA_PARALLEL = "sagemaker_data_parallel"
+    TPU = "tpu"
 
 
 @dataclass(frozen=True, kw_only=True)

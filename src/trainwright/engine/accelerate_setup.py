@@ -1,4 +1,4 @@
-"""The Accelerator of a trainer: made here for every engine. The group itself is started and left in `distributed/process_group.py`."""
+"""Makes the Accelerator of a trainer, for every engine. `distributed/process_group.py` starts and leaves the group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: its engine averages, clips and updates. Checkpoints are whole: `deepspeed_state.py` puts them together.
+"""DeepSpeed's ZeRO: its engine averages, clips and updates. Checkpoints are whole, gathered by `deepspeed_state.py`.
 
 DeepSpeed clips within its update, so `clip` takes the step and `step` says whether it was applied.
 """
