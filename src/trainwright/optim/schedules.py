@@ -1,5 +1,5 @@
-"""Learning-rate schedules. All but the most frequent (`schedule_factors.py`) are transformers', which stay as they are; this is
-the file that imports them.
+"""Learning-rate schedules. All but the most frequent (`schedule_factors.py`) are transformers', which stay as they are;
+this is the file that imports them.
 """
 
 from __future__ import annotations
