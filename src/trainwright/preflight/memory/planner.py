@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from trainwright._types import Batch
-from trainwright.checkpoint.host_copy import available_bytes, tensors_of
+from trainwright.checkpoint.host_copy import tensors_of
 from trainwright.config import resolve
 from trainwright.engine.device_info import supports_bf16
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.evaluation.dry_run import SilentEvents, first_batches
+from trainwright.host import available_bytes
 from trainwright.loop.context import NULL_OBSERVER, LoopContext
 from trainwright.loop.step import Window, take_step
 from trainwright.optim.optimizer_class import steps_in_backward

@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.data import Subset
 
 from trainwright._types import has_length
-from trainwright.checkpoint.host_copy import available_bytes
 from trainwright.config.help import differing as differing_arguments
 from trainwright.errors import ModelError
+from trainwright.host import available_bytes
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight.prove.gradient_capture import GradientCapture, Tensors, differing, gap, without_dropout
 from trainwright.preflight.prove.launcher import gradients_of
