@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from .golden import Golden
+from .golden import MARKS, Golden
 from .rows import BERT, DICT, LLAMA, PADDED, TUPLE, Parts, Row, Task
 from .run import trainer_of
 from .sides import OURS, REFERENCE, Log, Outcome, Side, are_equal, differing, without_clock
+
+pytestmark = MARKS
 
 CLASSIFIERS = (BERT, DICT, TUPLE)
 

@@ -18,14 +18,15 @@ from transformers import BartConfig, BartForConditionalGeneration, DataCollatorF
 import trainwright
 
 from . import data, models
-from .golden import Golden
+from .golden import MARKS, Golden
 from .sides import Outcome, Side, are_equal, differing, without_clock
 
 OURS = Side("trainwright", trainwright.Seq2SeqTrainer, trainwright.Seq2SeqTrainingArguments)
 REFERENCE = Side("transformers", transformers.Seq2SeqTrainer, transformers.Seq2SeqTrainingArguments)
 EOS = 2
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using the model-agnostic default:UserWarning")  # said to the original
+# The warning is one of the original's.
+pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore:Using the model-agnostic default:UserWarning")]
 
 
 def bart() -> nn.Module:

@@ -1,4 +1,4 @@
-"""The files of kept results hold what the original does now; with WRITE_GOLDEN=1, as in `make golden`, they are written."""
+"""The files of kept results hold what the original does now; WRITE_GOLDEN=1, as in `make golden`, writes them."""
 
 import os
 
@@ -21,7 +21,7 @@ SIZE_LIMIT = 500_000
 
 
 @pytest.mark.slow
-@pytest.mark.original
+@pytest.mark.framework
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default:UserWarning")  # said to the original
 @pytest.mark.parametrize("family", FAMILIES)

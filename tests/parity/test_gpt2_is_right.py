@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from . import models
-from .golden import Golden
+from .golden import MARKS, Golden
 from .rows import Row, Task
 from .run import assert_same_as_the_original, originals, train, trainer_of
 from .sides import OURS, REFERENCE, Outcome, differing
+
+pytestmark = MARKS
 
 LENGTH = 8
 

@@ -2,8 +2,11 @@
 
 import pytest
 
+from .golden import MARKS
 from .rows import ALL, BERT, DICT, LLAMA, T5, TUPLE, Row, each, own_loss, seq2seq
 from .run import assert_same_as_the_original, originals
+
+pytestmark = MARKS
 
 ROWS: list[Row] = [
     *each(ALL, "bf16", bf16=True),

@@ -12,10 +12,12 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from .data import hf_dataset
-from .golden import Golden
+from .golden import MARKS, Golden
 from .rows import BERT, DICT, LLAMA, MLM, PADDED, T5, Row
 from .run import trainer_of
 from .sides import OURS, REFERENCE, Outcome, Side, assert_same, differing
+
+pytestmark = MARKS
 
 DRAWS_AHEAD = "a collator that draws at random has drawn for one batch more than was trained on when the state is saved"
 GLOBAL_ORDER = "the order of a later epoch is drawn from the global generator, which resuming seeds afresh"
@@ -121,7 +123,7 @@ def test_a_saving_and_a_resumed_run_end_like_those_of_transformers(stop: Stop) -
     GOLDEN.check(stop.id, compare)
 
 
-@pytest.mark.original
+@pytest.mark.framework
 @pytest.mark.parametrize(
     "stop",
     [pytest.param(stop, id=stop.id, marks=() if stop.id in CROSSED else pytest.mark.slow) for stop in FAITHFUL],

@@ -7,9 +7,12 @@ import pytest
 
 import trainwright
 
+from .golden import MARKS
 from .rows import BERT, ROWS, Row, plain
 from .run import assert_same_as_the_original, originals, train
 from .sides import OURS, Outcome, assert_same, differing
+
+pytestmark = MARKS
 
 # Also what the rows are held against in test_table_is_not_vacuous.py.
 GOLDEN = originals("rows", dict.fromkeys([*ROWS, *(plain(row.task, row.size) for row in ROWS)]))
@@ -31,7 +34,7 @@ class HigherRate(trainwright.Trainer):
         return super().create_optimizer(*args, **kwargs)
 
 
-@pytest.mark.original
+@pytest.mark.framework
 @pytest.mark.parametrize("changed", [SteeperLoss, HigherRate])
 def test_a_trainer_with_other_numbers_does_not_pass(changed: type[trainwright.Trainer]) -> None:
     """The kept result tells which parameters differ, the original trained beside it by how much."""

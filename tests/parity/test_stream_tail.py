@@ -9,9 +9,12 @@ window. Ours steps on it for both.
 from dataclasses import replace
 
 from .data import Stream, hf_dataset
+from .golden import MARKS
 from .rows import DICT, Row
 from .run import assert_same_as_the_original, originals, train
 from .sides import OURS, differing
+
+pytestmark = MARKS
 
 ARGS = {
     "gradient_accumulation_steps": 4,

@@ -2,9 +2,12 @@
 
 import pytest
 
+from .golden import MARKS
 from .rows import ROWS, Row, plain
 from .sides import differing, weights
 from .test_same_weights import GOLDEN
+
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
