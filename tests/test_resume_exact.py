@@ -72,8 +72,8 @@ DATA: dict[str, Callable[[], Parts]] = {
     "masked-columns": lambda: masking(data.hf_dataset(masked_texts())),
     "masked-stream": lambda: masking(data.Stream(masked_texts() * 8)) | STREAM,
 }
-# Seven micro-batches in an epoch: the first step, the middle, the end of an epoch, the first of the next, the last. A run
-# that is stopped at several of these, and resumed each time, shows as much as one run for each: its log has every step.
+# Seven micro-batches in an epoch: the first step, the middle, the end of an epoch, the first of the next, the last. A
+# run that is stopped at several of these shows as much as one run for each: its log has every step.
 STOPS = {1: ((1, 8, 14), (4, 13), (7,)), 3: ((1, 4), (2, 6), (3,))}
 CASES = [
     pytest.param(kind, accumulation, stops, id=f"{kind}-accumulation-{accumulation}-stops-{'-'.join(map(str, stops))}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from trainwright.cli.main import app
+
+from .._support.subprocesses import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +57,7 @@ def start(*words: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "trainwright", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=environment(),
     )  # fmt: skip
 
 

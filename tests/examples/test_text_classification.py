@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -18,6 +17,8 @@ from types import ModuleType
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
+
+from .._support.subprocesses import environment
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "text_classification.py"
@@ -81,7 +82,7 @@ def start(arguments: list[str]) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env=environment(),
     )
 
 
