@@ -25,12 +25,14 @@ from ._support.small import (
     AugmentedStream,
     Diary,
     StopAt,
+    accuracy,
     augmented,
     data,
     differing,
     make_trainer,
     models,
     module,
+    trained_trainer,
     weights,
     without_clock,
 )
@@ -104,20 +106,16 @@ class Course:
 
 
 def run_through(output_dir: Path, parts: Callable[[], Parts], **settings: Any) -> Course:
-    trainer = make_trainer(output_dir, **parts(), **settings)
-    trainer.train()
-    return Course.of(trainer)
+    return Course.of(trained_trainer(output_dir, **parts(), **settings))
 
 
 def run_with_stops(output_dir: Path, parts: Callable[[], Parts], *stops: int, **settings: Any) -> Course:
     """Each stop ends a training; a new trainer resumes it."""
     for stop in stops:
-        trainer = make_trainer(output_dir, callbacks=[StopAt(stop)], **parts(), **settings)
-        trainer.train(resume_from_checkpoint=stop != stops[0])
+        resume = stop != stops[0]
+        trainer = trained_trainer(output_dir, resume=resume, callbacks=[StopAt(stop)], **parts(), **settings)
         assert trainer.state.global_step == stop, "it did not stop where it was told to"
-    last = make_trainer(output_dir, **parts(), **settings)
-    last.train(resume_from_checkpoint=True)
-    return Course.of(last)
+    return Course.of(trained_trainer(output_dir, resume=True, **parts(), **settings))
 
 
 def assert_same_course(one: Course, other: Course) -> None:
@@ -170,8 +168,7 @@ def test_broken_off_between_two_saves(
     often = {"save_strategy": "steps", "save_steps": 3}
     with pytest.raises(Broken):
         make_trainer(tmp_path, callbacks=[Break(step)], **DATA[kind](), **often).train()
-    second = make_trainer(tmp_path, **DATA[kind](), **often)
-    second.train(resume_from_checkpoint=True)
+    second = trained_trainer(tmp_path, resume=True, **DATA[kind](), **often)
     assert_same_course(Course.of(second), uninterrupted(kind, 1))
 
 
@@ -235,8 +232,8 @@ def test_with_settings(name: str, tmp_path: Path) -> None:
 def test_resumed_from_the_end_of_an_epoch_that_saves_by_epoch(tmp_path: Path) -> None:
     parts, by_epoch = DATA["augmented-list"], {"save_strategy": "epoch", "num_train_epochs": 3}
     through = run_through(tmp_path / "through", parts, **by_epoch)
-    second = make_trainer(tmp_path, **parts(), **by_epoch)
-    second.train(resume_from_checkpoint=str(tmp_path / "through" / "checkpoint-7"))
+    checkpoint = str(tmp_path / "through" / "checkpoint-7")
+    second = trained_trainer(tmp_path, resume=checkpoint, **parts(), **by_epoch)
     assert_same_course(Course.of(second), through)
 
 
@@ -354,12 +351,10 @@ class EndEpochAt(StopAt):
 @pytest.mark.parametrize("step", [5, 9])
 def test_after_an_epoch_that_a_callback_ended(step: int, tmp_path: Path) -> None:
     parts: Parts = {"num_train_epochs": 3}
-    through = make_trainer(tmp_path / "through", callbacks=[EndEpochAt(3)], **parts)
-    through.train()
+    through = trained_trainer(tmp_path / "through", callbacks=[EndEpochAt(3)], **parts)
     assert through.state.global_step == 3 + 7 + 7
     make_trainer(tmp_path / "two", callbacks=[EndEpochAt(3), StopAt(step)], **parts).train()
-    second = make_trainer(tmp_path / "two", callbacks=[EndEpochAt(3)], **parts)
-    second.train(resume_from_checkpoint=True)
+    second = trained_trainer(tmp_path / "two", resume=True, callbacks=[EndEpochAt(3)], **parts)
     assert_same_course(Course.of(second), Course.of(through))
 
 
@@ -378,10 +373,6 @@ def test_no_trained_sample_is_read_again(tmp_path: Path) -> None:
 
 
 # -- the best model and those who wait for it ------------------------------------------------------------------------
-
-
-def accuracy(prediction: Any) -> dict[str, float]:
-    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
 JUDGED: Parts = {
