@@ -20,8 +20,6 @@ from typing import Any
 
 import psutil
 
-from . import subprocesses
-
 TOLD = "TOLD_"  # file of what a process tells, with its rank
 
 
@@ -65,7 +63,14 @@ def launch(
     if launcher is None:
         launcher = ("torch.distributed.run", "--nproc-per-node", str(processes),
                     "--master-addr", "localhost", "--master-port", str(free_port()))  # fmt: skip
-    env = subprocesses.environment(TOLD_FOLDER=str(folder), **(environment or {}))
+    root = Path(__file__).resolve().parents[2]
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(root), *sys.path]),
+        "OMP_NUM_THREADS": "1",
+        "TOLD_FOLDER": str(folder),
+        **(environment or {}),
+    }
     return subprocess.Popen(
         [sys.executable, *(("-m", *launcher) if launcher else ()), str(script), *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=folder, start_new_session=True,
