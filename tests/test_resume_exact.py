@@ -222,7 +222,10 @@ SETTINGS: dict[str, tuple[Callable[[], Parts], Parts]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.process if "workers" in name else ()) for name in SETTINGS],
+)
 def test_with_settings(name: str, tmp_path: Path) -> None:
     parts, settings = SETTINGS[name]
     through = run_through(tmp_path / "through", parts, **settings)
@@ -260,6 +263,7 @@ def test_evaluations_on_the_way_do_not_matter(tmp_path: Path) -> None:
         ("augmented-stream", 3, (2,)),
     ],
 )
+@pytest.mark.process
 def test_what_workers_draw_comes_back(kind: str, accumulation: int, stops: tuple[int, ...], tmp_path: Path) -> None:
     """Augmentation and masking draw in the workers, whose random states no checkpoint of this process holds."""
     settings = {"dataloader_num_workers": 2, "gradient_accumulation_steps": accumulation}
@@ -440,6 +444,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.process
 def test_in_a_new_process(uninterrupted: Callable[[str, int], Course], tmp_path: Path) -> None:
     make_trainer(tmp_path / "run", callbacks=[StopAt(4)], **DATA["augmented-list"]()).train()
     run_python("-c", textwrap.dedent(SCRIPT), str(tmp_path / "run"), str(tmp_path / "weights.pt"))

@@ -55,6 +55,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_python("-m", "trainwright.compat", *arguments, code=None)
 
 
+@pytest.mark.process
 def test_a_script_runs_with_it(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("WORD = 'beside'")
     script = tmp_path / "script.py"
@@ -67,6 +68,7 @@ def test_a_script_runs_with_it(tmp_path: Path) -> None:
     assert "names of transformers" in done.stderr
 
 
+@pytest.mark.process
 def test_a_script_that_is_missing_is_named() -> None:
     done = run("no_such_script.py")
     assert done.returncode == 1

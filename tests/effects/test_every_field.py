@@ -27,7 +27,7 @@ from . import (  # noqa: F401 -- they fill the table
     saving_fields,
 )
 from .bench import Bench
-from .table import CHECKS, COMPANIONS
+from .table import CHECKS, COMPANIONS, MARKS
 
 
 def test_the_table_is_complete() -> None:
@@ -39,6 +39,8 @@ def test_the_table_is_complete() -> None:
     assert all(COMPANIONS.values())
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[getattr(pytest.mark, mark) for mark in MARKS[name]]) for name in CHECKS]
+)
 def test_the_field_has_an_effect(name: str, bench: Bench) -> None:
     CHECKS[name](bench)
