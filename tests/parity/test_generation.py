@@ -171,7 +171,8 @@ def test_the_loss_is_equal_where_batches_have_equally_many_tokens(name: str) -> 
     ours = loss_of_one_batch(OURS, name)
 
     def compare(theirs: float) -> None:
-        assert ours == theirs
+        # Ours is a sum over tokens, divided: its rounding depends on the bits of the loss, and these on the CPU.
+        assert ours == pytest.approx(theirs, rel=1e-6)
 
     LOSSES.check(name, compare)
 
