@@ -41,6 +41,12 @@ def test_the_file_holds_what_the_original_does(family: str) -> None:
     assert {case for case in now if kept[case] != now[case]} == set()
 
 
+@pytest.mark.skipif(not (ROOT / KEY).is_dir(), reason=f"nothing is kept for {KEY}")
+def test_every_case_is_kept_and_no_other() -> None:
+    kept = {path.stem: set(from_text(path.read_text(encoding="utf-8"))) for path in (ROOT / KEY).glob("*.json")}
+    assert kept == {name: set(family.cases) for name, family in FAMILIES.items()}, "`make golden` writes the files"
+
+
 def test_the_files_are_small() -> None:
     assert sum(path.stat().st_size for path in ROOT.rglob("*.json")) < SIZE_LIMIT
 
