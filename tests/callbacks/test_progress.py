@@ -11,12 +11,11 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 
 from trainwright.callbacks.progress import readable
-
-from .._support import subprocesses
 
 SCRIPT = """
 import torch
@@ -40,7 +39,7 @@ print("the end", flush=True)
 
 
 def environment() -> dict[str, str]:
-    return subprocesses.environment(COLUMNS="100", TERM="xterm")
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "COLUMNS": "100", "TERM": "xterm"}
 
 
 def script(*, disable: bool = False) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,6 @@ from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.errors import CheckpointWriteError
 
 from .._support.small import StopAt, data, make_trainer, models
-from .._support.subprocesses import run_python
 
 SAVING = {"save_strategy": "steps", "save_steps": 4, "num_train_epochs": 1}
 
@@ -68,7 +69,10 @@ CASES = {
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("filled")
-    done = run_python("-c", SCRIPT, str(folder), json.dumps(CASES))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SCRIPT, str(folder), json.dumps(CASES)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout.splitlines()[-1])
 
 

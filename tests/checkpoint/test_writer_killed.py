@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,6 @@ import safetensors.torch
 import torch
 
 from trainwright.checkpoint.store import CheckpointStore, verified
-
-from .._support.subprocesses import run_python
 
 # Imports once and forks a run for each case. The writing thread itself sends the signal, at a place of its work.
 SCRIPT = """
@@ -82,8 +82,11 @@ SIGKILL, SIGTERM = 9, 15
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(not hasattr(os, "fork"), reason="the script forks")]
 
 
-def end_each(cases: dict[str, tuple[Any, ...]]) -> dict[str, int]:
-    done = run_python("-c", SCRIPT, json.dumps(cases), timeout_s=140)
+def run(cases: dict[str, tuple[Any, ...]]) -> dict[str, int]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SCRIPT, json.dumps(cases)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=140, check=False)
+    assert done.returncode == 0, done.stderr
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     assert 1 not in found.values(), done.stderr
     return found
@@ -95,12 +98,12 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int
     root = tmp_path_factory.mktemp("lives")
     struck = {name: (str(root / name), name.split("-")[0], SIGKILL, int(name.split("-")[1])) for name in KILLED}
     struck["asked"] = (str(root / "asked"), "flush", SIGTERM, 1)
-    first = end_each({"through": (str(root / "through"), "", 0, 0), **struck})
+    first = run({"through": (str(root / "through"), "", 0, 0), **struck})
     left = {}
     for name in struck:
         steps = CheckpointStore(root / name).steps()
         left[name] = [step for step in steps if verified(CheckpointStore(root / name).path(step))]
-    end_each({name: (str(root / name), "", 0, 0) for name in struck})
+    run({name: (str(root / name), "", 0, 0) for name in struck})
     return root, first, left
 
 

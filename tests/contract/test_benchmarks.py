@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from .._support.subprocesses import run_python
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {"gpu": "--tiny", "resume": "--small", "evaluation": "--small", "sizes": "--quick", "checkpoint": "--small",
@@ -20,7 +20,9 @@ SMALL = {"gpu": "--tiny", "resume": "--small", "evaluation": "--small", "sizes":
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SMALL)
 def test_it_runs_in_its_small_form(name: str) -> None:
-    done = run_python("-W", "ignore", str(FOLDER / f"{name}.py"), SMALL[name], timeout_s=500)
+    command = [sys.executable, "-W", "ignore", str(FOLDER / f"{name}.py"), SMALL[name]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith('{"')]
     assert len(json.loads(line)) > 1
     assert "trainwright" in line

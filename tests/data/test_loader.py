@@ -29,7 +29,6 @@ from trainwright.data.plan import build_dataloader
 from trainwright.data.workers import enable_full_determinism, seed_worker, set_seed
 
 from .._support.small import Augmented, Diary, data, make_trainer
-from .._support.subprocesses import environment
 
 
 def loader_over(dataset: Any, *, collate: Any = default_data_collator, **plan: Any) -> Loader:
@@ -316,8 +315,9 @@ trainer.evaluate()
 
 def test_a_process_whose_workers_wait_for_more_can_end() -> None:
     """At its end a process sends its workers SIGTERM and waits for them; they must not ignore it for ever."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     process = subprocess.Popen(
-        [sys.executable, "-c", PERSISTENT], env=environment(), stdout=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-c", PERSISTENT], env=environment, stdout=subprocess.DEVNULL, start_new_session=True
     )
     try:
         assert process.wait(timeout=40) == 0

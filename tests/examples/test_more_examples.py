@@ -17,8 +17,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from .._support.subprocesses import environment
-
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples"
 
@@ -61,7 +59,7 @@ def run(launcher: list[str], example: Example, output_dir: Path, *settings: str,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment(),
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
     try:

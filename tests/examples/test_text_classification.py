@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -17,8 +18,6 @@ from types import ModuleType
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
-
-from .._support.subprocesses import environment
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "text_classification.py"
@@ -82,7 +81,7 @@ def start(arguments: list[str]) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment(),
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
 
 

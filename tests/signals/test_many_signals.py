@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,17 +15,17 @@ import pytest
 
 from trainwright import get_last_checkpoint
 
-from .._support.subprocesses import environment
-
 NURSERY = Path(__file__).with_name("nursery.py")
+SOURCE = Path(__file__).parents[2] / "src"
 PHASES = ("train", "evaluate", "save", "data")
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Nursery:
     def __init__(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, str(NURSERY)], env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, str(NURSERY)], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
     def run(self, folder: Path, phase: str = "none", number: int = 0, seed: int = 0) -> int:

@@ -1,5 +1,6 @@
 """Signals end a run in order: the last finished step is saved, the exit code tells, and a resume is exact."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from trainwright import get_last_checkpoint
-
-from .._support.subprocesses import environment, run_python
 
 VICTIM = Path(__file__).with_name("victim.py")
 PHASES = {
@@ -27,13 +26,14 @@ def code_of(number: signal.Signals) -> int:
     if number in CODES:
         return CODES[number]
     script = "import transformers.optimization\nraise KeyboardInterrupt"
-    return run_python("-c", script, code=None).returncode
+    return subprocess.run([sys.executable, "-c", script], capture_output=True).returncode
 
 
 def start(folder: Path, phase: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(
         [sys.executable, str(VICTIM), str(folder), phase],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     )  # fmt: skip
 
 
@@ -137,4 +137,6 @@ except SystemExit as end:
     assert os.stat({str(tmp_path / "checkpoint-4")!r}).st_ino != written
     print("SAVED")
 """
-    assert "SAVED" in run_python("-c", script).stdout
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=100)
+    assert "SAVED" in done.stdout, done.stderr

@@ -4,7 +4,10 @@ stop no training.
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,6 @@ from trainwright.trackers.base import ENDS
 from trainwright.trackers.table import get_reporting_integration_callbacks
 
 from .._support.small import StopAt, data, make_trainer, train
-from .._support.subprocesses import run_python
 from .services import SERVICES, Service, Values
 
 SETTINGS: dict[str, Any] = {"max_steps": 6, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 2,
@@ -88,8 +90,12 @@ def test_a_resume_after_a_kill_sends_what_the_tracker_had_not_got(
     (service,) = (one for one in SERVICES if one.name == name)
     pytest.importorskip(PACKAGES.get(name, "tensorboard"))
     seen = service.enter(monkeypatch, tmp_path)
-    victim = ("-W", "ignore", "-m", "tests.trackers.victim", str(tmp_path), name)
-    codes = [run_python(*victim, word, timeout_s=300, code=None).returncode for word in ("killed", "resumed")]
+    victim = [sys.executable, "-W", "ignore", "-m", "tests.trackers.victim", str(tmp_path), name]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    codes = [
+        subprocess.run([*victim, word], env=environment, cwd=Path.cwd(), timeout=300, capture_output=True).returncode
+        for word in ("killed", "resumed")
+    ]
     assert codes == [-signal.SIGKILL, 0]
     expected = journal_values(tmp_path / "run", service)
     assert {step for _, step in expected} == {1, 2, 3, 4, 5, 6}
