@@ -79,3 +79,8 @@ $(VENV)/.engines: $(VENV)/.ray requirements-engines.txt
 	DS_BUILD_OPS=0 $(PIP_INSTALL) --no-deps --no-build-isolation \
 		-r requirements-engines.txt
 	touch $@
+
+# The results of the original that tests compare with, for these versions and this CPU (tests/parity/golden).
+.PHONY: golden
+golden: $(VENV)/.dev
+	OMP_NUM_THREADS=1 WRITE_GOLDEN=1 $(BIN)/python -m pytest tests/parity/test_golden.py $(ARGS)

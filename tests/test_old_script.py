@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,11 +12,11 @@ import pytest
 import torch
 import transformers
 
-import trainwright
 from trainwright import Trainer, TrainingArguments
 from trainwright.config import resolve
 from trainwright.config.plans import StepPlan
 
+from ._support.subprocesses import run_python
 from .effects.bench import Toy, are_equal, samples, seeded, weights
 
 SCRIPT = """
@@ -143,11 +141,7 @@ HONOURED = ("overwrite_output_dir", "logging_dir")
 def run_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The script as a user runs it, every warning shown as often as it comes."""
     (folder / "run_old.py").write_text(SCRIPT, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(Path(trainwright.__file__).parents[1])}
-    return subprocess.run(
-        [sys.executable, "-W", "always:::", "run_old.py", *words],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    return run_python("-W", "always:::", "run_old.py", *words, cwd=folder, code=None)
 
 
 def test_a_script_of_v4_34_trains(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ import torch
 
 from trainwright.checkpoint.store import CheckpointStore, verified
 
+from .._support.subprocesses import environment
 from .victim import NUM_STEPS
 
 VICTIM = Path(__file__).with_name("victim.py")
-SOURCE = Path(__file__).parents[2] / "src"
 NEVER_ENDING = 60  # starts after which a test gives up
 
 PLACES = [
@@ -53,9 +53,8 @@ class Nursery:
     """Starts runs without paying for the import of torch each time."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, str(VICTIM)], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, str(VICTIM)], env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
     def start(self, *arguments: object) -> int:

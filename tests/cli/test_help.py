@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from trainwright.cli.main import app
 
+from .._support.subprocesses import run_python
 from .commands import call
 
 COMMANDS = [info.callback.__name__ for info in app.registered_commands if info.callback and not info.hidden]
@@ -17,15 +14,7 @@ HEAVY = ("torch", "transformers", "accelerate", "numpy", "datasets", "pyarrow")
 
 
 def python(code: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python("-c", code, **environment).stdout
 
 
 def test_the_commands_are_those_that_the_issue_names() -> None:

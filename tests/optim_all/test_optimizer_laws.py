@@ -13,6 +13,7 @@ from trainwright.errors import ArgumentError
 from trainwright.optim import train_eval_mode
 from trainwright.optim.optimizer_table import OPTIMIZERS
 
+from .._support.small import StopAt
 from ..parity.sides import REFERENCE, differing, weights
 from .table import EVERY_NAME, ROWS, Net, Row, Silent, losses, make_trainer, seeded, sentences
 
@@ -23,17 +24,6 @@ DECAYING = {"embed.weight", "body.weight", "head.weight"}
 def test_every_name_has_a_row() -> None:
     assert sorted(EVERY_NAME) == sorted(OPTIMIZERS)
     assert len(OPTIMIZERS) == 42  # transformers' 41 and muon
-
-
-class StopAt(TrainerCallback):
-    """Saves and stops when a step is done."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            control.should_save = control.should_training_stop = True
 
 
 def total_loss(trainer: Any) -> float:

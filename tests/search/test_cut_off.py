@@ -15,6 +15,7 @@ import optuna
 import pytest
 
 from .._support.small import differing
+from .._support.subprocesses import environment
 from .small import MODEL, saved
 
 SCRIPT = Path(__file__).with_name("cut_off.py")
@@ -22,10 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     folder.mkdir(exist_ok=True)
     return subprocess.Popen([sys.executable, str(SCRIPT), str(folder), *words], stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True, env=environment, cwd=folder)  # fmt: skip
+                            stderr=subprocess.STDOUT, text=True, env=environment(), cwd=folder)  # fmt: skip
 
 
 def finished(process: subprocess.Popen[str]) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from trainwright.errors import ArgumentError
 
+from .._support.subprocesses import environment
 from .small import MODEL, scale, searcher
 
 SCRIPT = Path(__file__).with_name("on_ray.py")
@@ -32,10 +33,9 @@ def _model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def searched(case: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), str(folder), case], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=environment, cwd=folder, start_new_session=True,
+        env=environment(), cwd=folder, start_new_session=True,
     )  # fmt: skip
     try:
         out = process.communicate(timeout=350)[0]
