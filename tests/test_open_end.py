@@ -184,6 +184,7 @@ def test_what_needs_the_number_of_steps_is_refused(settings: Parts, named: str, 
     assert "max_steps" in str(error.value)
 
 
+@pytest.mark.process
 @pytest.mark.timeout(200)
 def test_two_processes_end_together(tmp_path: Path) -> None:
     done = run(

@@ -39,11 +39,13 @@ IMPORTS = (
 class Process:
     """A fork that runs; as much of `subprocess.Popen` as tests use."""
 
-    def __init__(self, pid: int, status: IO[str], stdout: IO[str], stderr: IO[str] | None) -> None:
+    def __init__(self, pid: int, status: IO[str], stdout: IO[str] | None, stderr: IO[str] | None) -> None:
         self.pid = pid
         self.stdout, self.stderr = stdout, stderr
         self.returncode: int | None = None
         self._status = status
+        self._readers: list[threading.Thread] = []
+        self._texts = ["", ""]
 
     def poll(self) -> int | None:
         return self._wait(0)
@@ -56,23 +58,22 @@ class Process:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Returns all of standard output and standard error, once both are closed."""
-        texts = ["", ""]
-
-        def read(index: int, file: IO[str]) -> None:
-            with contextlib.suppress(ValueError), file:
-                texts[index] = file.read()
-
-        files = [file for file in (self.stdout, self.stderr) if file is not None]
-        readers = [threading.Thread(target=read, args=pair, daemon=True) for pair in enumerate(files)]
         end = None if timeout is None else time.monotonic() + timeout
-        for reader in readers:
-            reader.start()
-        for reader in readers:
+        if not self._readers:
+            files = [file for file in (self.stdout, self.stderr) if file is not None]
+            self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in enumerate(files)]
+            for reader in self._readers:
+                reader.start()
+        for reader in self._readers:
             reader.join(None if end is None else max(0.0, end - time.monotonic()))
             if reader.is_alive():
-                raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0.0, "".join(texts))
+                raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0.0)
         self.wait(None if end is None else max(0.1, end - time.monotonic()))
-        return texts[0], texts[1]
+        return self._texts[0], self._texts[1]
+
+    def _read(self, index: int, file: IO[str]) -> None:
+        with file:
+            self._texts[index] = file.read()
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -97,6 +98,7 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     merge_output: bool = False,
+    terminal: int | None = None,
     start_new_session: bool = False,
 ) -> Process:
     """Runs a script, `-c CODE` or `-m MODULE` with its arguments in a fork.
@@ -106,6 +108,7 @@ def start(
         env: the whole environment; by default that of this process.
         cwd: working directory; by default that of this process.
         merge_output: standard error goes where standard output goes.
+        terminal: descriptor to which both go, in place of a pipe.
         start_new_session: as in `subprocess.Popen`.
 
     Returns:
@@ -117,16 +120,16 @@ def start(
         "cwd": str(cwd or Path.cwd()),
         "session": start_new_session,
     }
-    outputs = [os.pipe() for _ in range(1 if merge_output else 2)]
+    outputs = [] if terminal is not None else [os.pipe() for _ in range(1 if merge_output else 2)]
     status = os.pipe()
-    given = [outputs[0][1], outputs[-1][1], status[1]]
-    socket.send_fds(_server(), [json.dumps(request).encode()], given)
-    for descriptor in {*given}:
-        os.close(descriptor)
+    writes = [write for _, write in outputs] or [terminal]
+    socket.send_fds(_server(), [json.dumps(request).encode()], [writes[0], writes[-1], status[1]])
+    for _, write in (*outputs, status):
+        os.close(write)
     state = os.fdopen(status[0], buffering=1)
     pid = int(state.readline())
     files = [os.fdopen(read, encoding="utf-8", errors="replace") for read, _ in outputs]
-    return Process(pid, state, files[0], files[1] if len(files) == 2 else None)
+    return Process(pid, state, files[0] if files else None, files[1] if len(files) == 2 else None)
 
 
 def run(arguments: Sequence[str], *, timeout: float = 100, **how: Any) -> subprocess.CompletedProcess[str]:
@@ -145,10 +148,15 @@ def _server() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), *filter(None, sys.path)])}
-    process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], env=env, cwd=ROOT,
-                               pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                               stdout=subprocess.DEVNULL)  # fmt: skip
-    theirs.close()
+    try:
+        process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], env=env, cwd=ROOT,
+                                   pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.DEVNULL)  # fmt: skip
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
     atexit.register(process.wait)
     atexit.register(ours.close)
     return ours
@@ -196,6 +204,7 @@ def _become(request: dict[str, Any]) -> None:
     import numpy as np
 
     np.random.seed()  # as in a new process; the others reseed themselves
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[union-attr]
     if request["session"]:
         os.setsid()
     os.environ.clear()

@@ -7,6 +7,7 @@ second framework are errors, so that the tier stays what it says; the marks are 
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import random
 import subprocess
@@ -39,6 +40,8 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     """Refuses process starts and imports of second frameworks during a quick test; see `sys.addaudithook`."""
     if not _now.name or _now.pid != os.getpid():
         return
+    if event == "subprocess.Popen" and args[0] == "git":
+        raise FileNotFoundError("quick tests run as on a machine without git")  # each training asks for the commit
     if event in _STARTS:
         sentence = f"a quick test starts a process ({event}): mark it `process`"
     elif event == "import" and args[0] in FRAMEWORKS:
@@ -98,6 +101,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     if "transformers" in sys.modules:
         _watch_original()
+    gc.collect()
+    gc.freeze()  # a collection in a test looks at what tests made, not at all modules: it takes a second otherwise
 
 
 def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:

@@ -21,6 +21,8 @@ from trainwright.checkpoint.store import CheckpointStore, verified
 
 from .victim import NUM_STEPS
 
+pytestmark = pytest.mark.process
+
 VICTIM = Path(__file__).with_name("victim.py")
 SOURCE = Path(__file__).parents[2] / "src"
 NEVER_ENDING = 60  # starts after which a test gives up

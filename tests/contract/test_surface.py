@@ -199,10 +199,12 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
 
 
+@pytest.mark.process
 def test_importing_the_package_loads_neither_torch_nor_transformers() -> None:
     assert not modules_after("import trainwright") & {"torch", "transformers", "accelerate", "numpy"}
 
 
+@pytest.mark.process
 def test_importing_the_trainer_does_not_load_transformers_or_accelerate() -> None:
     loaded = modules_after("from trainwright import Trainer, TrainingArguments")
     assert "torch" in loaded

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ray.train")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SCRIPT = """
 import json

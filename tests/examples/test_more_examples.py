@@ -99,6 +99,7 @@ def test_every_script_has_a_row() -> None:
     assert [name for name in sorted(scripts) if f"{name}.py" not in readme] == []
 
 
+@pytest.mark.process
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "example",
@@ -114,6 +115,7 @@ def test_a_few_steps(example: Example, tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").is_file()
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @by_name
@@ -136,6 +138,7 @@ def launchers() -> dict[str, list[str]]:
     return {"torchrun": torchrun, "accelerate": accelerate}
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])

@@ -11,7 +11,7 @@ from .._support.two_processes import Done, run
 
 BACKENDS = ["whole", "fsdp full_shard", "fsdp shard_grad_op", "zero 2", "zero 3"]
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
-pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", params=[1, 2])

@@ -17,6 +17,8 @@ import pytest
 from .._support.small import differing
 from .small import MODEL, saved
 
+pytestmark = pytest.mark.process
+
 SCRIPT = Path(__file__).with_name("cut_off.py")
 ROOT = Path(__file__).resolve().parents[2]
 
