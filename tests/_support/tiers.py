@@ -89,6 +89,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 @pytest.hookimpl(tryfirst=True)  # before a mark expression selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        if getattr(item, "callspec", None) and item.callspec.params.get("workers"):  # of a DataLoader
+            item.add_marker("process")
         if not any(item.get_closest_marker(name) for name in NOT_QUICK):
             item.add_marker("quick")
     seed = config.getoption("shuffle")

@@ -241,6 +241,7 @@ class SeedOf(Diary):
         return {"labels": torch.tensor(draws(), dtype=torch.float64)}
 
 
+@pytest.mark.process
 def test_workers_draw_differently_and_the_same_again() -> None:
     runs = []
     for _ in range(2):
