@@ -54,7 +54,7 @@ by_name = pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.name)
 
 
 def run(launcher: list[str], example: Example, output_dir: Path, *settings: str, timeout_s: float = 900) -> str:
-    """Runs to the end, as a fork without a launcher; returns what was printed. A run that hangs is ended with all of it."""
+    """Runs to the end, as a fork if there is no launcher; returns the output. A run that hangs is ended as a whole."""
     script = [str(FOLDER / f"{example.name}.py"), f"--output_dir={output_dir}", "--use_cpu", "--report_to=none"]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     process: forked.Process | subprocess.Popen[str]
