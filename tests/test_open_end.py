@@ -43,6 +43,7 @@ def stream() -> Any:
     return data.Stream(data.vectors(26))  # batches of 4: seven
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize(
     ("schedule", "accumulation", "steps", "side"),
     [

@@ -14,6 +14,7 @@ from trainwright import TrainerCallback, TrainerMemoryTracker
 from .._support.small import OURS, REFERENCE, data, make_trainer
 
 
+@pytest.mark.framework
 def test_the_entries_of_transformers(tmp_path: Path) -> None:
     found = []
     for side in (OURS, REFERENCE):

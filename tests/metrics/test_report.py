@@ -26,6 +26,7 @@ SAMPLES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("metrics", SAMPLES, ids=range(len(SAMPLES)))
 def test_formatted_as_transformers_formats(metrics: dict[str, Any]) -> None:
     assert metrics_format(metrics) == transformers.Trainer.metrics_format(dict(metrics))
