@@ -25,6 +25,7 @@ FRAMEWORKS = frozenset({"sentence_transformers", "setfit", "trl", "lightning", "
                         "deepspeed", "ray", "wandb", "mlflow", "comet_ml", "dvclive", "neptune", "swanlab",
                         "trackio"})  # fmt: skip
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
+_FACTS = ("git", "uname")  # each training asks for its commit and its platform, and does without
 _SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(1000000))"
 
 
@@ -43,10 +44,10 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     """Refuses process starts and imports of second frameworks during a quick test; see `sys.addaudithook`."""
     if not _now.name or _now.pid != os.getpid():
         return
-    if event == "subprocess.Popen" and args[0] == "git":
-        raise FileNotFoundError("quick tests run as on a machine without git")  # each training asks for the commit
+    if event == "subprocess.Popen" and args[0] in _FACTS:
+        raise FileNotFoundError(f"quick tests run as on a machine without {args[0]}")
     if event in _STARTS:
-        sentence = f"a quick test starts a process ({event}): mark it `process`"
+        sentence = f"a quick test starts a process ({event} {args[0] if args else ''}): mark it `process`"
     elif event == "import" and args[0] in FRAMEWORKS:
         sentence = f"a quick test imports a second framework ({args[0]}): mark it `framework`"
     else:
