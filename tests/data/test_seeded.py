@@ -29,6 +29,7 @@ def trained(folder: Path, **settings: Any) -> dict[str, torch.Tensor]:
     return weights(trainer.model)
 
 
+@pytest.mark.process
 def test_any_number_of_workers_and_dropout_undisturbed(tmp_path: Path) -> None:
     """The dropout of the main process draws what it would have drawn, whoever reads the samples."""
     runs = [trained(tmp_path / str(n), seed_samples=True, dataloader_num_workers=n) for n in (0, 2)]
