@@ -12,7 +12,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 from collections import defaultdict
 from typing import Any
 
@@ -54,9 +53,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     else:
         return
     _now.refused.append(sentence)
-    if threading.current_thread() is threading.main_thread():
-        pytest.fail(sentence)
-    raise PermissionError(sentence)  # a thread that ends without an error that it can handle makes others wait
+    pytest.fail(sentence)
 
 
 def _watch_original() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.recipe.schema import TASKS, DataPart, ModelPart, names_of
+from trainwright.cli.recipe.schema import TASKS, DataPart, ModelPart, names_of
 
 from .commands import ROOT, call
 
@@ -30,7 +30,6 @@ def commands() -> list[tuple[str, list[str]]]:
     return found
 
 
-@pytest.mark.costly
 @pytest.mark.timeout(300)
 def test_every_command_prints_what_the_page_says(tmp_path: Path) -> None:
     ran = [(command, said) for command, said in commands() if not command.startswith(LAUNCHERS)]

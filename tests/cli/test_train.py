@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from trainwright.recipe.schema import TASKS
+from trainwright.cli.recipe.schema import TASKS
 
 from .commands import done
 
-pytestmark = [pytest.mark.costly, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 FEW = ("training.max_steps=2", "training.use_cpu=true", "training.warmup_steps=0", "training.logging_steps=1",
        "training.eval_strategy=steps", "training.eval_steps=2", "training.save_steps=2", "training.save_strategy=steps",

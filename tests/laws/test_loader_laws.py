@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from trainwright._types import TailBatch
 from trainwright.data.cursor import Cursor, LoaderRandomness
 from trainwright.data.loader import Loader
-from trainwright.types import TailBatch
 
 from .loaders import KINDS, SIZE, Kind
-
-pytestmark = pytest.mark.costly
 
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 workers = pytest.mark.parametrize("workers", [0, 2])

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainwright.engine.peak import peak_of
-from trainwright.metrics.speed import utilisation
+from trainwright.engine.device_info import peak_of
+from trainwright.state.throughput import utilisation
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_the_peak_is_that_of_the_device_and_of_no_other(name: str, peak: float |
 
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainwright.metrics.speed.time", SimpleNamespace(time=lambda: 102.0))
+    monkeypatch.setattr("trainwright.state.throughput.time", SimpleNamespace(time=lambda: 102.0))
 
 
 def test_utilisation_is_the_share_of_the_peak() -> None:
