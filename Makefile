@@ -5,26 +5,48 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PIP := $(PIP_INSTALL) -c constraints.txt
-# One test process for each core; the tests of a file stay together, since they share what is costly to make.
-WORKERS ?= -n auto --dist loadfile
+# One test process for each core; one that is done takes tests from the other, so that a long file holds up nobody.
+WORKERS ?= -n auto --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+SEED ?= $(shell date +%s)
+SHARD ?= 1/1
+# Results of the slow tests, from which the next run starts.
+RECORD ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trainwright/slow_tests.jsonl
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test test-all unit slow lint docs bench bench-full clean
+.PHONY: demo quick test test-all unit one slow shuffled busy lint docs bench bench-full clean
 
 # Threads that wait without spinning: on a busy machine the spinning takes the time of those that work.
 demo: $(VENV)/.run
 	OMP_WAIT_POLICY=passive $(BIN)/python examples/text_classification.py $(ARGS)
 
+# The tiers; CONTRIBUTING.md says what each holds and how long it takes.
+quick: $(VENV)/.dev
+	$(PYTEST) -m quick $(WORKERS) $(ARGS)
+
 test: lint unit
 
 unit: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" $(WORKERS) $(ARGS)
+	$(PYTEST) -m "not slow and not gpu" $(WORKERS) --durations=20 $(ARGS)
 
+# `make slow SHARD=2/5` runs a fifth of the files; BUDGET_S=1800 starts no test after half an hour.
 slow: $(VENV)/.engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+	$(PYTEST) -m "slow and not gpu" --shard $(SHARD) --record "$(RECORD)" $(if $(BUDGET_S),--budget-s $(BUDGET_S)) \
+		--durations=20 $(ARGS)
+
+# `make one T=tests/cli/test_help.py::test_name`
+one: $(VENV)/.dev
+	$(PYTEST) $(T) $(ARGS)
+
+# The quick tier in random order, and beside processes that keep all cores busy.
+shuffled: $(VENV)/.dev
+	$(PYTEST) -m quick $(WORKERS) --shuffle $(SEED) $(ARGS)
+
+busy: $(VENV)/.dev
+	$(PYTEST) -m quick $(WORKERS) --busy $(ARGS)
 
 test-all: lint $(VENV)/.engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -144,6 +144,7 @@ def run_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return run_python("-W", "always:::", "run_old.py", *words, cwd=folder, code=None)
 
 
+@pytest.mark.process
 def test_a_script_of_v4_34_trains(tmp_path: Path) -> None:
     done = run_script(tmp_path, "--output_dir", "out", *COMMAND.split())
     assert done.returncode == 0, done.stderr
@@ -170,6 +171,7 @@ def test_a_script_of_v4_34_trains(tmp_path: Path) -> None:
     assert "logging_dir has no effect without report_to='tensorboard'" in done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_same_script_reads_a_json_file(tmp_path: Path) -> None:
     settings = {

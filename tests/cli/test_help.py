@@ -32,6 +32,7 @@ def test_help_fits_a_screen(command: str) -> None:
     assert [name for name in COMMANDS if not command and f"│ {name} " not in shown.output] == []
 
 
+@pytest.mark.process
 def test_help_and_completion_load_nothing_heavy() -> None:
     code = f"""
 import sys
@@ -44,6 +45,7 @@ print([name for name in {HEAVY} if name in sys.modules])
     assert python(code).strip() == "[]"
 
 
+@pytest.mark.process
 def test_init_and_the_check_of_a_file_load_no_torch() -> None:
     code = f"""
 import os, sys
@@ -64,6 +66,7 @@ print([name for name in {HEAVY} if name in sys.modules])
     assert shown.strip().endswith("[]")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("typed", "expected"), [("trainwright ver", "verify"), ("trainwright init text", "text-cl")])
 def test_a_shell_completes_commands_and_tasks(typed: str, expected: str) -> None:
     code = "from trainwright.cli.main import app; app(prog_name='trainwright')"
@@ -72,6 +75,7 @@ def test_a_shell_completes_commands_and_tasks(typed: str, expected: str) -> None
     assert expected in shown
 
 
+@pytest.mark.process
 def test_a_completion_script_is_shown() -> None:
     code = "from trainwright.cli.main import app; app(prog_name='trainwright')"
     assert "_TRAINWRIGHT_COMPLETE=complete_bash" in python(code, _TRAINWRIGHT_COMPLETE="source_bash")

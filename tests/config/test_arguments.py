@@ -54,6 +54,7 @@ class WithoutParent(TrainingArguments):
 KINDS = [TrainingArguments, Seq2SeqTrainingArguments, Own, ByHand]
 
 
+@pytest.mark.process
 def test_neither_import_nor_construction_loads_a_framework():
     code = (
         "import sys\n"

@@ -20,6 +20,7 @@ print(sorted({{"torch", "transformers", "deepspeed", "accelerate"}} & sys.module
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("settings", [{}, {"deepspeed": {"zero_optimization": {"stage": 2}}}, {"deepspeed": STAGE_3}])
 def test_nothing_is_marked_or_loaded_in_a_process_of_its_own(settings: dict[str, Any]) -> None:
     assert TrainingArguments("out", **settings).hf_deepspeed_config is None

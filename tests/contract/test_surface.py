@@ -188,10 +188,12 @@ def modules_after(code: str) -> set[str]:
     return set(ast.literal_eval(run_python("-c", script).stdout.splitlines()[-1]))
 
 
+@pytest.mark.process
 def test_importing_the_package_loads_neither_torch_nor_transformers() -> None:
     assert not modules_after("import trainwright") & {"torch", "transformers", "accelerate", "numpy"}
 
 
+@pytest.mark.process
 def test_importing_the_trainer_does_not_load_transformers_or_accelerate() -> None:
     loaded = modules_after("from trainwright import Trainer, TrainingArguments")
     assert "torch" in loaded

@@ -215,6 +215,7 @@ def test_an_input_that_the_collator_takes_out_is_gone(wrap: Any, tmp_path: Path)
     assert trainer.train().global_step == 2
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("kind", [DataCollatorWithPadding, lambda t: functools.partial(DataCollatorWithPadding(t))])
 @pytest.mark.parametrize("wrap", [list, data.hf_dataset], ids=["list", "columns"])
 def test_collators_of_transformers_get_what_the_model_takes(kind: Any, wrap: Any, tmp_path: Path) -> None:

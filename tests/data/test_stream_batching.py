@@ -117,6 +117,7 @@ class KillAt(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_and_resumed_it_ends_with_the_same_weights(workers: int, tmp_path: Path) -> None:
     settings = {**PACKING, **ENDLESS, "save_strategy": "steps", "save_steps": 8, "save_async": False,

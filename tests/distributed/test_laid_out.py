@@ -14,7 +14,7 @@ import transformers
 from .._support.two_processes import Done, run
 from .layouts import BY_ONE, MODEL, SAVED, judged, outcome_of_parts, trainer_of, whole, write_model
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 LAUNCHES = [2, pytest.param(4, marks=pytest.mark.slow)]  # two share layers; and such pairs with data of their own
 
 

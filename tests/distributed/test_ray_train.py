@@ -10,7 +10,7 @@ import pytest
 from .._support.subprocesses import run_python
 
 pytest.importorskip("ray.train")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SCRIPT = """
 import json

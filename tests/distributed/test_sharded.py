@@ -19,7 +19,7 @@ from ..parity import models
 from .cases import outcome, trainer_of
 from .shards import CASES, FORMS, SAVED, adapter, tied_model, tied_trainer
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

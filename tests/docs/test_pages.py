@@ -51,6 +51,7 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         example.evaluate()
 
 
+@pytest.mark.process
 @pytest.mark.timeout(300)
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     command = ("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path))

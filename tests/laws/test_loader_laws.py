@@ -52,6 +52,7 @@ def test_the_same_order_for_the_same_seed(kind: Kind, num_processes: int) -> Non
     assert order() == order()
 
 
+@pytest.mark.process
 @kinds
 def test_workers_change_the_order_only_of_what_they_share(kind: Kind) -> None:
     one, other = (counted(kind.loader(workers=w).epoch(1)) for w in (0, 2))

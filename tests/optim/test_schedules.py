@@ -57,6 +57,7 @@ def test_a_schedule_goes_on_from_the_state_that_transformers_saved(name: str) ->
     assert current_rate(ours, chosen) == current_rate(theirs, theirs.optimizer)
 
 
+@pytest.mark.process
 def test_a_plain_run_loads_no_package_that_it_does_not_use() -> None:
     script = """
         import sys, torch, tempfile

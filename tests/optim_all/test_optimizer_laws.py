@@ -42,6 +42,12 @@ def test_it_reduces_the_loss(row: Row, tmp_path: Path) -> None:
     assert total_loss(trainer) < 0.7 * before
 
 
+@pytest.mark.slow  # its kernels are compiled, which takes most of a minute
+@pytest.mark.parametrize("row", [row for row in ROWS if row.module == "torchao"], ids=str)
+def test_low_bit_compiled_it_reduces_the_loss(row: Row, tmp_path: Path) -> None:
+    test_it_reduces_the_loss(row, tmp_path)
+
+
 @every
 def test_interrupted_and_resumed_is_uninterrupted(row: Row, tmp_path: Path) -> None:
     """Bit for bit, through a checkpoint that holds plain tensors and numbers; dropout and all."""

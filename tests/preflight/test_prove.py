@@ -133,6 +133,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_what_the_script_itself_defines_is_said_and_the_script_runs_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"

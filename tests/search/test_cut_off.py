@@ -18,6 +18,8 @@ from .._support.small import differing
 from .._support.subprocesses import environment
 from .small import MODEL, saved
 
+pytestmark = pytest.mark.process
+
 SCRIPT = Path(__file__).with_name("cut_off.py")
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -48,6 +48,7 @@ def searched(case: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, An
     ]
 
 
+@pytest.mark.process
 def test_trials_run_beside_each_other_and_the_best_one_equals_a_run_by_hand(tmp_path: Path) -> None:
     told, trials = searched("plain", tmp_path)
     assert sorted(trial["state"] for trial in trials) == ["failed", "finished", "finished", "finished"]
@@ -61,6 +62,7 @@ def test_trials_run_beside_each_other_and_the_best_one_equals_a_run_by_hand(tmp_
     assert all((tmp_path / "s" / f"run-{trial['id']}" / "checkpoint-8").is_dir() for trial in finished)
 
 
+@pytest.mark.process
 def test_a_scheduler_ends_trials_that_do_worse(tmp_path: Path) -> None:
     told, trials = searched("asha", tmp_path)
     states = [trial["state"] for trial in trials]
@@ -70,6 +72,7 @@ def test_a_scheduler_ends_trials_that_do_worse(tmp_path: Path) -> None:
     assert told["best"][0] in [trial["id"] for trial in finished]
 
 
+@pytest.mark.process
 def test_a_population_exchanges_checkpoints_of_ours(tmp_path: Path) -> None:
     told, trials = searched("pbt", tmp_path)
     assert told["perturbed"] > 0

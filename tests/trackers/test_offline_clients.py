@@ -21,6 +21,8 @@ from trainwright.trackers.base import ENDS, rewrite_logs
 from .._support.subprocesses import environment
 from .services import Values
 
+pytestmark = pytest.mark.process
+
 SCRIPT = Path(__file__).with_name("offline.py")
 ROOT = Path(__file__).resolve().parents[2]
 CLOCK = ("runtime", "per_second")

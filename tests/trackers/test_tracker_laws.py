@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -20,6 +19,7 @@ from trainwright.trackers import tracker_thread
 from trainwright.trackers.base import ENDS
 from trainwright.trackers.registry import get_reporting_integration_callbacks
 
+from .._support import forked
 from .._support.small import StopAt, data, make_trainer, train
 from .services import SERVICES, Service, Values
 
@@ -80,6 +80,7 @@ def test_the_values_are_those_of_the_journal_also_after_a_failure_and_a_resume(
     assert shown(service, seen, tmp_path) == pytest.approx(expected)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "name", ["tensorboard", *(pytest.param(name, marks=pytest.mark.slow) for name in ("wandb", "mlflow", "dvclive"))]
 )
@@ -90,12 +91,9 @@ def test_a_resume_after_a_kill_sends_what_the_tracker_had_not_got(
     (service,) = (one for one in SERVICES if one.name == name)
     pytest.importorskip(PACKAGES.get(name, "tensorboard"))
     seen = service.enter(monkeypatch, tmp_path)
-    victim = [sys.executable, "-W", "ignore", "-m", "tests.trackers.victim", str(tmp_path), name]
+    victim = ["-m", "tests.trackers.victim", str(tmp_path), name]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    codes = [
-        subprocess.run([*victim, word], env=environment, cwd=Path.cwd(), timeout=300, capture_output=True).returncode
-        for word in ("killed", "resumed")
-    ]
+    codes = [forked.run([*victim, word], env=environment, timeout=300).returncode for word in ("killed", "resumed")]
     assert codes == [-signal.SIGKILL, 0]
     expected = journal_values(tmp_path / "run", service)
     assert {step for _, step in expected} == {1, 2, 3, 4, 5, 6}
