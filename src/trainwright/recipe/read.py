@@ -146,7 +146,7 @@ def _unknown(value: Mapping[str, Any], known: Collection[str], path: Path) -> Fo
 
 
 def near(name: str, known: Collection[Any]) -> str:
-    """ " Did you mean ...?", or nothing."""
+    """Returns " Did you mean ...?", or nothing."""
     found = difflib.get_close_matches(name, [str(one) for one in known], n=1, cutoff=0.6)
     return f" Did you mean {found[0]}?" if found else ""
 

@@ -36,4 +36,5 @@ class TrainerControl(ExportableState):
         self.should_log = False
 
     def state(self) -> dict[str, Any]:
+        """Returns the flags as a checkpoint keeps them."""
         return {"args": asdict(self), "attributes": {}}

@@ -15,6 +15,7 @@ class ExportableState:
     """
 
     def state(self) -> dict[str, Any]:
+        """Returns `{"args": {...}, "attributes": {...}}` with JSON values."""
         raise NotImplementedError(
             f"{type(self).__name__} is an ExportableState and must define state() -> "
             "{'args': {...}, 'attributes': {...}} with JSON values."
@@ -22,6 +23,7 @@ class ExportableState:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
+        """Makes an object from what `state()` returned."""
         instance = cls(**state["args"])
         for name, value in state["attributes"].items():
             setattr(instance, name, value)

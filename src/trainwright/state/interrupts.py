@@ -25,9 +25,17 @@ class Meeting(Protocol):
     """How processes that train together agree on the place where they leave; alone, it only counts places."""
 
     @property
-    def is_shared(self) -> bool: ...
-    def ask(self, number: int) -> None: ...
-    def passes(self) -> int | None: ...
+    def is_shared(self) -> bool:
+        """True if several processes leave together."""
+        ...
+
+    def ask(self, number: int) -> None:
+        """Asks all processes to leave because of signal `number`."""
+        ...
+
+    def passes(self) -> int | None:
+        """Counts a place; returns the signal for which all leave here, or None."""
+        ...
 
 
 class Interrupts:

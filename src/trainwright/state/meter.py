@@ -54,6 +54,7 @@ class LossMeter:
         self._num_steps: list[int] = []  # losses added before each step ended, to know "steps so far" at a loss
 
     def add(self, loss: torch.Tensor) -> None:
+        """Adds the detached loss of a micro-batch, without reading it back."""
         self.total += loss
         self._hold(loss)
 

@@ -79,6 +79,7 @@ class RunState:
         self.num_parts = 1
 
     def begin_epoch(self, epoch: int, *, batches_done: int) -> None:
+        """Starts counting the batches of `epoch`, after the `batches_done` of an earlier run."""
         self.epoch = epoch
         self.batches_in_epoch = batches_done
 
@@ -120,8 +121,10 @@ class RunState:
 
     @property
     def is_interrupted(self) -> bool:
+        """True when a signal asks the run to stop."""
         return self.interrupts.received is not None
 
     @property
     def should_stop(self) -> bool:
+        """True when the epoch or the training is to end."""
         return self.control.should_training_stop or self.control.should_epoch_stop
