@@ -24,7 +24,7 @@ TEST_TOOLS = (
 )  # fmt: skip
 
 
-@nox.session(python="3.11")
+@nox.session
 @nox.parametrize("kind", ["wheel", "sdist"])
 def install(session: nox.Session, kind: str) -> None:
     """The README's first run and the console script, from what is built, in an empty folder."""
