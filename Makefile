@@ -50,6 +50,7 @@ test-all: lint $(VENV)/.engines
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
 # The pages for people, in build/site; a warning is an error.
@@ -106,3 +107,39 @@ $(VENV)/.engines: $(VENV)/.ray requirements-engines.txt
 .PHONY: golden
 golden: $(VENV)/.dev
 	OMP_NUM_THREADS=1 WRITE_GOLDEN=1 $(BIN)/python -m pytest tests/parity/test_golden.py $(ARGS)
+
+# Release.
+
+.PHONY: format wheel installs release coverage ratchet
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+wheel: $(VENV)/.release
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
+# The package in environments of its own: wheel and source archive, the lowest versions, other Pythons. One of them:
+# make installs ARGS="-s lowest"
+installs: $(VENV)/.release
+	$(BIN)/python -m nox $(ARGS)
+
+release: lint wheel
+	$(BIN)/python -m nox -s install
+
+# Which lines the quick tests reach. The tests of other tiers: make coverage TIER="not slow and not gpu"
+TIER ?= quick
+coverage: $(VENV)/.release
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -m "$(TIER)" $(ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
+# Writes down what tests/contract/test_ratchet.py counts, where it is lower than before.
+ratchet: $(VENV)/.dev
+	PYTHONPATH=src $(BIN)/python -m tests.contract.ratchet
+
+$(VENV)/.release: $(VENV)/.dev
+	$(PIP) --editable '.[release]'
+	touch $@

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -48,9 +47,3 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
-
-
-def pytest_collection_finish() -> None:
-    """Leaves what the imports made out of later garbage collections, which then take a tenth of the time."""
-    gc.collect()
-    gc.freeze()

@@ -195,7 +195,7 @@ def test_the_same_script_reads_a_json_file(tmp_path: Path) -> None:
 class Theirs(transformers.TrainingArguments):
     """As a library on top of transformers has it: fields of its own, other defaults, a dict from a string."""
 
-    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*transformers.TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*transformers.TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]  # type: ignore[misc]
     learning_rate: float = field(default=2e-2, metadata={"help": "Peak rate."})
     logging_steps: float = field(default=2, metadata={"help": "Steps between logs."})
     bf16: bool | None = field(default=None, metadata={"help": "True where fp16 is not."})

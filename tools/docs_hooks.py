@@ -19,7 +19,8 @@ def arguments() -> str:
     parts = []
     for group in GROUPS:
         rows = [f"| `{field.name}` | {_default(field)} | {_help(field)} |" for field in fields(group)]
-        parts.append("\n".join([f"### {group.group}", "", "| field | default | |", "|---|---|---|", *rows, ""]))
+        title = group.group  # type: ignore[attr-defined]
+        parts.append("\n".join([f"### {title}", "", "| field | default | |", "|---|---|---|", *rows, ""]))
     return "\n".join(parts)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Module -> public names that live in it.
 _HOMES: dict[str, tuple[str, ...]] = {

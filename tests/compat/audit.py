@@ -167,7 +167,7 @@ HOOKS: dict[str, Case] = {
 }  # fmt: skip
 # Made here from the state of a fresh and of a finished trainer; what cannot be plain is compared by its kind.
 STATES: dict[str, Case] = {
-    f"{what} of a trainer {when}": lambda b, what=what, when=when: getattr(getattr(b, when), what)
+    f"{what} of a trainer {when}": lambda b, what=what, when=when: getattr(getattr(b, when), what)  # type: ignore[misc]
     for when in ("made", "trained")
     for what in surface.ATTRIBUTES
     if what != "_signature_columns"  # a list with repetitions there

@@ -137,7 +137,7 @@ def test_a_subclass_that_skips_our_checks_still_refuses_unknown_names():
 
 def test_too_many_positions_and_double_values_are_type_errors():
     with pytest.raises(TypeError, match="by position and by name"):
-        TrainingArguments("out", output_dir="other")
+        TrainingArguments("out", output_dir="other")  # type: ignore[misc]
     with pytest.raises(TypeError, match="by position"):
         TrainingArguments(*range(200))
 

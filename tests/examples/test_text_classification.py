@@ -247,7 +247,9 @@ def test_the_demo_reaches_its_accuracy_also_when_killed(tmp_path: Path) -> None:
     for more_steps, delay_s in moments:
         goal = newest_step(tmp_path / "killed") + more_steps
         kill_when(
-            lambda goal=goal: newest_step(tmp_path / "killed") >= goal, command(tmp_path / "killed"), delay_s=delay_s
+            lambda goal=goal: newest_step(tmp_path / "killed") >= goal,  # type: ignore[misc]
+            command(tmp_path / "killed"),
+            delay_s=delay_s,
         )
     run(command(tmp_path / "killed"))
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole"), moments

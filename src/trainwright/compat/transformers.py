@@ -1,7 +1,7 @@
-"""Puts Trainwright's public names where transformers exports its own, so that libraries written for transformers'
-trainer run on this one. Nothing else of transformers changes, and it can be undone.
+"""Puts Trainwright's public names where transformers exports its own.
 
-A library takes a name when it is imported, so `install()` comes first:
+Libraries written for transformers' trainer run on this one then. Nothing else of transformers changes, and it can be
+undone. A library takes a name when it is imported, so `install()` comes first:
 
     import trainwright.compat
     trainwright.compat.install()

@@ -31,6 +31,8 @@ class LearnPart:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPart:
+    """Which model is trained, from which weights, with which tokenizer."""
+
     path: str | None = entry(None, "A directory, package:NAME/DIRECTORY, or a name on the Hub.")
     from_scratch: bool = entry(False, "Take the model's configuration only, and draw the weights at random.")
     config: dict[str, Any] = entry({}, "Settings of its config.json; with model_type, a model from scratch.")
@@ -52,6 +54,8 @@ class ImagePart:
 
 @dataclass(frozen=True, kw_only=True)
 class DataPart:
+    """Which rows are trained and evaluated on, and which columns they have."""
+
     train: str | list[str] | None = entry(None, "Files, also as patterns (*.csv); with dataset: a split.")
     eval: str | list[str] | None = entry(None, "The same for evaluation (null: eval_share is held out).")
     dataset: str | None = entry(None, "Name or directory of a dataset of the package datasets.")
@@ -122,6 +126,7 @@ class Recipe:
 
     @property
     def spec(self) -> TaskSpec:
+        """What is known of the task."""
         return TASKS[self.task]
 
     def column(self, role: str) -> str:
@@ -130,4 +135,5 @@ class Recipe:
 
 
 def names_of(kind: type) -> list[str]:
+    """Returns the names of the fields of a dataclass."""
     return [one.name for one in dataclasses.fields(kind)]

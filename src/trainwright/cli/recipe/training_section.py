@@ -20,6 +20,7 @@ WORDS = {**dict.fromkeys((*TRUE_WORDS, "on"), True), **dict.fromkeys((*FALSE_WOR
 
 
 def arguments_class(*, generates: bool) -> type[TrainingArguments]:
+    """Returns the class of arguments for a task that `generates`, or does not."""
     return Seq2SeqTrainingArguments if generates else TrainingArguments
 
 
