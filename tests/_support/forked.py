@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 IMPORTS = (
     "numpy", "torch", "torch.distributed", "torch.utils.data", "accelerate", "datasets", "safetensors.torch",
     "transformers.data.data_collator", "transformers.modeling_utils", "transformers.optimization",
-    "transformers.trainer_utils", "transformers.training_args", "trainwright", "trainwright.assemble",
-    "trainwright.checkpoint", "trainwright.cli.main", "trainwright.facade", "trainwright.trainer",
+    "transformers.trainer_utils", "transformers.training_args", "trainwright", "trainwright.checkpoint",
+    "trainwright.cli.main", "trainwright.run", "trainwright.trainer",
 )  # fmt: skip
 
 

@@ -18,9 +18,6 @@ from typing import Any
 import pytest
 
 NOT_QUICK = ("slow", "gpu", "examples", "process", "framework", "costly")
-# Whole families: they train hundreds of times, most of them to compare with another framework.
-FAMILIES = {"tests/parity/": "framework", "tests/compat/": "framework", "tests/effects/": "framework",
-            "tests/test_resume_": "costly"}  # fmt: skip
 FRAMEWORKS = frozenset({"sentence_transformers", "setfit", "trl", "lightning", "pytorch_lightning",
                         "deepspeed", "ray", "wandb", "mlflow", "comet_ml", "dvclive", "neptune", "swanlab",
                         "trackio"})  # fmt: skip
@@ -95,9 +92,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if getattr(item, "callspec", None) and item.callspec.params.get("workers"):  # of a DataLoader
             item.add_marker("process")
-        for start, mark in FAMILIES.items():
-            if item.nodeid.startswith(start):
-                item.add_marker(mark)
         if not any(item.get_closest_marker(name) for name in NOT_QUICK):
             item.add_marker("quick")
     seed = config.getoption("shuffle")

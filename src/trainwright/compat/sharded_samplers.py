@@ -63,6 +63,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         self.num_examples = 0
 
     def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch, of which the order depends, here and in the dataset."""
         self.epoch = epoch
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
