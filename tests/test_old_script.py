@@ -18,6 +18,7 @@ from trainwright.config.plans import StepPlan
 
 from ._support.subprocesses import run_python
 from .effects.bench import Toy, are_equal, samples, seeded, weights
+from .parity.sides import Weights
 
 SCRIPT = """
 import logging
@@ -253,7 +254,7 @@ def test_arguments_of_transformers_resolve_to_the_same_plans(settings: dict[str,
         assert ours == other
 
 
-def final_weights(args: Any) -> dict[str, torch.Tensor]:
+def final_weights(args: Any) -> Weights:
     trainer = Trainer(seeded(lambda: Toy(dropout=0.3)), args, train_dataset=samples(), eval_dataset=samples())
     trainer.train()
     return weights(trainer.model)

@@ -25,6 +25,8 @@ from ._support.small import (
     weights,
 )
 
+pytestmark = pytest.mark.costly
+
 
 def rates(trainer: Any) -> dict[int, float]:
     return {entry["step"]: entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry}

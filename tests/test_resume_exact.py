@@ -38,6 +38,8 @@ from ._support.small import (
 )
 from ._support.subprocesses import run_python
 
+pytestmark = pytest.mark.costly
+
 Parts = dict[str, Any]
 
 

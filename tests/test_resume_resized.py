@@ -12,6 +12,8 @@ from trainwright.errors import CheckpointError, DataError
 
 from ._support.small import Diary, StopAt, data, make_trainer
 
+pytestmark = pytest.mark.costly
+
 SIZE = 26
 
 

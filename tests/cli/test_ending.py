@@ -34,7 +34,7 @@ def end(process: forked.Process, number: signal.Signals) -> int:
         process.communicate(timeout=60)
     finally:
         process.kill()
-    return process.returncode
+    return process.wait()
 
 
 @pytest.mark.process

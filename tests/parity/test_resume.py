@@ -17,7 +17,7 @@ from .rows import BERT, DICT, LLAMA, MLM, PADDED, T5, Row
 from .run import trainer_of
 from .sides import OURS, REFERENCE, Outcome, Side, assert_same, differing
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.costly]
 
 DRAWS_AHEAD = "a collator that draws at random has drawn for one batch more than was trained on when the state is saved"
 GLOBAL_ORDER = "the order of a later epoch is drawn from the global generator, which resuming seeds afresh"
