@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import torch
 import transformers
 
 from trainwright import Trainer, TrainingArguments

@@ -16,6 +16,7 @@ from ..parity import data, models
 from ..parity.sides import OURS, REFERENCE
 from .audit import DIFFERENT, HOOKS, METHODS, STATES, Bench, same, seen
 
+pytestmark = pytest.mark.framework
 CASES = METHODS | HOOKS | STATES
 PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
 # Whole runs, a search, the Hub: compared where they are tested.
@@ -32,7 +33,6 @@ def benches(tmp_path_factory: pytest.TempPathFactory) -> list[Bench]:
     return [Bench(side, folder) for side in (OURS, REFERENCE)]
 
 
-@pytest.mark.framework
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", [name for name in CASES if name not in DIFFERENT])
 def test_the_same(name: str, benches: list[Bench]) -> None:
@@ -40,7 +40,6 @@ def test_the_same(name: str, benches: list[Bench]) -> None:
     assert same(mine, theirs), f"here {mine!r}\nthere {theirs!r}"
 
 
-@pytest.mark.framework
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", list(DIFFERENT))
 def test_what_differs_is_told(name: str, benches: list[Bench]) -> None:
@@ -71,7 +70,6 @@ def original(name: str) -> Any:
     return next(getattr(home, name) for home in map(importlib.import_module, names) if hasattr(home, name))
 
 
-@pytest.mark.framework
 def test_the_logs_have_the_keys_of_the_original_and_a_checkpoint_its_files(tmp_path: Path) -> None:
     settings = {
         "max_steps": 4, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2,
