@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
 from trainwright.config import rules
-from trainwright.config.owned import batch_formers
+from trainwright.config.fields import batch_formers
 from trainwright.config.plans import StepPlan
 from trainwright.errors import ArgumentError, DataError, MissingModelError, ModelError
 from trainwright.types import has_length, is_instance_of

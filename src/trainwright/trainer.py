@@ -15,9 +15,9 @@ from torch import nn
 
 from trainwright import assemble, checks, model_facts
 from trainwright.checkpoint.writer import Writer
-from trainwright.config import not_yet
+from trainwright.config import rules
 from trainwright.config.arguments import TrainingArguments
-from trainwright.config.owned import owned
+from trainwright.config.fields import value_of
 from trainwright.data.collators import default_collator
 from trainwright.facade.search import SearchHooks
 from trainwright.metrics.memory import TrainerMemoryTracker
@@ -80,7 +80,7 @@ class Trainer(SearchHooks):
         self.args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
         if model_facts.num_devices(model) > 1:
             self.args._n_gpu = 1  # the model has the GPUs: it is not copied to them
-        not_yet.refuse_what_is_missing(self.args)
+        rules.refuse_unsupported(self.args)
         assemble.seed_everything(self.args)
         self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
         self._memory_tracker.start("init")
@@ -95,7 +95,7 @@ class Trainer(SearchHooks):
         self.model = model
         self.create_accelerator_and_postprocess()
         self._adopt_model(model, model_init)
-        multiple = owned(self.args, "pad_to_multiple_of")
+        multiple = value_of(self.args, "pad_to_multiple_of")
         self._default_collator = default_collator(self.processing_class, multiple)
         self.data_collator = self._default_collator if data_collator is None else data_collator
         self.compute_loss_func = compute_loss_func

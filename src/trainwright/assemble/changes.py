@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.config.plans import OPEN_END
-from trainwright.config.resumed import Difference, contradictions, differences
+from trainwright.config.resume_diff import Difference, diff_args, impossible_changes
 from trainwright.errors import (
     CheckpointError,
 )
@@ -38,8 +38,8 @@ def before(checkpoint: str, args: Any, state: TrainerState, *, has_own_optimizer
     except (OSError, ValueError):
         then = None
     now = json.loads(args.to_json_string())
-    found = differences(then, now) if isinstance(then, dict) else []
-    problems = list(contradictions(found, has_own_optimizer=has_own_optimizer))
+    found = diff_args(then, now) if isinstance(then, dict) else []
+    problems = list(impossible_changes(found, has_own_optimizer=has_own_optimizer))
     if problems:
         raise CheckpointError(f"{checkpoint} cannot be resumed from with these arguments:\n  " + "\n  ".join(problems))
     return Before(state.max_steps, found)

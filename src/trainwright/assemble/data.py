@@ -12,8 +12,8 @@ from torch.utils.data import IterableDataset, SequentialSampler
 from trainwright import model_facts
 from trainwright.checkpoint import rng
 from trainwright.config import resolve
-from trainwright.config.owned import owned
-from trainwright.config.rules_idle import saving_on_exception
+from trainwright.config.fields import value_of
+from trainwright.config.rules.advice import saving_on_exception
 from trainwright.data import orders
 from trainwright.data.ahead import copy_ahead
 from trainwright.data.apart import find_layout
@@ -84,7 +84,7 @@ def row_collator(args: Any, length_of: str, collate: Callable[..., Any], model: 
         length_of=length_of,
         pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
         masks_first=model_facts.shifts_labels(model) or model_facts.is_causal_lm(model),
-        multiple_of=owned(args, "pad_to_multiple_of"),
+        multiple_of=value_of(args, "pad_to_multiple_of"),
     )
 
 

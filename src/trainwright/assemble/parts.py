@@ -19,8 +19,8 @@ from trainwright.callbacks.time_limits import TimeLimits
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.writer import Writer
 from trainwright.config import resolve, rules
+from trainwright.config.parsing import WARM_UP
 from trainwright.config.plans import StepPlan
-from trainwright.config.traced import WARM_UP
 from trainwright.data.workers import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
 from trainwright.engine.peak import supports_bf16, supports_tf32
@@ -157,10 +157,10 @@ def smaller_batches(args: Any, engine: Engine) -> SmallerBatches | None:
     return SmallerBatches(engine, rng) if args.auto_find_batch_size else None
 
 
-def facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.Facts:
+def facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.RunFacts:
     """What the rules about a whole run need to know; `parts` has the user's objects as attributes."""
     eval_dataset = parts.eval_dataset
-    return rules.Facts(
+    return rules.RunFacts(
         max_steps=None if plan.has_open_end else plan.max_steps,
         has_open_end=plan.has_open_end,
         has_own_schedule=parts.lr_scheduler is not None and not parts._created_lr_scheduler,

@@ -11,8 +11,8 @@ import torch
 
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.config import rules
-from trainwright.config.effective import effective_plan
 from trainwright.config.plans import StepPlan
+from trainwright.config.summary import run_summary
 from trainwright.journal import surroundings, timeline
 from trainwright.journal.keeper import JournalKeeper
 from trainwright.journal.record import FileJournal, NullJournal
@@ -71,9 +71,9 @@ def announce(
     `caution`: what else a person should know before the first step. `changes`: what differs from the checkpoint that is
     resumed from, as lines.
     """
-    for message in [*rules.idle(args), *([] if caution is None else [caution])]:
+    for message in [*rules.advise(args), *([] if caution is None else [caution])]:
         logger.warning("%s", message)
-    lines = effective_plan(args, plan, state, device=device, num_replicas=num_replicas)
+    lines = run_summary(args, plan, state, device=device, num_replicas=num_replicas)
     if start.checkpoint is not None:
         where = f"step {state.global_step}, {start.batches} batches into epoch {start.epoch + 1}"
         lines.append(f"resumes   {start.checkpoint}: {where}")

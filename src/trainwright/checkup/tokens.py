@@ -12,7 +12,7 @@ from trainwright import model_facts
 from trainwright.checkup.facts import Facts
 from trainwright.checkup.finding import ERROR, WARNING, Finding
 from trainwright.checkup.table import BATCH, check
-from trainwright.config.owned import owned
+from trainwright.config.fields import value_of
 from trainwright.types import IGNORE_INDEX
 
 MUCH_PADDING = 0.5
@@ -82,7 +82,7 @@ def truncation(facts: Facts) -> Iterator[Finding]:
     limit = getattr(facts.processing_class, "model_max_length", None)
     limit = min(limit if limit is not None and limit < NO_LIMIT else NO_LIMIT, positions or NO_LIMIT)
     cut = sum(length >= limit for length in lengths)
-    is_packed = owned(facts.args, "packing") is not None
+    is_packed = value_of(facts.args, "packing") is not None
     if not is_packed and cut / len(lengths) >= MANY_ROWS:
         yield Finding(
             "truncation", WARNING, f"{cut} of {len(lengths)} rows of the first step have all of {limit} tokens: they "

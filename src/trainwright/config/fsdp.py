@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.config.enums import FSDPOption
+
+if TYPE_CHECKING:
+    from trainwright.config.arguments import TrainingArguments
 
 SHARDING = (
     FSDPOption.FULL_SHARD,
@@ -40,7 +43,7 @@ KEYS = frozenset(DEFAULTS) | {
 }
 
 
-def normalise_fsdp(args: Any) -> list[str]:
+def coerce_fsdp(args: TrainingArguments) -> list[str]:
     """Settle both fields of `args`; returns the problems met. Without `fsdp`, the settings are left as they came."""
     if not args.fsdp:
         return []
@@ -56,7 +59,7 @@ def normalise_fsdp(args: Any) -> list[str]:
         problems.append(f"fsdp_config['auto_wrap_policy']={policy!r} is none of {', '.join(WRAP_POLICIES)}.")
     if unknown := sorted(set(config) - KEYS):
         problems.append(f"fsdp_config has unknown keys {unknown}. Known: {', '.join(sorted(KEYS))}.")
-    args.fsdp, args.fsdp_config = True, {**DEFAULTS, **config}
+    vars(args).update(fsdp=True, fsdp_config={**DEFAULTS, **config})
     return problems
 
 

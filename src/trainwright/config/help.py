@@ -9,14 +9,9 @@ from dataclasses import MISSING, Field, fields
 from types import SimpleNamespace
 from typing import Any
 
+from trainwright.config.coerce import coerce
 from trainwright.config.export import plain, stand_in
-from trainwright.config.fields import GROUPS
-from trainwright.config.normalise import normalise
-
-ALIASES = {
-    "gradient_checkpointing": "activation_checkpointing",
-    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
-}
+from trainwright.config.fields import ALIASES, GROUPS
 
 
 def grouped(kind: type) -> dict[str, list[Field[Any]]]:
@@ -80,7 +75,7 @@ def _settled_defaults(kind: type) -> dict[str, Any]:
     namespace = SimpleNamespace(**{**defaults, **defaults_of(kind)})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        normalise(namespace)
+        coerce(namespace)
     return vars(namespace)
 
 

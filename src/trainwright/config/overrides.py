@@ -1,7 +1,6 @@
-"""Arguments with some values exchanged, as a trial of a search trains with them. Those given stay as they are.
+"""Overrides: a copy of arguments with some other values, as a trial of a hyperparameter search trains with them.
 
-Which values are tried is not its business; what they must be is: the name of a field, of its type, and one that a run
-may differ in from the next.
+Which values are tried is decided by `search/`; here is what they must be: a searchable field, and a value of its type.
 """
 
 from __future__ import annotations
@@ -15,28 +14,18 @@ from enum import Enum
 from typing import Any
 
 from trainwright.config import rules
-from trainwright.config.construct import refuse
-from trainwright.config.help import ALIASES
-from trainwright.config.legacy import unknown
-from trainwright.config.normalise import normalise
-from trainwright.config.ranges import RANGES
-
-# Settled when a trainer is made, or the same for all trials because they share it.
-SETTLED = frozenset(
-    """
-    output_dir overwrite_output_dir logging_dir report_to run_name project disable_tqdm log_level log_level_replica
-    push_to_hub hub_model_id hub_token hub_strategy resume_from_checkpoint use_cpu local_rank deepspeed fsdp fsdp_config
-    ddp_backend ddp_timeout max_train_time save_every slurm_requeue save_failure skip_memory_metrics pad_to_multiple_of
-    label_names place_model_on_device hang_timeout
-    """.split()  # noqa: SIM905 -- a line for each name would hide the file
-)
+from trainwright.config.coerce import coerce
+from trainwright.config.constructor import refuse
+from trainwright.config.deprecated import unknown_message
+from trainwright.config.fields import ALIASES, RANGES, SETTINGS
 
 
-def varied(args: Any, values: Mapping[str, Any]) -> Any:
-    """A copy of `args` with these values, brought to the one form that values have and held against the rules.
+def with_overrides(args: Any, values: Mapping[str, Any]) -> Any:
+    """Copies `args` with these values, coerces them, and checks them against the rules. `args` stays as it is.
 
     Raises:
         ArgumentError: values that are out of range, or that contradict each other.
+        NotYetError: a value that this version does not carry out.
     """
     changed = copy.copy(args)
     for name, value in vars(args).items():
@@ -47,16 +36,17 @@ def varied(args: Any, values: Mapping[str, Any]) -> Any:
         if name in ALIASES:
             setattr(changed, ALIASES[name], getattr(changed, name))
     if hasattr(type(args), "takes_old_names"):  # arguments of transformers keep their own form
-        refuse([*normalise(changed), *rules.violations(changed)])
+        refuse([*coerce(changed), *rules.violations(changed)])
+    rules.refuse_unsupported(changed)
     return changed
 
 
 def problem_of_name(args: Any, name: str) -> str | None:
-    """Why this cannot be varied; None if it can."""
+    """Why trials cannot differ in this; None if they can."""
     names = [field.name for field in dataclasses.fields(args) if field.init]
     if name not in names:
-        return unknown(name, names)
-    if name in SETTLED:
+        return unknown_message(name, names)
+    if name in SETTINGS and not SETTINGS[name].searchable:
         return f"{name} is settled when the trainer is made, so trials cannot differ in it. Set it in the arguments."
     return None
 

@@ -14,8 +14,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from trainwright.config.deprecated import OLD_FLAGS, OLD_NAMES, OLD_NUMBERS, unknown_message
 from trainwright.config.help import grouped
-from trainwright.config.legacy import OLD_FLAGS, OLD_NAMES, OLD_NUMBERS, unknown
 from trainwright.config.options import (
     DataClass,
     DataClassType,
@@ -89,7 +89,7 @@ class HfArgumentParser(ArgumentParser):
         names = {kind: _names(kind) | self._old_names(kind) for kind in self.dataclass_types}
         known = set().union(*names.values())
         if not allow_extra_keys and (unused := sorted(set(args) - known)):
-            raise ArgumentError(" ".join(unknown(name, sorted(known)) for name in unused))
+            raise ArgumentError(" ".join(unknown_message(name, sorted(known)) for name in unused))
         return tuple(
             kind(**{name: value for name, value in args.items() if name in names[kind]})
             for kind in self.dataclass_types

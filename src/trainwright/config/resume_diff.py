@@ -1,4 +1,4 @@
-"""Arguments of a checkpoint beside those of the run that resumes from it: what differs, and what comes of it. Pure."""
+"""Differences between the arguments of a checkpoint and of the run that resumes from it, and what follows. Pure."""
 
 from __future__ import annotations
 
@@ -6,36 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Where a run is and how it is shown: different on each start, and nothing follows from it.
-OF_ONE_START = {
-    "resume_from_checkpoint", "output_dir", "overwrite_output_dir", "logging_dir", "local_rank", "disable_tqdm",
-    "log_level", "log_level_replica", "hub_token", "gradient_checkpointing", "gradient_checkpointing_kwargs",
-    "do_train", "do_eval", "do_predict",
-}  # fmt: skip
+from trainwright.config.fields import SETTINGS
+from trainwright.config.fields.setting import HERE, PER_START
 
-RATE = "from here on, with the schedule's position kept"
-SHAPE = "the new schedule from here on, at the rate that it has for this step"
-HERE = "takes effect from here on"
-ORDER = "the new order from the checkpoint's position on; samples of the epoch under way may come twice or never"
-LENGTH = "the new length; the rate goes on from where it stands towards the new end"
-EFFECTS: dict[str, str] = {
-    "learning_rate": RATE,
-    "lr_groups": RATE,
-    "layerwise_lr_decay": RATE,
-    "lr_scheduler_type": SHAPE,
-    "lr_scheduler_kwargs": SHAPE,
-    "warmup_steps": SHAPE,
-    "max_steps": LENGTH,
-    "num_train_epochs": LENGTH,
-    "per_device_train_batch_size": "from here on; each sample of the epoch under way is still seen once",
-    "gradient_accumulation_steps": "from here on; each sample of the epoch under way is still seen once",
-    "seed": "no effect on a resume: random states come from the checkpoint",
-    "data_seed": "no effect on a resume: the checkpoint's order of samples goes on",
-    "train_sampling_strategy": ORDER,
-    "full_determinism": "takes effect, but steps before it were not deterministic",
-    "metric_for_best_model": "judges from here on; the best so far was found by the old one",
-    "greater_is_better": "judges from here on; the best so far was found the other way round",
-}
 FUSED = ("_fused", "_torch")  # variants of one optimizer, whose states are the same
 FOLLOW_EVALUATIONS = ("reduce_lr_on_plateau", "greedy")
 
@@ -49,19 +22,24 @@ class Difference:
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.name} {self.before!r} -> {self.now!r}: {EFFECTS.get(self.name, HERE)}"
+        return f"{self.name} {self.before!r} -> {self.now!r}: {_effect(self.name)}"
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """What both know and hold different values of, in the order of the fields."""
+def _effect(name: str) -> str | None:
+    """What a change of a field means; a field of a subclass takes effect."""
+    return SETTINGS[name].on_resume if name in SETTINGS else HERE
+
+
+def diff_args(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """The arguments that both have, with different values, in the order of the fields."""
     return [
         Difference(name, before[name], value)
         for name, value in now.items()
-        if name in before and name not in OF_ONE_START and not _is_same(before[name], value)
+        if name in before and _effect(name) is not PER_START and not _is_same(before[name], value)
     ]
 
 
-def contradictions(found: list[Difference], *, has_own_optimizer: bool) -> Iterator[str]:
+def impossible_changes(found: list[Difference], *, has_own_optimizer: bool) -> Iterator[str]:
     """Differences that no resume can carry out, in words."""
     for one in found:
         if one.name == "optim" and not has_own_optimizer and _family(one.before) != _family(one.now):

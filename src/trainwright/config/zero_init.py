@@ -15,13 +15,14 @@ from typing import Any
 from trainwright.config import resolve
 from trainwright.config.deepspeed import get
 from trainwright.config.environment import configured_backend, world_of
+from trainwright.config.protocol import Arguments
 from trainwright.config.rendezvous import start_alone, start_group
 from trainwright.errors import MissingPackageError
 
 MARKS = "transformers.integrations.deepspeed"
 
 
-def mark(args: Any) -> Any:
+def mark(args: Arguments) -> Any:
     """What `from_pretrained` and `from_config` look for, for as long as somebody holds it.
 
     None where parameters have no parts: without stage 3, in a process that was started alone, or where DeepSpeed is

@@ -37,13 +37,13 @@ class RehearsalHooks(EvaluationHooks):
         if not has_metrics or not self._are_ours("evaluate", "_evaluate"):
             return
         names = tuple(self.eval_dataset) if isinstance(self.eval_dataset, dict) else ()
-        wanted = rules.metric_to_find(self.args, names)
+        wanted = rules.required_metric(self.args, names)
         if wanted is not None:
             self._find_metric(wanted, ignore_keys)
         elif self._are_ours("evaluation_loop", "prediction_step", "_prepare_inputs", "get_eval_dataloader"):
             self._find_labels(next(iter(names), None))
 
-    def _find_metric(self, wanted: rules.Wanted, ignore_keys: list[str] | None) -> None:
+    def _find_metric(self, wanted: rules.RequiredMetric, ignore_keys: list[str] | None) -> None:
         """Evaluates one batch and looks whether the metric that decides is there."""
         metrics = self.compute_metrics
         guard = Guarded(metrics)

@@ -11,7 +11,7 @@ from typing import Any
 from trainwright import assemble
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.checkpoint.writer import Writer
-from trainwright.config import varied
+from trainwright.config.overrides import with_overrides
 from trainwright.facade.run import RunHooks
 from trainwright.metrics.memory import TrainerMemoryTracker
 from trainwright.search import asked
@@ -104,7 +104,7 @@ class SearchHooks(RunHooks):
 
     def _check_trial(self, params: Mapping[str, Any]) -> None:
         assert self._search is not None
-        varied.varied(self._search.args, params)
+        with_overrides(self._search.args, params)
 
     def _run_trial(self, offer: Offer, trial: Any) -> Outcome:
         """Trains, evaluates where training did not, and frees what it took."""
@@ -165,7 +165,7 @@ class SearchHooks(RunHooks):
         self._trial = trial
         if trial is None or self._search is None:
             return
-        self._use_arguments(varied.varied(self._search.args, {**self._search.offer.params}))
+        self._use_arguments(with_overrides(self._search.args, {**self._search.offer.params}))
         self.args.resume_from_checkpoint = None  # that of the script is no trial's
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
