@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 Given = Mapping[str, Any]  # Any: the values of arguments, of all types
-Reads = Callable[[str], Any]  # how a command line reads a value: bool, int, float or str
 
 
 class OldName(Protocol):
@@ -20,7 +19,9 @@ class OldName(Protocol):
     def advice(self) -> str: ...
 
     @property
-    def reads(self) -> Reads: ...
+    def reads(self) -> type:
+        """What a command line takes a value for: bool, int, float or str."""
+        ...
 
     def meaning(self, value: Any, given: Given) -> dict[str, Any]:
         """Today's names and values. Raises ValueError with the reason where there is none."""
@@ -34,7 +35,7 @@ class Renamed:
     new: str = ""
     convert: Callable[[Any], Any] = lambda value: value
     note: str = ""
-    reads: Reads = str
+    reads: type = str
 
     @property
     def advice(self) -> str:
@@ -51,7 +52,7 @@ class Switch:
     value: str
     also: tuple[Any, ...] = ()  # other ways to say the same
     new: str = ""
-    reads: ClassVar[Reads] = bool
+    reads: ClassVar[type] = bool
 
     @property
     def advice(self) -> str:
@@ -67,7 +68,7 @@ class Entry:
 
     key: str
     unset: tuple[Any, ...] = (None,)
-    reads: Reads = str
+    reads: type = str
     new: str = ""
 
     @property
@@ -91,7 +92,7 @@ class Item:
 
     item: str
     new: str = ""
-    reads: ClassVar[Reads] = bool
+    reads: ClassVar[type] = bool
 
     @property
     def advice(self) -> str:
@@ -109,7 +110,7 @@ class Organization:
 
     new: str = ""
     advice: ClassVar[str] = "use hub_model_id='owner/name'"
-    reads: ClassVar[Reads] = str
+    reads: ClassVar[type] = str
 
     def meaning(self, value: Any, given: Given) -> dict[str, Any]:
         if value is None:
@@ -129,7 +130,7 @@ class Refused:
     harmless: tuple[Any, ...]
     reason: str
     instead: str
-    reads: Reads = str
+    reads: type = str
 
     @property
     def advice(self) -> str:
@@ -146,7 +147,7 @@ class Accepted:
     """Any value is right: what it asked for happens by itself."""
 
     reason: str
-    reads: ClassVar[Reads] = bool
+    reads: ClassVar[type] = bool
 
     @property
     def advice(self) -> str:
@@ -161,7 +162,7 @@ class Honoured:
     """A field here, though no longer one of transformers."""
 
     advice: ClassVar[str] = "it is a field here"
-    reads: ClassVar[Reads] = str
+    reads: ClassVar[type] = str
 
     def meaning(self, value: Any, given: Given) -> dict[str, Any]:
         return {}

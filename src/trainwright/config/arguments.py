@@ -88,7 +88,7 @@ class TrainingArguments(
     def __post_init__(self) -> None:
         problems = coerce(self)
         finish(self, problems + rules.violations(self._coerced))
-        vars(self)["_zero_init"] = zero_init.mark(self)
+        vars(self)["_zero_init"] = zero_init.mark(self._coerced)
 
     @property
     def _coerced(self) -> Arguments:

@@ -25,7 +25,7 @@ from trainwright.config.aliases import (
 from trainwright.config.fields import SETTINGS, OlderFields
 from trainwright.errors import LegacyNameWarning
 
-TAKING_IN = (Entry, Item, Organization)  # their meaning holds what was there before
+TAKING_IN = (Entry, Item, Organization)  # their meaning holds what was there before, so they come last
 
 _SHARDED = "FairScale is not used; torch shards models itself"
 _NATIVE = ("auto", "cuda_amp", "cpu_amp", "amp")
@@ -73,13 +73,13 @@ def translate(given: Given, defaults: Given) -> Translation:
         if name not in defaults and name not in OLD_NAMES:
             result.problems.append(unknown_message(name, [*defaults, *OLD_NAMES]))
             result.has_unknown = True
-    for name, row in OLD_NAMES.items():
-        if name in given and name not in defaults:
-            problem = _translate_one(name, given, result.given, defaults)
-            if problem is None:
-                warnings.warn(f"{name} is an older name: {row.advice}.", LegacyNameWarning, stacklevel=3)
-            else:
-                result.problems.append(problem)
+    older = [name for name in given if name in OLD_NAMES and name not in defaults]
+    for name in sorted(older, key=lambda name: isinstance(OLD_NAMES[name], TAKING_IN)):
+        problem = _translate_one(name, given, result.given, defaults)
+        if problem is None:
+            warnings.warn(f"{name} is an older name: {OLD_NAMES[name].advice}.", LegacyNameWarning, stacklevel=3)
+        else:
+            result.problems.append(problem)
     return result
 
 

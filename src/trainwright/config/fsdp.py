@@ -51,7 +51,7 @@ def coerce_fsdp(args: TrainingArguments) -> list[str]:
         config = _plain_config(args.fsdp_config)
     except (OSError, json.JSONDecodeError) as error:
         return [f"fsdp_config={args.fsdp_config!r} could not be read: {error}"]
-    problems = [] if args.fsdp is True else _apply_words(_words(args.fsdp), config)
+    problems = [] if isinstance(args.fsdp, bool) else _apply_words(_words(args.fsdp), config)
     if isinstance(config.get("transformer_layer_cls_to_wrap"), str):
         config["transformer_layer_cls_to_wrap"] = [config["transformer_layer_cls_to_wrap"]]
     policy = config.get("auto_wrap_policy", WRAP_POLICIES[0])

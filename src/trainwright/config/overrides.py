@@ -11,16 +11,23 @@ import math
 import re
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from trainwright.config import rules
+from trainwright.config.arguments import TrainingArguments
 from trainwright.config.coerce import coerce
 from trainwright.config.constructor import refuse
 from trainwright.config.deprecated import unknown_message
 from trainwright.config.fields import ALIASES, RANGES, SETTINGS
+from trainwright.config.protocol import Arguments
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+A = TypeVar("A", bound="DataclassInstance")
 
 
-def with_overrides(args: Any, values: Mapping[str, Any]) -> Any:
+def with_overrides(args: A, values: Mapping[str, Any]) -> A:
     """Copies `args` with these values, coerces them, and checks them against the rules. `args` stays as it is.
 
     Raises:
@@ -35,13 +42,13 @@ def with_overrides(args: Any, values: Mapping[str, Any]) -> Any:
         setattr(changed, name, converted(args, name, value))
         if name in ALIASES:
             setattr(changed, ALIASES[name], getattr(changed, name))
-    if hasattr(type(args), "takes_old_names"):  # arguments of transformers keep their own form
-        refuse([*coerce(changed), *rules.violations(changed)])
-    rules.refuse_unsupported(changed)
+    if isinstance(changed, TrainingArguments):  # arguments of transformers keep their own form
+        refuse([*coerce(changed), *rules.violations(cast(Arguments, changed))])
+    rules.refuse_unsupported(cast(Arguments, changed))
     return changed
 
 
-def problem_of_name(args: Any, name: str) -> str | None:
+def problem_of_name(args: DataclassInstance, name: str) -> str | None:
     """Why trials cannot differ in this; None if they can."""
     names = [field.name for field in dataclasses.fields(args) if field.init]
     if name not in names:
@@ -51,7 +58,7 @@ def problem_of_name(args: Any, name: str) -> str | None:
     return None
 
 
-def problem_of_value(args: Any, name: str, value: Any) -> str | None:
+def problem_of_value(args: DataclassInstance, name: str, value: Any) -> str | None:
     """Why a field cannot hold this, as far as its type tells; None if it can."""
     try:
         converted(args, name, value)
@@ -60,7 +67,7 @@ def problem_of_value(args: Any, name: str, value: Any) -> str | None:
     return None
 
 
-def converted(args: Any, name: str, value: Any) -> Any:
+def converted(args: DataclassInstance, name: str, value: Any) -> Any:
     """A value as its field holds it: numbers of libraries become Python's, whole fields get whole numbers.
 
     Raises:
@@ -92,7 +99,7 @@ def _number(name: str, value: float, *, is_whole: bool) -> float:
     return int(value) if is_whole else float(value)
 
 
-def _kinds(args: Any, name: str) -> set[str]:
+def _kinds(args: DataclassInstance, name: str) -> set[str]:
     """The words of a field's type."""
     text = next((str(field.type) for field in dataclasses.fields(args) if field.name == name), "")
     return set(re.findall(r"\w+", text))

@@ -22,12 +22,20 @@ from trainwright.config.fields.saving_fields import BestModelFields, HubFields, 
 from trainwright.config.fields.setting import FieldGroup, Range, Setting, Syntax
 from trainwright.config.fields.training_fields import LengthFields, OptimizerFields, OutputFields, PrecisionFields
 
+__all__ = [
+    "ALIASES", "CHOICES", "GROUPS", "POSITIONS", "RANGES", "SETTINGS",
+    "AcceleratorFields", "BestModelFields", "DataFields", "DistributedFields", "EvaluationFields", "GenerationFields",
+    "HubFields", "LengthFields", "LoggingFields", "OlderFields", "OptimizerFields", "OurFields", "OutputFields",
+    "PrecisionFields", "ResumeFields", "SavingFields", "ScriptFields", "SeedFields",
+    "batch_formers", "has_other_meaning", "names_with", "out_of_range", "value_of",
+]  # fmt: skip
+
 BY_POSITION: tuple[type[FieldGroup], ...] = (
     OutputFields, LengthFields, OptimizerFields, PrecisionFields, LoggingFields, EvaluationFields, SavingFields,
     HubFields, BestModelFields, ResumeFields, SeedFields, AcceleratorFields, DataFields, DistributedFields,
     ScriptFields,
 )  # fmt: skip
-GROUPS = (*BY_POSITION, OlderFields, OurFields)
+GROUPS: tuple[type[FieldGroup], ...] = (*BY_POSITION, OlderFields, OurFields)
 
 POSITIONS = tuple(name for group in BY_POSITION for name in group.settings)
 SETTINGS: Mapping[str, Setting] = {

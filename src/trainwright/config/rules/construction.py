@@ -94,7 +94,9 @@ def best_needs_matching_saves(args: Arguments) -> str | None:
 @rule(Stage.CONSTRUCTION, "eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end")
 def best_saves_are_multiples(args: Arguments) -> str | None:
     both_steps = args.eval_strategy == "steps" and args.save_strategy == "steps"
-    if not args.load_best_model_at_end or not both_steps or _is_multiple(args.save_steps, args.eval_steps):
+    if args.eval_steps is None or not args.load_best_model_at_end or not both_steps:
+        return None
+    if _is_multiple(args.save_steps, args.eval_steps):
         return None
     reason = "is a share of all steps and the other a number"
     if (args.save_steps < 1) == (args.eval_steps < 1):
@@ -287,9 +289,10 @@ def _needs_workers(args: Arguments, name: str) -> str | None:
 
 @rule(Stage.CONSTRUCTION, "max_tokens_per_batch", "packing")
 def one_way_to_form_batches(args: Arguments) -> str | None:
-    if value_of(args, "max_tokens_per_batch") and value_of(args, "packing"):
+    budget, packing = value_of(args, "max_tokens_per_batch"), value_of(args, "packing")
+    if budget and packing:
         return (
-            f"max_tokens_per_batch={args.max_tokens_per_batch} and packing={args.packing!r} both form batches by "
+            f"max_tokens_per_batch={budget} and packing={packing!r} both form batches by "
             "length. Keep one: packing leaves almost no padding, a budget works with every model."
         )
     return None
@@ -332,9 +335,10 @@ def formed_batches_stay_whole(args: Arguments) -> str | None:
 
 @rule(Stage.CONSTRUCTION, "packing", "packing_length")
 def packing_needs_a_length(args: Arguments) -> str | None:
-    if value_of(args, "packing") is not None and value_of(args, "packing_length") is None:
+    packing = value_of(args, "packing")
+    if packing is not None and value_of(args, "packing_length") is None:
         return (
-            f"packing={args.packing!r} fills rows of packing_length tokens, and there is none. Set packing_length, for "
+            f"packing={packing!r} fills rows of packing_length tokens, and there is none. Set packing_length, for "
             "example to the longest sample."
         )
     return None
