@@ -9,7 +9,7 @@ from accelerate import ParallelismConfig
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.coerce import coerce
-from trainwright.config.fields import CHOICES, RANGES, batch_formers
+from trainwright.config.fields import CHOICES, RANGES, SETTINGS, batch_formers
 from trainwright.config.help import defaults_of
 from trainwright.config.rules import (
     RunFacts,
@@ -23,6 +23,7 @@ from trainwright.config.rules import (
     start,
     violations,
 )
+from trainwright.config.rules.registry import RULES
 from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.errors import ArgumentError
 from trainwright.optim.named import steps_in_backward
@@ -417,6 +418,28 @@ def test_every_rule_has_a_row():
         names = [rule.check.__name__ for rule in of_stage(stage)]
         assert {row[0] for row in table} == set(names)
         assert len(set(names)) == len(names)
+
+
+class Recorded:
+    """Arguments that note which of their fields are read."""
+
+    def __init__(self, args):
+        self._args, self.read = args, set()
+
+    def __getattr__(self, name):
+        if name in SETTINGS:
+            self.read.add(name)
+        return getattr(self._args, name)
+
+
+@pytest.mark.parametrize(
+    "settings", [*(row[1] for row in ALONE), *(row[1][0] for row in RUN), *(row[1] for row in IDLE)]
+)
+def test_a_rule_reads_the_fields_that_it_is_about_and_no_others(settings):
+    for one in RULES:
+        args = Recorded(unchecked(**{"world_size": 1, **settings}))
+        one.message(args, RunFacts(max_steps=10, has_open_end=True, eval_names=("a",), supports_bf16=False))
+        assert args.read <= one.fields, one.check.__name__
 
 
 @pytest.mark.parametrize(("name", "refused", "words", "legal"), ALONE)

@@ -6,8 +6,9 @@ holds this list against the declarations.
 
 from __future__ import annotations
 
+from dataclasses import Field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,8 @@ class Arguments(Protocol):
 
     Words of an enum are typed as text: enums of transformers compare equal to it as ours do.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     output_dir: str
     per_device_train_batch_size: int

@@ -23,7 +23,7 @@ from trainwright.config.fields.setting import FieldGroup, Range, Setting, Syntax
 from trainwright.config.fields.training_fields import LengthFields, OptimizerFields, OutputFields, PrecisionFields
 
 __all__ = [
-    "ALIASES", "CHOICES", "GROUPS", "POSITIONS", "RANGES", "SETTINGS",
+    "ALIASES", "CHOICES", "GROUPS", "POSITIONS", "RANGES", "SETTINGS", "WITH_GENERATION",
     "AcceleratorFields", "BestModelFields", "DataFields", "DistributedFields", "EvaluationFields", "GenerationFields",
     "HubFields", "LengthFields", "LoggingFields", "OlderFields", "OptimizerFields", "OurFields", "OutputFields",
     "PrecisionFields", "ResumeFields", "SavingFields", "ScriptFields", "SeedFields",
@@ -36,12 +36,11 @@ BY_POSITION: tuple[type[FieldGroup], ...] = (
     ScriptFields,
 )  # fmt: skip
 GROUPS: tuple[type[FieldGroup], ...] = (*BY_POSITION, OlderFields, OurFields)
+WITH_GENERATION: tuple[type[FieldGroup], ...] = (*GROUPS, GenerationFields)
 
 POSITIONS = tuple(name for group in BY_POSITION for name in group.settings)
-SETTINGS: Mapping[str, Setting] = {
-    name: one for group in (*GROUPS, GenerationFields) for name, one in group.settings.items()
-}
-RANGES: Mapping[str, Range] = {name: one.limits for name, one in SETTINGS.items() if isinstance(one.limits, Range)}
+SETTINGS: Mapping[str, Setting] = {name: one for group in WITH_GENERATION for name, one in group.settings.items()}
+RANGES: Mapping[str, Range] = {name: one.limits for name, one in SETTINGS.items() if one.limits is not None}
 CHOICES: Mapping[str, tuple[str | None, ...]] = {name: one.allowed for name, one in SETTINGS.items() if one.choices}
 ALIASES: Mapping[str, str] = {name: one.alias_of for name, one in SETTINGS.items() if one.alias_of is not None}
 

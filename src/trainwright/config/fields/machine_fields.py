@@ -119,7 +119,7 @@ class DataFields(FieldGroup):
         formerly={"group_by_length": Switch("group_by_length")},
     )
     length_column_name: str = setting(
-        "length", "Column with each sample's length, for grouping by length.", on_resume=HERE, searchable=True
+        "length", "Column with each sample's length, for grouping by length.", on_resume=ORDER, searchable=True
     )
 
 

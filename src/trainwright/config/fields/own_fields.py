@@ -45,7 +45,7 @@ class OlderFields(FieldGroup):
         -1,
         "Index of the past state among the outputs, fed to the next step (-1: none).",
         on_resume=HERE,
-        searchable=False,
+        searchable=True,
         limits=Range(-1, whole=True, hint="-1 feeds no past state."),
     )
     tpu_num_cores: int | None = setting(
@@ -197,7 +197,7 @@ class OurFields(FieldGroup):
         None,
         "Trace steps with torch's profiler into output_dir/profile: '10-15', or so many after the first two.",
         on_resume=HERE,
-        searchable=False,
+        searchable=True,
     )
     shuffle_method: str = setting(
         "auto",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
@@ -176,7 +176,7 @@ class FieldGroup:
                 raise TypeError(f"{cls.__name__}.{name} is not declared by setting(default, help, ...).")
             if value.limits is NOT_SET and {"int", "float"} & _words(annotation):
                 raise TypeError(f"{cls.__name__}.{name} is a number without limits=...; BY_RULES if rules check it.")
-            declared[name] = value
+            declared[name] = replace(value, limits=None) if value.limits is NOT_SET else value
             setattr(cls, name, value.to_field(annotation))
         cls.settings = declared
 

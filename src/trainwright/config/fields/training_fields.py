@@ -230,7 +230,7 @@ class PrecisionFields(FieldGroup):
         None, "Which of Liger's kernels: {'rope': true, ...}.", on_resume=HERE, searchable=True, syntax=("dict",)
     )
     use_cache: bool = setting(
-        False, "Let the model keep its key-value cache in training.", on_resume=HERE, searchable=False
+        False, "Let the model keep its key-value cache in training.", on_resume=HERE, searchable=True
     )
     neftune_noise_alpha: float | None = setting(
         None,
