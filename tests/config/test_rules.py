@@ -420,26 +420,31 @@ def test_every_rule_has_a_row():
         assert len(set(names)) == len(names)
 
 
-class Recorded:
+class Recorded(Seq2SeqTrainingArguments):
     """Arguments that note which of their fields are read."""
 
-    def __init__(self, args):
-        self._args, self.read = args, set()
+    world_size = 1
 
-    def __getattr__(self, name):
+    def __getattribute__(self, name):
         if name in SETTINGS:
-            self.read.add(name)
-        return getattr(self._args, name)
+            vars(self)["read"].add(name)
+        return super().__getattribute__(name)
 
 
-@pytest.mark.parametrize(
-    "settings", [*(row[1] for row in ALONE), *(row[1][0] for row in RUN), *(row[1] for row in IDLE)]
-)
+TRIED = [
+    *(row[1] for row in ALONE if row[0] != "profiled_steps"),
+    *(row[1][0] for row in RUN),
+    *(row[1] for row in IDLE),
+]
+
+
+@pytest.mark.parametrize("settings", TRIED)
 def test_a_rule_reads_the_fields_that_it_is_about_and_no_others(settings):
     for one in RULES:
-        args = Recorded(unchecked(**{"world_size": 1, **settings}))
+        args = object.__new__(Recorded)
+        vars(args).update(vars(unchecked(**settings)), read=set())
         one.message(args, RunFacts(max_steps=10, has_open_end=True, eval_names=("a",), supports_bf16=False))
-        assert args.read <= one.fields, one.check.__name__
+        assert vars(args)["read"] <= one.fields, one.check.__name__
 
 
 @pytest.mark.parametrize(("name", "refused", "words", "legal"), ALONE)
