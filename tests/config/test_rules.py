@@ -23,7 +23,7 @@ from trainwright.config.rules import (
     start,
     violations,
 )
-from trainwright.config.rules.registry import RULES
+from trainwright.config.rules.stages import RULES
 from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.errors import ArgumentError
 from trainwright.optim.named import steps_in_backward

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.fields import SETTINGS, value_of
 from trainwright.config.protocol import Arguments
-from trainwright.config.rules.registry import Stage, rule
+from trainwright.config.rules.stages import Stage, rule
 
 PROJECTED = ("galore", "apollo")
 TAKES_NO_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")

@@ -14,7 +14,7 @@ from trainwright.config.environment import PARALLEL_SIZES
 from trainwright.config.fields import SETTINGS, batch_formers, value_of
 from trainwright.config.parsing import parse_factor, parse_steps
 from trainwright.config.protocol import Arguments
-from trainwright.config.rules.registry import Stage, rule
+from trainwright.config.rules.stages import Stage, rule
 
 # -- intervals --------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from trainwright.config.fields import value_of
 from trainwright.config.help import defaults_of
 from trainwright.config.parsing import parse_steps
 from trainwright.config.protocol import Arguments
-from trainwright.config.rules.registry import RunFacts, Stage, rule
+from trainwright.config.rules.stages import RunFacts, Stage, rule
 
 BY_LENGTH = ("group_by_length", "batch_rebalance")
 # Schedules whose rate at a step is the same however long the run is.
