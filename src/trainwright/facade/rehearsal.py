@@ -37,7 +37,7 @@ class RehearsalHooks(EvaluationHooks):
         if not has_metrics or not self._are_ours("evaluate", "_evaluate"):
             return
         names = tuple(self.eval_dataset) if isinstance(self.eval_dataset, dict) else ()
-        wanted = rules.required_metric(self.args, names)
+        wanted = rules.resolve_best_metric(self.args, names)
         if wanted is not None:
             self._find_metric(wanted, ignore_keys)
         elif self._are_ours("evaluation_loop", "prediction_step", "_prepare_inputs", "get_eval_dataloader"):

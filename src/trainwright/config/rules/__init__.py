@@ -14,7 +14,7 @@ from trainwright.config.fields import SETTINGS, out_of_range, value_of
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules import advice, construction  # noqa: F401 -- they register their rules
 from trainwright.config.rules.stages import Rule, RunFacts, Stage, of_stage
-from trainwright.config.rules.start import COMPUTED_BY_EVALUATION, RequiredMetric, needs_length, required_metric
+from trainwright.config.rules.start import COMPUTED_BY_EVALUATION, RequiredMetric, needs_length, resolve_best_metric
 from trainwright.errors import NotYetError
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "needs_length",
     "of_stage",
     "refuse_unsupported",
-    "required_metric",
+    "resolve_best_metric",
     "violations",
 ]
 

@@ -25,7 +25,7 @@ class RequiredMetric:
     eval_set: str | None = None  # of several
 
 
-def required_metric(args: Arguments, eval_names: tuple[str, ...] = ()) -> RequiredMetric | None:
+def resolve_best_metric(args: Arguments, eval_names: tuple[str, ...] = ()) -> RequiredMetric | None:
     """The metric that `metric_for_best_model` names, unless every evaluation has it or nobody is judged by one."""
     if args.metric_for_best_model is None:
         return None
