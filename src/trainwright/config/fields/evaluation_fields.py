@@ -13,7 +13,7 @@ from trainwright.config.fields.setting import BY_RULES, COUNT, HERE, MAYBE_COUNT
 LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class LoggingFields(FieldGroup):
     group: ClassVar[str] = "Logging"
 
@@ -80,7 +80,7 @@ class LoggingFields(FieldGroup):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class EvaluationFields(FieldGroup):
     group: ClassVar[str] = "Evaluation"
 

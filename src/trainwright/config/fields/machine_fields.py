@@ -12,7 +12,7 @@ from trainwright.config.enums import DebugOption
 from trainwright.config.fields.setting import BY_RULES, HERE, MAYBE_COUNT, ORDER, PER_START, FieldGroup, Range, setting
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class SeedFields(FieldGroup):
     group: ClassVar[str] = "Run"
 
@@ -45,7 +45,7 @@ class SeedFields(FieldGroup):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class AcceleratorFields(FieldGroup):
     group: ClassVar[str] = "Distributed"
 
@@ -68,7 +68,7 @@ class AcceleratorFields(FieldGroup):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class DataFields(FieldGroup):
     group: ClassVar[str] = "Data"
 
@@ -123,7 +123,7 @@ class DataFields(FieldGroup):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class DistributedFields(FieldGroup):
     group: ClassVar[str] = "Distributed"
 
@@ -184,7 +184,7 @@ class DistributedFields(FieldGroup):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class ScriptFields(FieldGroup):
     group: ClassVar[str] = "Run"
 

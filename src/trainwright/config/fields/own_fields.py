@@ -21,7 +21,7 @@ from trainwright.config.fields.setting import (
 )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class OlderFields(FieldGroup):
     """Of v4.34, gone from transformers since, and still with an effect here."""
 
@@ -56,7 +56,7 @@ class OlderFields(FieldGroup):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class OurFields(FieldGroup):
     """Not in transformers."""
 
@@ -208,7 +208,7 @@ class OurFields(FieldGroup):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class GenerationFields(FieldGroup):
     """Of Seq2SeqTrainingArguments alone."""
 

@@ -11,7 +11,7 @@ from trainwright.config.enums import HubStrategy, SaveStrategy
 from trainwright.config.fields.setting import BY_RULES, HERE, PER_START, FieldGroup, Range, setting
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class SavingFields(FieldGroup):
     group: ClassVar[str] = "Saving"
 
@@ -50,7 +50,7 @@ class SavingFields(FieldGroup):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class HubFields(FieldGroup):
     group: ClassVar[str] = "Hub"
 
@@ -88,7 +88,7 @@ class HubFields(FieldGroup):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class BestModelFields(FieldGroup):
     group: ClassVar[str] = "Best model"
 
@@ -109,7 +109,7 @@ class BestModelFields(FieldGroup):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class ResumeFields(FieldGroup):
     group: ClassVar[str] = "Saving"
 

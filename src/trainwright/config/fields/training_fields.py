@@ -25,7 +25,7 @@ from trainwright.config.fields.setting import (
 )
 
 
-@dataclass
+@dataclass(init=False, repr=False, eq=False)
 class OutputFields(FieldGroup):
     group: ClassVar[str] = "Run"
 
@@ -39,7 +39,7 @@ class OutputFields(FieldGroup):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class LengthFields(FieldGroup):
     group: ClassVar[str] = "Length and batch"
 
@@ -70,7 +70,7 @@ class LengthFields(FieldGroup):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class OptimizerFields(FieldGroup):
     group: ClassVar[str] = "Optimizer and schedule"
 
@@ -159,7 +159,7 @@ class OptimizerFields(FieldGroup):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class PrecisionFields(FieldGroup):
     group: ClassVar[str] = "Precision and memory"
 
