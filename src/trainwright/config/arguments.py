@@ -86,12 +86,12 @@ class TrainingArguments(
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        problems = coerce(self)
-        finish(self, problems + rules.violations(self._coerced))
-        vars(self)["_zero_init"] = zero_init.mark(self._coerced)
+        problems = coerce(self._typed)
+        finish(self, problems + rules.violations(self._typed))
+        vars(self)["_zero_init"] = zero_init.mark(self._typed)
 
     @property
-    def _coerced(self) -> Arguments:
+    def _typed(self) -> Arguments:
         """These arguments with the types that fields have after construction."""
         return cast(Arguments, self)
 
@@ -105,7 +105,7 @@ class TrainingArguments(
     @property
     def distributed_state(self) -> Any:  # accelerate's PartialState: its type would load accelerate
         """accelerate's record of this process among its peers, made when it is first asked for."""
-        return distributed_state(self._coerced)
+        return distributed_state(use_cpu=self.use_cpu)
 
     @property
     def hf_deepspeed_config(self) -> Any:  # transformers' HfDeepSpeedConfig
@@ -224,7 +224,7 @@ class TrainingArguments(
         return {name: value if type(value) in (bool, int, float, str) else str(value) for name, value in values.items()}
 
     def __str__(self) -> str:
-        return help.describe(self, plan=summary.arguments_summary(self._coerced))
+        return help.describe(self, plan=summary.arguments_summary(self._typed))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in help.differing(self).items())})"

@@ -13,17 +13,15 @@ import sys
 import warnings
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.enums import DebugOption, IntervalStrategy, SchedulerType
 from trainwright.config.fields import ALIASES, SETTINGS, names_with, value_of
 from trainwright.config.fsdp import coerce_fsdp
 from trainwright.config.parsing import parse_duration
+from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, LegacyNameWarning
-
-if TYPE_CHECKING:
-    from trainwright.config.arguments import TrainingArguments
 
 Problems = list[str]
 
@@ -33,7 +31,7 @@ DURATION_FIELDS = names_with("duration")
 STEP_FIELDS = names_with("steps")
 
 
-def coerce(args: TrainingArguments) -> Problems:
+def coerce(args: Arguments) -> Problems:
     """Brings all fields of `args` to their one form.
 
     Returns:
@@ -48,7 +46,7 @@ def verbosity() -> int:
     return logging.getLogger(name).getEffectiveLevel()
 
 
-def _output(args: TrainingArguments) -> Problems:
+def _output(args: Arguments) -> Problems:
     args.output_dir = "trainer_output" if args.output_dir is None else os.path.expanduser(args.output_dir)
     if args.logging_dir is not None:
         args.logging_dir = os.path.expanduser(args.logging_dir)
@@ -61,7 +59,7 @@ def _output(args: TrainingArguments) -> Problems:
     return []
 
 
-def _json_strings(args: TrainingArguments) -> Problems:
+def _json_strings(args: Arguments) -> Problems:
     problems = []
     for name in getattr(args, "_VALID_DICT_FIELDS", DICT_FIELDS):
         text = getattr(args, name)
@@ -87,7 +85,7 @@ def _typed(value: Any) -> Any:  # Any: a JSON tree
     return float(value) if value.replace(".", "", 1).isdigit() else value
 
 
-def _aliases(args: TrainingArguments) -> Problems:
+def _aliases(args: Arguments) -> Problems:
     """Afterwards both names hold the same, so that code that reads either is right."""
     for old, new in ALIASES.items():
         if getattr(args, new) is None and getattr(args, old) is not None:
@@ -100,7 +98,7 @@ def _aliases(args: TrainingArguments) -> Problems:
     return []
 
 
-def _enums(args: TrainingArguments) -> Problems:
+def _enums(args: Arguments) -> Problems:
     problems = []
     for name, kind in ENUMS.items():
         value = getattr(args, name)
@@ -116,7 +114,7 @@ def _enums(args: TrainingArguments) -> Problems:
     return problems + _debug(args)
 
 
-def _debug(args: TrainingArguments) -> Problems:
+def _debug(args: Arguments) -> Problems:
     words = args.debug.split() if isinstance(args.debug, str) else args.debug or []
     try:
         args.debug = [DebugOption(word.value if isinstance(word, Enum) else word) for word in words]
@@ -125,7 +123,7 @@ def _debug(args: TrainingArguments) -> Problems:
     return []
 
 
-def _intervals(args: TrainingArguments) -> Problems:
+def _intervals(args: Arguments) -> Problems:
     if isinstance(args.include_num_input_tokens_seen, bool):
         args.include_num_input_tokens_seen = "all" if args.include_num_input_tokens_seen else "no"
     if args.eval_strategy != IntervalStrategy.NO:
@@ -139,7 +137,7 @@ def _intervals(args: TrainingArguments) -> Problems:
     return []
 
 
-def _durations(args: TrainingArguments) -> Problems:
+def _durations(args: Arguments) -> Problems:
     """Afterwards they are seconds."""
     problems = []
     for name in DURATION_FIELDS:
@@ -152,7 +150,7 @@ def _durations(args: TrainingArguments) -> Problems:
     return problems
 
 
-def _best(args: TrainingArguments) -> Problems:
+def _best(args: Arguments) -> Problems:
     wanted = args.load_best_model_at_end or args.lr_scheduler_type in (
         SchedulerType.REDUCE_ON_PLATEAU,
         SchedulerType.GREEDY,
@@ -164,20 +162,20 @@ def _best(args: TrainingArguments) -> Problems:
     return []
 
 
-def _sorting(args: TrainingArguments) -> Problems:
+def _sorting(args: Arguments) -> Problems:
     """The older wish for batches of similar length is the strategy that makes them."""
     if value_of(args, "sortish_sampler") and args.train_sampling_strategy == "random":
         args.train_sampling_strategy = "group_by_length"
     return []
 
 
-def _trackers(args: TrainingArguments) -> Problems:
+def _trackers(args: Arguments) -> Problems:
     names = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
     args.report_to = [] if names == ["none"] else names
     return []
 
 
-def _hardware(args: TrainingArguments) -> Problems:
+def _hardware(args: Arguments) -> Problems:
     if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
         args.torch_compile = True
     if args.torch_compile and args.torch_compile_backend is None:
@@ -187,7 +185,7 @@ def _hardware(args: TrainingArguments) -> Problems:
     return []
 
 
-def _backends(args: TrainingArguments) -> Problems:
+def _backends(args: Arguments) -> Problems:
     problems = []
     try:
         args.accelerator_config = AcceleratorConfig.of(args.accelerator_config)
@@ -196,7 +194,7 @@ def _backends(args: TrainingArguments) -> Problems:
     return problems + coerce_fsdp(args)
 
 
-COERCIONS: tuple[Callable[[TrainingArguments], Problems], ...] = (
+COERCIONS: tuple[Callable[[Arguments], Problems], ...] = (
     _output,
     _json_strings,
     _aliases,

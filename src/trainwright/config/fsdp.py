@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainwright.config.enums import FSDPOption
-
-if TYPE_CHECKING:
-    from trainwright.config.arguments import TrainingArguments
+from trainwright.config.protocol import Arguments
 
 SHARDING = (
     FSDPOption.FULL_SHARD,
@@ -43,7 +41,7 @@ KEYS = frozenset(DEFAULTS) | {
 }
 
 
-def coerce_fsdp(args: TrainingArguments) -> list[str]:
+def coerce_fsdp(args: Arguments) -> list[str]:
     """Settle both fields of `args`; returns the problems met. Without `fsdp`, the settings are left as they came."""
     if not args.fsdp:
         return []
@@ -51,7 +49,8 @@ def coerce_fsdp(args: TrainingArguments) -> list[str]:
         config = _plain_config(args.fsdp_config)
     except (OSError, json.JSONDecodeError) as error:
         return [f"fsdp_config={args.fsdp_config!r} could not be read: {error}"]
-    problems = [] if isinstance(args.fsdp, bool) else _apply_words(_words(args.fsdp), config)
+    given: Any = args.fsdp  # what a user passed
+    problems = [] if given is True else _apply_words(_words(given), config)
     if isinstance(config.get("transformer_layer_cls_to_wrap"), str):
         config["transformer_layer_cls_to_wrap"] = [config["transformer_layer_cls_to_wrap"]]
     policy = config.get("auto_wrap_policy", WRAP_POLICIES[0])
@@ -59,7 +58,7 @@ def coerce_fsdp(args: TrainingArguments) -> list[str]:
         problems.append(f"fsdp_config['auto_wrap_policy']={policy!r} is none of {', '.join(WRAP_POLICIES)}.")
     if unknown := sorted(set(config) - KEYS):
         problems.append(f"fsdp_config has unknown keys {unknown}. Known: {', '.join(sorted(KEYS))}.")
-    vars(args).update(fsdp=True, fsdp_config={**DEFAULTS, **config})
+    args.fsdp, args.fsdp_config = True, {**DEFAULTS, **config}
     return problems
 
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 from trainwright.config.coerce import coerce
 from trainwright.config.export import plain, stand_in
 from trainwright.config.fields import ALIASES, GROUPS
+from trainwright.config.protocol import Arguments
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-    from trainwright.config.arguments import TrainingArguments
 
 
 def grouped(kind: type) -> dict[str, list[Field[Any]]]:
@@ -80,7 +79,7 @@ def _settled_defaults(kind: type) -> dict[str, Any]:
     namespace = SimpleNamespace(**{**defaults, **defaults_of(kind)})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        coerce(cast("TrainingArguments", namespace))
+        coerce(cast(Arguments, namespace))
     return vars(namespace)
 
 

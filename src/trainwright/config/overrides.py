@@ -42,9 +42,10 @@ def with_overrides(args: A, values: Mapping[str, Any]) -> A:
         setattr(changed, name, converted(args, name, value))
         if name in ALIASES:
             setattr(changed, ALIASES[name], getattr(changed, name))
+    typed = cast(Arguments, changed)
     if isinstance(changed, TrainingArguments):  # arguments of transformers keep their own form
-        refuse([*coerce(changed), *rules.violations(cast(Arguments, changed))])
-    rules.refuse_unsupported(cast(Arguments, changed))
+        refuse([*coerce(typed), *rules.violations(typed)])
+    rules.refuse_unsupported(typed)
     return changed
 
 
