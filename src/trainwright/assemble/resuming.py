@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainwright._types import TRAINER_STATE_NAME
 from trainwright.assemble.saving import new_run_id, rng_name, written_by
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, find_problem
@@ -15,14 +16,13 @@ from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.plans import StepPlan
 from trainwright.data.cursor import Cursor, LoaderRandomness
 from trainwright.data.loader import Loader
-from trainwright.data.position import Size, check_same_data, go_on
+from trainwright.data.resume_plan import WindowSize, check_same_data, plan_resume
 from trainwright.engine.base import Engine
 from trainwright.errors import (
     CheckpointError,
     CheckpointNotFoundError,
 )
 from trainwright.state.trainer_state import TrainerState
-from trainwright.types import TRAINER_STATE_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +70,8 @@ def plan_of_the_rest(
     if manifest is None or manifest.cursor is None:
         return plan, ""
     cursor = Cursor.from_dict(manifest.cursor)
-    now = Size(chunk=loader.chunk or chunk, micro_batches=plan.micro_batches)
-    before = Size.of_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
+    now = WindowSize(chunk=loader.chunk or chunk, micro_batches=plan.micro_batches)
+    before = WindowSize.of_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
     if before != now and loader.chunk is None:
         raise CheckpointError(
             f"The checkpoint was written with steps of {before} samples, and this run has {now}. The training "
@@ -81,7 +81,7 @@ def plan_of_the_rest(
     if args.ignore_data_skip:
         cursor = replace(cursor, samples=0)
     check_same_data(cursor, loader.num_samples, loader.unit)
-    return go_on(
+    return plan_resume(
         plan,
         cursor,
         step=manifest.step,

@@ -15,13 +15,11 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from trainwright.config import help, rules, summary, zero_init
+from trainwright.config import help, rules, summary, zero3_init
 from trainwright.config.accelerator import distributed_state
 from trainwright.config.coerce import DICT_FIELDS, coerce, verbosity
 from trainwright.config.constructor import FieldSignature, accept_old_names, finish
 from trainwright.config.enums import ParallelMode
-from trainwright.config.environment import World, barrier, configured_precision, world_of
-from trainwright.config.export import plain, stand_in
 from trainwright.config.fields import (
     AcceleratorFields,
     BestModelFields,
@@ -42,8 +40,10 @@ from trainwright.config.fields import (
     SeedFields,
 )
 from trainwright.config.protocol import Arguments
-from trainwright.config.rendezvous import start_group
+from trainwright.config.serialization import plain, stand_in
 from trainwright.config.setters import Setters
+from trainwright.distributed.process_group import start_group
+from trainwright.distributed.world import World, barrier, configured_precision, world_of
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,7 @@ class TrainingArguments(
     def __post_init__(self) -> None:
         problems = coerce(self._typed)
         finish(self, problems + rules.violations(self._typed))
-        vars(self)["_zero_init"] = zero_init.mark(self._typed)
+        vars(self)["_zero_init"] = zero3_init.mark(self._typed)
 
     @property
     def _typed(self) -> Arguments:

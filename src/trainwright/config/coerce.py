@@ -18,7 +18,7 @@ from typing import Any
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.enums import DebugOption, IntervalStrategy, SchedulerType
 from trainwright.config.fields import ALIASES, SETTINGS, names_with, value_of
-from trainwright.config.fsdp import coerce_fsdp
+from trainwright.config.fsdp_config import coerce_fsdp
 from trainwright.config.parsing import parse_duration
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, LegacyNameWarning
@@ -47,11 +47,9 @@ def verbosity() -> int:
 
 
 def _output(args: Arguments) -> Problems:
-    if args.output_dir is None:
-        args.output_dir = "trainer_output"
-    for name in names_with("path"):
-        if (path := value_of(args, name)) is not None:
-            setattr(args, name, os.path.expanduser(path))
+    args.output_dir = "trainer_output" if args.output_dir is None else os.path.expanduser(args.output_dir)
+    if args.logging_dir is not None:
+        args.logging_dir = os.path.expanduser(args.logging_dir)
     if args.disable_tqdm is None:
         args.disable_tqdm = verbosity() > logging.WARNING
     # The stand-in that to_dict() writes is no token: a rebuilt copy falls back to the login's.

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from trainwright.config.coerce import coerce
-from trainwright.config.export import plain, stand_in
 from trainwright.config.fields import ALIASES, GROUPS
 from trainwright.config.protocol import Arguments
+from trainwright.config.serialization import plain, stand_in
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.deepspeed import settled
-from trainwright.config.environment import configured_backend, configured_deepspeed, world_of
+from trainwright.config.deepspeed_config import settled
 from trainwright.config.fields import value_of
-from trainwright.config.parallel import parallel
+from trainwright.config.parallelism import parallel
 from trainwright.config.parsing import StepRange, parse_steps
 from trainwright.config.plans import (
     CheckpointPlan,
@@ -29,10 +28,11 @@ from trainwright.config.plans import (
     SamplingPlan,
 )
 from trainwright.config.protocol import Arguments
+from trainwright.distributed.world import configured_backend, configured_deepspeed, world_of
 from trainwright.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from trainwright.model_facts import Layout
+    from trainwright.model_facts import ModelLayout
 
 
 def lengths(args: Arguments, *, num_batches: int | None, num_examples: int | None, total_batch_size: int) -> Lengths:
@@ -46,7 +46,7 @@ def lengths(args: Arguments, *, num_batches: int | None, num_examples: int | Non
     )
 
 
-def engine(args: Arguments, layout: Layout | None = None) -> EnginePlan:
+def engine(args: Arguments, layout: ModelLayout | None = None) -> EnginePlan:
     """`layout`: how the model came in parts; None: it is whole, or not there yet."""
     shards, zero = fsdp(args), deepspeed(args)
     mixed = args.mixed_precision

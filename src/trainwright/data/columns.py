@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainwright.data.sample import Sample, WithOthers
+from trainwright._types import optional_class
+from trainwright.data.sample_view import DatasetWithExtras, Sample
 from trainwright.errors import DataError
-from trainwright.types import optional_class
 
 module_logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def remove_unused(
 ) -> Any:
     """A `datasets.Dataset` with only the columns that the model takes.
 
-    `for_own`: a collator of the user's own gets the others too, where it asks for them by name (`sample.py`).
+    `for_own`: a collator of the user's own gets the others too, where it asks for them by name (`sample_view.py`).
 
     Raises:
         DataError: none of its columns is an input of the model, nor is there such a collator.
@@ -48,7 +48,7 @@ def remove_unused(
         if not unused or len(unused) == len(dataset.column_names):  # then it makes the inputs of all that there is
             return dataset
         _say(unused, model_name, description, module_logger, for_own=True)
-        return WithOthers(dataset, unused)
+        return DatasetWithExtras(dataset, unused)
     if len(unused) == len(dataset.column_names):
         raise DataError(
             f"No column of the {description or ''} dataset ({', '.join(dataset.column_names)}) is an input of "

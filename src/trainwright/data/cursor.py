@@ -17,7 +17,7 @@ class Cursor:
         unit: what counts as a sample where that is a batch formed by length: the settings it was formed by.
         num_samples: samples in an epoch, where that is known.
         batches: on each process, where samples do not tell: its size over all processes is `chunk` if it is full.
-        shift: optimizer steps done beyond those that the position stands for (see `position.py`).
+        shift: optimizer steps done beyond those that the position stands for (see `resume_plan.py`).
     """
 
     epoch: int

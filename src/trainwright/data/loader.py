@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from trainwright._types import Batch
 from trainwright.config.plans import OPEN_END
-from trainwright.data.ahead import CopyAhead
+from trainwright.data.batch_sampler import BatchedDataset, BatchOrder
 from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import Cursor, LoaderRandomness
-from trainwright.data.groups import GroupedDataset, GroupOrder
-from trainwright.data.permutation import FeistelOrder
+from trainwright.data.device_prefetch import DevicePrefetcher
+from trainwright.data.feistel import FeistelOrder
+from trainwright.data.sample_seeding import SeededItems
 from trainwright.data.samplers import EpochBatches, ShuffledOrder
-from trainwright.data.seeded import SeededItems
-from trainwright.data.stateful import own_position
-from trainwright.data.stream_course import StreamCourse
-from trainwright.data.streams import StreamDataLoader, StreamItems
-from trainwright.types import Batch
+from trainwright.data.stateful_loader import stateful_position
+from trainwright.data.streaming.stream_dataloader import StreamDataLoader, StreamItems
+from trainwright.data.streaming.stream_progress import StreamProgress
 
 _END: Any = object()
 
@@ -48,7 +48,7 @@ class Loader:
         *,
         random_state: Callable[[], dict[str, Any]],
         set_random_state: Callable[[dict[str, Any]], None],
-        copies: CopyAhead | None = None,
+        copies: DevicePrefetcher | None = None,
     ) -> None:
         self.dataloader = dataloader
         self._random_state = random_state
@@ -61,8 +61,8 @@ class Loader:
         self._epoch_start: dict[str, Any] | None = None
         self._before_ahead: dict[str, Any] | None = None
         self._window_start: tuple[dict[str, Any], dict[str, Any] | None] | None = None
-        self._stream = StreamCourse(dataloader) if isinstance(dataloader, StreamDataLoader) else None
-        self._own = own_position(dataloader) if self._batches is None and self._stream is None else None
+        self._stream = StreamProgress(dataloader) if isinstance(dataloader, StreamDataLoader) else None
+        self._own = stateful_position(dataloader) if self._batches is None and self._stream is None else None
         self.has_ended = False  # the batch given last was the last one of its epoch
 
     def __len__(self) -> int:
@@ -175,7 +175,7 @@ class Loader:
         """
         self._resume = randomness
         order = self._batches.order if self._batches is not None else None
-        if isinstance(order, (ShuffledOrder, FeistelOrder, GroupOrder)) and cursor.seed is not None:
+        if isinstance(order, (ShuffledOrder, FeistelOrder, BatchOrder)) and cursor.seed is not None:
             order.seed = cursor.seed
         if self._stream is not None:
             return cursor.epoch, self._stream.resume(cursor, randomness.stream)
@@ -254,14 +254,14 @@ class Loader:
         if self._stream is not None:
             return self._stream.unit
         order = self._batches.order if self._batches is not None else None
-        return order.unit if isinstance(order, GroupOrder) else None
+        return order.unit if isinstance(order, BatchOrder) else None
 
     @property
     def _seed(self) -> int | None:
         if self._stream is not None:
             return self._stream.seed
         order = self._batches.order if self._batches is not None else None
-        return order.seed if isinstance(order, (ShuffledOrder, FeistelOrder, GroupOrder)) else None
+        return order.seed if isinstance(order, (ShuffledOrder, FeistelOrder, BatchOrder)) else None
 
 
 def may_draw_in_this_process(dataloader: Any) -> bool:
@@ -282,7 +282,7 @@ def seeds_this_process(dataloader: Any) -> bool:
 
 def _is_plain(dataset: Any) -> bool:
     """Data that lies ready: a list, tensors, or Arrow columns without a transform on the fly."""
-    dataset = dataset.dataset if isinstance(dataset, GroupedDataset) else dataset
+    dataset = dataset.dataset if isinstance(dataset, BatchedDataset) else dataset
     if is_columnar(dataset):
         return bool(dataset.format["type"] != "custom")
     return type(dataset) in (list, tuple, TensorDataset)

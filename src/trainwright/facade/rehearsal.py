@@ -11,11 +11,11 @@ from typing import Any
 from trainwright import assemble, checks
 from trainwright.config import rules
 from trainwright.errors import MetricError
+from trainwright.evaluation import eval_loop
+from trainwright.evaluation.dry_run import FirstBatch, Guarded
+from trainwright.evaluation.streaming_metrics import is_streaming
 from trainwright.facade.evaluation import EvaluationHooks
-from trainwright.loop import evaluate as eval_loop
-from trainwright.loop.rehearsal import FirstBatch, Guarded
-from trainwright.metrics.streaming import is_streaming
-from trainwright.optim import modes
+from trainwright.optim import train_eval_mode
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class RehearsalHooks(EvaluationHooks):
     @contextlib.contextmanager
     def _rehearsing(self) -> Iterator[None]:
         """Whatever is evaluated inside leaves no trace: not in modes, random states, records or callbacks."""
-        pause, self._is_rehearsing = modes.Pause(self.model, None), True
+        pause, self._is_rehearsing = train_eval_mode.EvalModeGuard(self.model, None), True
         try:
             with assemble.untouched_randomness(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a metric about the smallness of the batch
