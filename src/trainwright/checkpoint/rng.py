@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from trainwright._types import RNG_STATE_NAME
 from trainwright.errors import CheckpointError
 
 
@@ -44,12 +47,35 @@ def restore(states: dict[str, Any]) -> None:
         torch.mps.set_rng_state(states["mps"])
 
 
+@contextmanager
+def unchanged_random_states() -> Iterator[None]:
+    """Whatever draws random numbers inside leaves the states as they were, so evaluating never changes training."""
+    states = capture()
+    try:
+        yield
+    finally:
+        restore(states)
+
+
 def derive(step: int, rank: int) -> None:
     """States for a process that has none of its own yet, from the process's number and where the run stands."""
     seed = int(np.random.SeedSequence([step, rank]).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def file_name(rank: int, num_processes: int) -> str:
+    """The file in which a checkpoint has the random states of a process."""
+    stem, dot, ending = RNG_STATE_NAME.partition(".")
+    return RNG_STATE_NAME if num_processes == 1 else f"{stem}_{rank}{dot}{ending}"
+
+
+def find_file(folder: str | Path, *, rank: int, num_processes: int) -> Path | None:
+    """Where the random states of a process are, also if another number of processes wrote them; None: nowhere."""
+    names = [file_name(rank, num_processes), *((file_name(0, 1), file_name(0, 2)) if rank == 0 else ())]
+    paths = [Path(folder) / name for name in names]
+    return next((path for path in paths if path.is_file()), None)
 
 
 def save(path: Path, states: dict[str, Any]) -> None:

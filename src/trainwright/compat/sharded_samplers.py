@@ -1,4 +1,4 @@
-"""The original's samplers that give each process its part, by name. Our own loaders share data by `data/sharding.py`."""
+"""The original's samplers that give each process its part, by name. Our loaders use `data/sharding.py`."""
 
 from __future__ import annotations
 

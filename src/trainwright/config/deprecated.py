@@ -5,7 +5,6 @@ Names that are fields again (`logging_dir`, ...) are listed as honoured and pass
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from trainwright.config.aliases import (
     Refused,
 )
 from trainwright.config.fields import SETTINGS, OlderFields
-from trainwright.errors import LegacyNameWarning
+from trainwright.errors import LegacyNameWarning, did_you_mean
 
 TAKING_IN = (Entry, Item, Organization)  # their meaning holds what was there before, so they come last
 
@@ -103,5 +102,4 @@ def _translate_one(name: str, original: Given, given: dict[str, Any], defaults: 
 
 def unknown_message(name: str, known: Collection[str]) -> str:
     """The message for a name that is no argument, with the nearest one that is."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"{name} is not an argument." + (f" Did you mean {near[0]}?" if near else "")
+    return f"{name} is not an argument.{did_you_mean(name, known)}"

@@ -53,7 +53,7 @@ class LoaderRandomness:
     Attributes:
         epoch_start: python's, numpy's and torch's states from before anything of this epoch was drawn, its order first.
         before_ahead: the same from before the batch that was fetched ahead.
-        stream: what of the epoch is trained of a stream, with its own state, as `streams.Progress` has it.
+        stream: what of the epoch is trained of a stream, with its own state, as `EpochProgress` has it.
         dataloader: the state that a user's dataloader tells of itself.
     """
 

@@ -34,8 +34,8 @@ def build_dataloader(
 ) -> DataLoader[Any]:
     """A DataLoader over the dataset; the order comes from the sampler, or from the dataset itself if it is a stream.
 
-    A stream's sampler may be a `Former`, which forms batches of what the dataset gives. `exchange`: between processes
-    that have parts of a stream of their own.
+    A stream's sampler may be a `BatchFormer`, which forms batches of what the dataset gives. `exchange`: between
+    processes that have parts of a stream of their own.
     """
     options = _options(plan, collate)
     share = RankShare(batch_size=plan.batch_size, rank=plan.rank, num_processes=plan.num_processes, even=plan.even_tail)

@@ -1,7 +1,8 @@
 """TrackerCallback: from the events of a run to the calls of a tracker. What the calls are is in a file for each.
 
 Only the first process reports. `setup`, `send`, `saved`, `predicted` and `close` run on the tracker's own thread (see
-`tracker_thread.py`). A subclass from outside of this package may use the client in its own events: its `setup` is waited for.
+`tracker_thread.py`). A subclass from outside of this package may use the client in its own events: its `setup` is
+waited for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.errors import MissingPackageError
 from trainwright.evaluation.metrics_io import plain_numbers
+from trainwright.hooks import definer
 from trainwright.journal import record
 from trainwright.trackers.tracker_thread import PendingCalls, TrackerThread
 
@@ -125,7 +127,7 @@ class TrackerCallback(TrainerCallback):
     @property
     def looks_at_files(self) -> bool:
         """Whether it does anything with a checkpoint's files; if not, a save need not wait for them."""
-        return type(self).saved is not TrackerCallback.saved
+        return definer(self, "saved") is not TrackerCallback
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:

@@ -1,6 +1,6 @@
 """The tensors of a batch of packed rows, and how a model is told which tokens belong together.
 
-Nothing here knows a model: which `Layout` keeps the samples of a row apart in a model is found out in isolation_check.py.
+Nothing here knows a model: which `PackingLayout` isolates the samples of a row is found out in isolation_check.py.
 """
 
 from __future__ import annotations

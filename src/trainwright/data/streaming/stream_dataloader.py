@@ -1,7 +1,7 @@
 """Streams: an iterable dataset in batches, each item once over processes and workers, from the position of a resume.
 
-Every process reads the same items in the same order, cuts them into chunks and takes its part of each (`data/sharding.py`), so
-that all have the same number of batches. Workers share a stream in one of two ways:
+Every process reads the same items in the same order, cuts them into chunks and takes its part of each
+(`data/sharding.py`), so that all have the same number of batches. Workers share a stream in one of two ways:
 
 - The dataset sees to it: a `datasets` stream gives each worker shards of its own, and others ask `get_worker_info`.
   Each worker then makes batches of what it gets, and the loader takes them in turn.
@@ -10,8 +10,9 @@ that all have the same number of batches. Workers share a stream in one of two w
 A `datasets` stream that was split by `split_dataset_by_node` is another matter: each process reads its own part, and
 they agree batch by batch on when the last of them has ended (`split_sync.py`).
 
-A batch tells the main process where the stream stood behind it (`Origin`); `Progress` adds up those that are trained.
-A resume loads the dataset's own state where it has one, and otherwise reads past what is trained, collating nothing.
+A batch tells the main process where the stream stood behind it (`BatchOrigin`); `EpochProgress` adds up those that are
+trained. A resume loads the dataset's own state where it has one, and otherwise reads past what is trained, collating
+nothing.
 """
 
 from __future__ import annotations
