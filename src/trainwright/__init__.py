@@ -129,13 +129,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "get_scheduler",
         "get_wsd_schedule",
     ),
-    "trainwright.data.workers": ("enable_full_determinism", "seed_worker", "set_seed"),
+    "trainwright.data.seeding": ("enable_full_determinism", "seed_worker", "set_seed"),
     "trainwright.data.grouping": (
         "DistributedLengthGroupedSampler",
         "LengthGroupedSampler",
         "get_length_grouped_indices",
     ),
-    "trainwright.data.shards": ("DistributedSamplerWithLoop", "IterableDatasetShard", "ShardSampler"),
+    "trainwright.data.sharding": ("DistributedSamplerWithLoop", "IterableDatasetShard", "ShardSampler"),
     "trainwright.data.rebalance": ("BatchRebalanceSampler",),
     "trainwright.data.columns": ("RemoveColumnsCollator",),
     "trainwright.data.collators": (

@@ -59,11 +59,13 @@ def train(trainer: Any, **how: Any) -> Any:
     return OURS.train(trainer, **how)
 
 
-def sign_again(folder: Path) -> None:
-    """Whoever altered the checkpoint wrote its manifest too."""
+def sign_again(folder: Path, *, without: tuple[str, ...] = ()) -> None:
+    """Whoever altered the checkpoint wrote its manifest too; `without`: entries that the cursor loses."""
     manifest = Manifest.read(folder)
     assert manifest is not None
     values = {name: getattr(manifest, name) for name in ("step", "run_id", "cursor")}
+    if manifest.cursor is not None:
+        values["cursor"] = {name: value for name, value in manifest.cursor.items() if name not in without}
     Manifest(**values, files=describe_files(folder)).write(folder)
 
 

@@ -17,8 +17,7 @@ from transformers import DataCollatorForTokenClassification
 
 from trainwright import TrainerCallback
 from trainwright.config.plans import SamplingPlan
-from trainwright.data.formed import Former
-from trainwright.data.look_ahead import Buffer, look_ahead
+from trainwright.data.look_ahead import Buffer, Former, look_ahead
 from trainwright.errors import DataError
 
 from .._support.small import StopAt, data, differing, make_trainer, weights

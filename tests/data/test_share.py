@@ -19,7 +19,7 @@ from transformers import default_data_collator
 from trainwright.config.plans import LoaderPlan
 from trainwright.data.plan import build_dataloader, build_whole
 from trainwright.data.samplers import EpochBatches, ShuffledOrder
-from trainwright.data.share import Share
+from trainwright.data.sharding import Share
 from trainwright.errors import DataError
 from trainwright.types import TailBatch
 

@@ -24,7 +24,7 @@ from transformers import DataCollatorForTokenClassification
 from trainwright import Trainer, TrainerCallback, TrainingArguments
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data import orders
-from trainwright.data.formed import Former
+from trainwright.data.look_ahead import Former
 from trainwright.types import TailBatch
 
 FOLDER = Path(sys.argv[1])

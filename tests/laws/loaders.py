@@ -12,8 +12,8 @@ from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 
 from trainwright.checkpoint import rng
 from trainwright.config.plans import LoaderPlan, SamplingPlan
-from trainwright.data.formed import Former
 from trainwright.data.loader import Loader
+from trainwright.data.look_ahead import Former
 from trainwright.data.plan import build_dataloader
 
 SIZE = 29  # shares with no batch size a divisor, so that every epoch has a tail

@@ -13,9 +13,9 @@ from transformers import DataCollatorForTokenClassification, LlamaConfig, LlamaF
 
 from trainwright import Trainer
 from trainwright.data import orders
-from trainwright.data.formed import Former
+from trainwright.data.look_ahead import Former
 from trainwright.data.samplers import EpochBatches
-from trainwright.data.share import Share
+from trainwright.data.sharding import Share
 from trainwright.errors import DataError
 
 from .._support.small import StopAt, data, differing, make_trainer, weights

@@ -17,9 +17,9 @@ from trainwright.config.rules_idle import saving_on_exception
 from trainwright.data import orders
 from trainwright.data.ahead import copy_ahead
 from trainwright.data.apart import find_layout
-from trainwright.data.formed import Former
 from trainwright.data.groups import formed_order
 from trainwright.data.loader import Loader
+from trainwright.data.look_ahead import Former
 from trainwright.data.packing import PackedOrder
 from trainwright.data.rows import RowCollator
 from trainwright.types import has_length

@@ -21,7 +21,7 @@ from trainwright.checkpoint.writer import Writer
 from trainwright.config import resolve, rules
 from trainwright.config.plans import StepPlan
 from trainwright.config.traced import WARM_UP
-from trainwright.data.workers import enable_full_determinism, set_seed
+from trainwright.data.seeding import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
 from trainwright.engine.peak import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine

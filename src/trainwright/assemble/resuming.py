@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainwright.assemble.saving import new_run_id, rng_name, written_by
-from trainwright.checkpoint import rng
+from trainwright.assemble.saving import new_run_id, position_name, rng_name, written_by
+from trainwright.checkpoint import items, rng
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.plans import StepPlan
-from trainwright.data.cursor import Cursor, LoaderRandomness
+from trainwright.data.cursor import Cursor, LoaderState, Size, go_on
 from trainwright.data.loader import Loader
-from trainwright.data.position import Size, check_same_data, go_on
 from trainwright.engine.base import Engine
 from trainwright.errors import (
     CheckpointError,
@@ -56,15 +56,21 @@ def manifest_of(checkpoint: str | None) -> Manifest | None:
 
 
 def plan_of_the_rest(
-    plan: StepPlan, loader: Loader, checkpoint: str | None, args: Any, *, chunk: int
+    plan: StepPlan, loader: Loader, checkpoint: str | None, args: Any, *, chunk: int, dataset: Any
 ) -> tuple[StepPlan, str]:
-    """The plan of a run that goes on from a checkpoint, and what there is to say about it.
+    """The plan of a run that resumes from a checkpoint, and what there is to say about it.
 
-    `chunk`: samples in a batch of all processes, where the loader does not know.
+    Args:
+        plan: of a fresh run with these arguments.
+        loader: of the training data.
+        checkpoint: its directory; None for a fresh run.
+        args: the training arguments.
+        chunk: samples in a batch of all processes, where the loader does not know.
+        dataset: of training samples, with all its columns.
 
     Raises:
         CheckpointError: the position is counted in batches, and these have another size now.
-        DataError: there are more or fewer samples than there were.
+        DataError: there are more or fewer samples than there were, or they have an order that cannot be made again.
     """
     manifest = manifest_of(checkpoint)
     if manifest is None or manifest.cursor is None:
@@ -72,16 +78,10 @@ def plan_of_the_rest(
     cursor = Cursor.from_dict(manifest.cursor)
     now = Size(chunk=loader.chunk or chunk, micro_batches=plan.micro_batches)
     before = Size.of_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
-    if before != now and loader.chunk is None:
-        raise CheckpointError(
-            f"The checkpoint was written with steps of {before} samples, and this run has {now}. The training "
-            "dataloader is not one of the trainer's, so the position is known in batches only; resume with the same "
-            "per_device_train_batch_size, gradient_accumulation_steps and number of processes."
-        )
     if args.ignore_data_skip:
         cursor = replace(cursor, samples=0)
-    check_same_data(cursor, loader.num_samples, loader.unit)
-    return go_on(
+    note = loader.check_resume(cursor, before=before, now=now, dataset=dataset)
+    plan, of_size = go_on(
         plan,
         cursor,
         step=manifest.step,
@@ -90,6 +90,7 @@ def plan_of_the_rest(
         now=now,
         counts_epochs=args.max_steps <= 0,
     )
+    return plan, "; ".join(filter(None, (of_size, note)))
 
 
 def check_same_checkpoint(manifest: Manifest | None, checkpoint: str | None, engine: Engine) -> None:
@@ -112,25 +113,49 @@ def check_same_checkpoint(manifest: Manifest | None, checkpoint: str | None, eng
 
 
 def resume_loader(
-    loader: Loader, checkpoint: str, rng_file: Path | None, manifest: Manifest | None, *, skips: bool
+    loader: Loader, checkpoint: str, manifest: Manifest | None, *, rank: int, num_processes: int, skips: bool
 ) -> tuple[int, int] | None:
-    """Gives the loader what it needs to go on where the checkpoint was; returns epoch and batches, if that tells.
+    """Gives the loader its state of a checkpoint; returns epoch and batches, or None if the checkpoint has no cursor.
 
-    `skips`: what is trained of that epoch is not trained again.
+    Args:
+        loader: of the training data.
+        checkpoint: its directory.
+        manifest: of the checkpoint; None if another trainer wrote it.
+        rank: of this process, among those with batches of their own.
+        num_processes: with batches of their own.
+        skips: what is trained of that epoch is not trained again.
     """
     if manifest is None or manifest.cursor is None:
         return None
-    of_first = next((p for n in (1, 2) if (p := Path(checkpoint) / rng_name(0, n)).is_file()), None)
-    path = rng_file or of_first  # a process that was not there yet: all must draw the same order of the epoch
+    folder, cursor = Path(checkpoint), Cursor.from_dict(manifest.cursor)
+    own = rng_file(checkpoint, rank=rank, num_processes=num_processes)
+    path = own or _of_first(folder, rng_name)  # all processes must draw the same order of the epoch
     states = {} if path is None else rng.load(path)
-    cursor = Cursor.from_dict(manifest.cursor)
-    randomness = LoaderRandomness(
+    state = LoaderState(
         epoch_start=states.get("loader_epoch_start"),
         before_ahead=states.get("loader_before_ahead"),
-        stream=states.get("loader_stream"),
-        dataloader=states.get("loader_own") if skips and rng_file is not None else None,
+        position=_data_position(folder, states, rank=rank, num_processes=num_processes, is_own=own is not None),
     )
-    return loader.resume(cursor if skips else replace(cursor, samples=0), randomness)
+    if skips:
+        return loader.resume(cursor, state)
+    return loader.resume(replace(cursor, samples=0), replace(state, position=None))
+
+
+def _data_position(
+    folder: Path, states: dict[str, Any], *, rank: int, num_processes: int, is_own: bool
+) -> dict[str, Any]:
+    """The position of a stream or of a user's dataloader, by its kind. Older checkpoints have it among random states.
+
+    A process that was not there yet takes the first one's, where that is a stream: all of them read the same items.
+    """
+    path = _file_of(folder, position_name, rank=rank, num_processes=num_processes)
+    if path is not None:
+        return items.load_data_position(path)
+    first = _of_first(folder, position_name)
+    if first is not None:
+        return {kind: value for kind, value in items.load_data_position(first).items() if kind == "stream"}
+    own = states.get("loader_own") if is_own else None
+    return {kind: value for kind, value in (("stream", states.get("loader_stream")), ("dataloader", own)) if value}
 
 
 def load_rng(folder: str, path: Path | None, *, rank: int, num_processes: int, step: int) -> None:
@@ -151,9 +176,19 @@ def load_rng(folder: str, path: Path | None, *, rank: int, num_processes: int, s
 
 def rng_file(folder: str, *, rank: int, num_processes: int) -> Path | None:
     """Where the random states of a process are, also if another number of processes wrote them; None: nowhere."""
-    names = [rng_name(rank, num_processes), *((rng_name(0, 1), rng_name(0, 2)) if rank == 0 else ())]
-    paths = [Path(folder) / name for name in names]
-    return next((path for path in paths if path.is_file()), None)
+    return _file_of(Path(folder), rng_name, rank=rank, num_processes=num_processes)
+
+
+def _file_of(folder: Path, name: Callable[[int, int], str], *, rank: int, num_processes: int) -> Path | None:
+    path = folder / name(rank, num_processes)
+    if path.is_file():
+        return path
+    return _of_first(folder, name) if rank == 0 else None
+
+
+def _of_first(folder: Path, name: Callable[[int, int], str]) -> Path | None:
+    """The file of the first process, of one or of several."""
+    return next((path for num in (1, 2) if (path := folder / name(0, num)).is_file()), None)
 
 
 def run_id_after(checkpoint: str | None, output_dir: str) -> str:

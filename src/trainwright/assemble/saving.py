@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint import rng, space
+from trainwright.checkpoint import items, rng, space
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.retention import Keep, Saved, to_remove
 from trainwright.checkpoint.sink import AT_ONCE, Sink
@@ -20,7 +20,7 @@ from trainwright.errors import (
 )
 from trainwright.state.exportable import collect_states
 from trainwright.state.run import RunState
-from trainwright.types import RNG_STATE_NAME, TRAINER_STATE_NAME
+from trainwright.types import DATA_POSITION_NAME, RNG_STATE_NAME, TRAINER_STATE_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -60,28 +60,40 @@ def new_run_id() -> str:
 
 
 def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool, sink: Sink = AT_ONCE) -> None:
-    """Random states of all processes, each in a file of its own; the writing process writes them for all.
+    """Random states and data positions of all processes, in files of their own; the writing process writes them.
 
     Processes that work on the same batches draw the same, so they have one file.
     """
-    states = rng.capture()
+    states, position = rng.capture(), None
     if loader is not None:
-        randomness = loader.randomness()
-        states |= {"loader_epoch_start": randomness.epoch_start, "loader_before_ahead": randomness.before_ahead}
-        states |= {"loader_stream": randomness.stream, "loader_own": randomness.dataloader}
-    every = engine.objects_of_replicas(states)
+        state = loader.state()
+        states |= {"loader_epoch_start": state.epoch_start, "loader_before_ahead": state.before_ahead}
+        position = state.position
+    every = engine.objects_of_replicas((states, position))
 
     def write(nothing: Any) -> None:
-        for rank, one in enumerate(every):
-            rng.save(Path(folder) / rng_name(rank, len(every)), one)
+        for rank, (of_rank, where) in enumerate(every):
+            rng.save(Path(folder) / rng_name(rank, len(every)), of_rank)
+            if where is not None:
+                items.save_data_position(where, Path(folder) / position_name(rank, len(every)))
 
     if writes:
         sink.put((), write)  # nobody changes these states, so none is copied; they take a while to write
 
 
 def rng_name(rank: int, num_processes: int) -> str:
-    stem, dot, ending = RNG_STATE_NAME.partition(".")
-    return RNG_STATE_NAME if num_processes == 1 else f"{stem}_{rank}{dot}{ending}"
+    """Name of the file with the random states of a process."""
+    return _name_of(RNG_STATE_NAME, rank, num_processes)
+
+
+def position_name(rank: int, num_processes: int) -> str:
+    """Name of the file with the data position of a process."""
+    return _name_of(DATA_POSITION_NAME, rank, num_processes)
+
+
+def _name_of(name: str, rank: int, num_processes: int) -> str:
+    stem, dot, ending = name.partition(".")
+    return name if num_processes == 1 else f"{stem}_{rank}{dot}{ending}"
 
 
 def saves_in_background(args: Any, run: RunState, *, is_watched: bool) -> bool:

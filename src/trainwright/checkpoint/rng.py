@@ -59,12 +59,13 @@ def save(path: Path, states: dict[str, Any]) -> None:
 def load(path: Path) -> dict[str, Any]:
     """Reads a file of `save`, or of transformers (whose numpy state is an array)."""
     try:
-        with torch.serialization.safe_globals(_numpy_globals()):
+        with torch.serialization.safe_globals(numpy_globals()):
             return torch.load(path, weights_only=True, map_location="cpu")  # type: ignore[no-any-return]
     except Exception as error:  # whatever the reader raises, these are no plain states
         raise CheckpointError(f"{path} cannot be read as plain random states: {error}") from error
 
 
-def _numpy_globals() -> list[Any]:
+def numpy_globals() -> list[Any]:
+    """What an array of numpy needs to load under torch's weights-only loading."""
     core: Any = np._core if hasattr(np, "_core") else np.core
     return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]

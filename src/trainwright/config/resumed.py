@@ -16,7 +16,7 @@ OF_ONE_START = {
 RATE = "from here on, with the schedule's position kept"
 SHAPE = "the new schedule from here on, at the rate that it has for this step"
 HERE = "takes effect from here on"
-ORDER = "the new order from the checkpoint's position on; samples of the epoch under way may come twice or never"
+ORDER = "from the next epoch on; an epoch that is under way is finished in the checkpoint's order"
 LENGTH = "the new length; the rate goes on from where it stands towards the new end"
 EFFECTS: dict[str, str] = {
     "learning_rate": RATE,
@@ -32,6 +32,8 @@ EFFECTS: dict[str, str] = {
     "seed": "no effect on a resume: random states come from the checkpoint",
     "data_seed": "no effect on a resume: the checkpoint's order of samples goes on",
     "train_sampling_strategy": ORDER,
+    "shuffle_method": ORDER,
+    "length_column_name": ORDER,
     "full_determinism": "takes effect, but steps before it were not deterministic",
     "metric_for_best_model": "judges from here on; the best so far was found by the old one",
     "greater_is_better": "judges from here on; the best so far was found the other way round",

@@ -65,6 +65,8 @@ class LengthGroupedSampler(Sampler[int]):
             lengths = sample_lengths(dataset, model_input_name or "input_ids")
         self.lengths: list[int] = _as_list(lengths)
         self.generator = generator
+        self.model_input_name = model_input_name or "input_ids"
+        self.length_column: str | None = None  # where else the lengths came from
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from trainwright.data.share import Part
-from trainwright.data.stream_kinds import Split
-from trainwright.data.stream_position import Origin
+from trainwright.data.sharding import Part
+from trainwright.data.stream_position import Origin, Split
 from trainwright.errors import DataError
 
 T = TypeVar("T")

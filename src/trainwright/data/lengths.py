@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
@@ -86,3 +87,8 @@ def check_lengths(lengths: Sequence[int] | Lengths, longest: int, *, setting: st
             f"({int((array > longest).sum())} of {len(array)} samples are too long). {cure}"
         )
     return array
+
+
+def lengths_digest(lengths: Sequence[int] | Lengths) -> str:
+    """16 hex digits that differ for other lengths: lengths decide an order that groups by them."""
+    return xxhash.xxh3_64(np.ascontiguousarray(lengths, dtype=np.int64).tobytes()).hexdigest()

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
+from trainwright.data.cursor import OrderKind
 from trainwright.data.groups import GroupedDataset, GroupOrder, fetch
-from trainwright.data.lengths import Lengths, check_lengths
+from trainwright.data.lengths import Lengths, check_lengths, lengths_digest
 from trainwright.errors import DataError
 
 Piece = tuple[int, int, int]  # index of a sample, and the tokens of it from a start to before a stop
@@ -89,6 +89,10 @@ class PackedOrder(GroupOrder):
             chosen = rows[batch * self._rows_per_batch : (batch + 1) * self._rows_per_batch]
             yield [self._row(placed, row) for row in chosen]
 
+    def describe(self) -> OrderKind:
+        lengths = lengths_digest(self._lengths)
+        return {"kind": "packing", "unit": self.unit, "splits_long": self._splits_long, "lengths": lengths}
+
     def _row(self, placed: NDArray[np.int64], row: int) -> Row:
         pieces = self._pieces[placed[self._bounds[row] : self._bounds[row + 1]]]
         return [(index, start, stop) for index, start, stop in pieces.tolist()]
@@ -100,7 +104,7 @@ class PackedOrder(GroupOrder):
         widths = ([sum(stop - start for _, start, stop in row) for row in batch] for batch in self.indices(epoch))
         return sum(len(batch) * max(batch) for batch in widths)
 
-    def wrap(self, dataset: Any) -> Dataset[Any]:
+    def wrap(self, dataset: Any) -> PackedDataset:
         return PackedDataset(dataset, self.length_of, splits_long=self._splits_long)
 
 

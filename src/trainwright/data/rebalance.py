@@ -17,7 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from trainwright.data.cursor import OrderKind
 from trainwright.data.groups import GroupOrder
+from trainwright.data.lengths import lengths_digest
 from trainwright.errors import ArgumentError
 
 ATTENTION_COST = 0.001
@@ -103,6 +105,10 @@ class BatchRebalanceSampler(GroupOrder):
                 window = window + first[: self.num_groups - len(window)]
             yield from self._split(window)[self.rank :: self.dp_size]
 
+    def describe(self) -> OrderKind:
+        lengths = lengths_digest(self.lengths)
+        return {"kind": "batch_rebalance", "unit": self.unit, "shuffle": self.shuffle, "lengths": lengths}
+
     def num_tokens(self, epoch: int) -> int:
         groups = (group for window in self.windows(epoch) for group in self._split(window))
         return sum(len(group) * max(self.lengths[i] for i in group) for group in groups)
@@ -136,6 +142,9 @@ class _OfAllProcesses(GroupOrder):
         self.sampler.seed = self.seed
         for window in self.sampler.windows(epoch):
             yield from self.sampler._split(window)
+
+    def describe(self) -> OrderKind:
+        return self.sampler.describe()
 
     def num_tokens(self, epoch: int) -> int:
         return self.sampler.num_tokens(epoch)

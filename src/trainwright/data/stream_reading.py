@@ -1,5 +1,17 @@
-"""One pass over a stream in one process or worker: opened behind what is trained, shared with the others, seeded.
+"""Streams: an iterable dataset in batches, each item once over processes and workers, from the position of a resume.
 
+Every process reads the same items in the same order, cuts them into chunks and takes its part of each (`sharding.py`),
+so that all have the same number of batches. Workers share a stream in one of two ways:
+
+- The dataset sees to it: a `datasets` stream gives each worker shards of its own, and others ask `get_worker_info`.
+  Each worker then makes batches of what it gets, and the loader takes them in turn.
+- It does not: every worker reads all of it and makes every W-th batch, so the batches are those without workers.
+
+A `datasets` stream that was split by `split_dataset_by_node` is another matter: each process reads its own part, and
+they agree batch by batch on when the last of them has ended (`in_step.py`).
+
+A batch tells the main process where the stream stood behind it (`Origin`); `Progress` adds up those that are trained.
+A resume loads the dataset's own state where it has one, and otherwise reads past what is trained, collating nothing.
 What is drawn while a stream is read or collated is seeded in workers, and in the main process where asked: as a
 function of the seed, the epoch and the position. How a stream is cut is in `stream_chunks.py`.
 """
@@ -7,41 +19,167 @@ function of the seed, the epoch and the position. How a stream is cut is in `str
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
-from trainwright.data.formed import Former
-from trainwright.data.share import Share
+from trainwright.data.in_step import Exchange, in_step
+from trainwright.data.look_ahead import Former
+from trainwright.data.seeding import seed_from, seed_of
+from trainwright.data.sharding import Share
 from trainwright.data.stream_chunks import Chunk, Opened, chunks_of_batches, chunks_of_items
-from trainwright.data.stream_kinds import Split, is_hf_stream, keeps_state, own_state
-from trainwright.data.stream_position import Origin, Place, Progress, Rows
-from trainwright.data.workers import seed_from, seed_of
+from trainwright.data.stream_position import Origin, Place, Progress, Rows, Split, is_hf_stream, keeps_state, own_state
 from trainwright.errors import DataError
+from trainwright.types import Item, TailBatch
+
+# Any: datasets are the user's own types, and torch's description of a worker has none.
 
 
-class Stream(Protocol):
-    """What is read, and how."""
+class StreamItems(IterableDataset[Rows]):
+    """The items of a stream in the portions of one process; torch's DataLoader iterates it, in workers or not.
 
-    source: Any
-    share: Share
-    drop_last: bool
-    seed: int
-    seeds_always: bool
-    former: Former | None
-    split: Split | None
+    Args:
+        source: the user's dataset.
+        share: of a batch of all processes; of as many batches as there are processes where they are formed by length.
+        seed: base of the seeds of a generator that the dataset has, and of workers.
+        seeds_always: also in the main process.
+        former: forms batches by length.
+        split: each process has a part of the stream of its own; the share is that of this process alone then.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        share: Share,
+        *,
+        drop_last: bool,
+        seed: int,
+        seeds_always: bool = False,
+        former: Former | None = None,
+        split: Split | None = None,
+    ) -> None:
+        self.source = source
+        self.share = share
+        self.drop_last = drop_last
+        self.seed = seed
+        # A look-ahead is read again by a resume, and what is drawn in it must be the same then.
+        self.seeds_always = seeds_always or former is not None
+        self.former = former
+        self.split = split
+        self.start = (-1, Progress())  # an epoch, and what of it is trained
+        # Shared memory: workers that persist see the epoch of the main process.
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the user's dataset."""
+        if name in ("source", "__setstate__"):
+            raise AttributeError(name)
+        return getattr(self.source, name)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def chunk_size(self) -> int:
+        """What a batch of all processes adds to the position."""
+        return self.share.chunk_size * (1 if self.split is None else self.split.num_parts)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration reads."""
+        return int(self._epoch[0])
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration reads this epoch, in the main process and in workers."""
+        self._epoch[0] = epoch
+        if hasattr(self.source, "set_epoch"):
+            self.source.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Rows]:
+        info: Any = get_worker_info()
+        info = getattr(info, "actual", info)  # of an earlier epoch of this worker
+        epoch = self.epoch
+        start = self.start[1] if epoch == self.start[0] else Progress()
+        return Reading(self, epoch, start, info).portions()
+
+
+class StreamDataLoader(DataLoader[Any]):
+    """torch's DataLoader over `StreamItems`.
+
+    Args:
+        items: of the stream.
+        collate: makes a batch of a list of samples.
+        exchange: between processes that have parts of a stream of their own.
+        options: of torch's DataLoader.
+
+    Attributes:
+        origin: where in the stream the batch came from that was fetched last.
+    """
+
+    origin: Origin | None = None
+
+    def __init__(
+        self,
+        items: StreamItems,
+        *,
+        collate: Callable[[list[Item]], Any],
+        exchange: Exchange | None = None,
+        **options: Any,
+    ) -> None:
+        self.exchange = exchange
+        with_origin: Any = _WithOrigin(collate)  # gets what the dataset yields, which torch types as single samples
+        super().__init__(items, batch_size=None, collate_fn=with_origin, **options)
+
+    @property
+    def items(self) -> StreamItems:
+        """The dataset, with the position from which it is read."""
+        assert isinstance(self.dataset, StreamItems)
+        return self.dataset
+
+    def __len__(self) -> int:
+        if self.items.former is not None or self.items.split is not None:
+            raise TypeError("How many batches these are is known when the stream has ended.")
+        return self.items.share.num_batches(len(self.items.source), drop_last=self.items.drop_last)
+
+    def __iter__(self) -> Any:
+        fetched = super().__iter__()
+        if self.items.split is None or self.exchange is None:
+            return self._batches(fetched)
+        split, size = self.items.split, self.items.share.batch_size
+        begins = self.items.start[0] != self.items.epoch or self.items.start[1].samples == 0
+        return self._batches(in_step(fetched, self.exchange, split, size=size, begins=begins))
+
+    def _batches(self, fetched: Iterator[Any]) -> Iterator[Any]:
+        for batch, origin in fetched:
+            self.origin = origin
+            part = origin.part
+            yield batch if part is None else TailBatch(batch, num_samples=part.num_samples, weight=part.weight)
+
+
+class _WithOrigin:
+    """A collator that returns the origin of a batch with it."""
+
+    def __init__(self, data_collator: Callable[[list[Item]], Any]) -> None:
+        self.data_collator = data_collator
+
+    def __call__(self, rows: Rows) -> tuple[Any, Origin]:
+        return self.data_collator(rows), rows.origin
 
 
 class Reading:
-    """Gives the portions of this process, behind `start`.
+    """One pass over a stream in one process or worker: opened after what is trained, shared with others, seeded.
 
     Args:
+        stream: what is read, and how.
+        epoch: from 0.
+        start: what of the epoch is trained.
         info: what torch says of the worker that this is; None in the main process.
     """
 
-    def __init__(self, stream: Stream, epoch: int, start: Progress, info: Any) -> None:
+    def __init__(self, stream: StreamItems, epoch: int, start: Progress, info: Any) -> None:
         self.stream, self.epoch, self.start = stream, epoch, start
         self.worker: int = 0 if info is None else info.id
         self.num_workers: int = 1 if info is None else info.num_workers
@@ -52,7 +190,7 @@ class Reading:
         self.watched: _WatchedInfo | None = None
 
     def portions(self) -> Iterator[Rows]:
-        """Reads past what is trained now, and the portions when they are asked for."""
+        """Rows for the collator, a portion for each batch. Reads past what is trained at once."""
         opened, share = self._open(), self.stream.share
         if self.stream.former is None:
             return self._portions(chunks_of_items(opened, share, drop_last=self.stream.drop_last))

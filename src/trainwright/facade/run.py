@@ -114,7 +114,12 @@ class RunHooks(CheckHooks):
         if not resolve.dispatches(args, num_replicas):
             checks.check_ends_together(plan, self._loader.chunk, num_replicas)
         self._plan, note = assemble.plan_of_the_rest(
-            plan, self._loader, checkpoint, args, chunk=self._train_batch_size * num_replicas
+            plan,
+            self._loader,
+            checkpoint,
+            args,
+            chunk=self._train_batch_size * num_replicas,
+            dataset=self.train_dataset,
         )
         return note
 
@@ -189,8 +194,15 @@ class RunHooks(CheckHooks):
             return 0, 0
         self._load_callback_state()
         micro_batches = self._plan.micro_batches
-        skips, rng_file = not self.args.ignore_data_skip, self._rng_file(resume_from_checkpoint)
-        position = assemble.resume_loader(self._loader, resume_from_checkpoint, rng_file, manifest, skips=skips)
+        skips = not self.args.ignore_data_skip
+        position = assemble.resume_loader(
+            self._loader,
+            resume_from_checkpoint,
+            manifest,
+            rank=self._engine.replica,
+            num_processes=self._engine.num_replicas,
+            skips=skips,
+        )
         if position is None:  # transformers wrote it: all that is known is the step
             epoch, steps = divmod(state.global_step, num_update_steps_per_epoch)
             position = epoch, steps * micro_batches if skips else 0
