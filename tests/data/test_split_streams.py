@@ -235,7 +235,7 @@ def test_two_processes_are_one_with_their_batches_together_also_when_they_resume
         trainer_of("twice", rank=RANK, callbacks=[StopAt(5)]).train()
         again = trainer_of("twice", rank=RANK)
         again.train(resume_from_checkpoint=True)
-        tell(steps=through.state.global_step, epoch=through.state.epoch,
+        tell(steps=through.state.global_step, epoch=through.state.epoch, files=os.listdir("twice/checkpoint-5"),
              through=[p.tolist() for p in weights(through.model).values()],
              again=[p.tolist() for p in weights(again.model).values()])
         """,
@@ -243,6 +243,7 @@ def test_two_processes_are_one_with_their_batches_together_also_when_they_resume
     )
     one, other = done.told
     assert one["through"] == other["through"] == one["again"] == other["again"]
+    assert {"data_position_0.pth", "data_position_1.pth"} <= set(one["files"])
     assert (one["steps"], one["epoch"]) == (6, 2.0)  # parts of 11: batches of 4, 4 and 3
     alone = trainer_of(tmp_path / "alone", per_device_train_batch_size=8)
     alone.train()

@@ -38,7 +38,7 @@ class Counted(Dataset[Any]):
 def test_a_position_does_not_move_on_with_the_dataloader() -> None:
     """Which may hand out the very object that it goes on changing."""
     inside = {"at": 1}
-    dataloader = SimpleNamespace(state_dict=lambda: {"inside": inside}, load_state_dict=None)
+    dataloader = SimpleNamespace(state_dict=lambda: {"inside": inside}, load_state_dict=print)
     position = ForeignPosition(dataloader)
     position.begin()
     inside["at"] = 2

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
 
 from trainwright.data.rows import Layout, RowCollator, as_tensors
 from trainwright.errors import ModelError
-from trainwright.types import output_logits
+from trainwright.types import Batch, output_logits
 
 # Difference of logits, as a share of the largest, that rounding may make.
 ROUNDING = {torch.float32: 5e-5, torch.float64: 1e-6, torch.float16: 2e-2, torch.bfloat16: 6e-2}
@@ -84,7 +83,7 @@ def _candidates(model: nn.Module, takes_positions: bool) -> Iterator[Layout]:
             yield Layout(form="blocks", additive=kind, causal=True, first_position=first)
 
 
-def _rows_of_random_tokens(model: nn.Module, row_length: int, num_rows: int, length_of: str) -> list[list[Any]]:
+def _rows_of_random_tokens(model: nn.Module, row_length: int, num_rows: int, length_of: str) -> list[list[Batch]]:
     """A row of three samples, and one of a long and a short one: windows of attention shorter than it show, too."""
     size = max(row_length // 2, 1), max(row_length // 3, 1), 1
     lengths = [[part for part in size if part], [max(row_length - 3, 1), 2]][:num_rows]
@@ -104,7 +103,7 @@ def _logits_alone(model: nn.Module, item: dict[str, torch.Tensor], length_of: st
     return _logits(model, {name: value[None] for name, value in item.items()}, item[length_of].numel())[0]
 
 
-def _logits_packed(model: nn.Module, rows: list[list[Any]], layout: Layout, length_of: str) -> list[torch.Tensor]:
+def _logits_packed(model: nn.Module, rows: list[list[Batch]], layout: Layout, length_of: str) -> list[torch.Tensor]:
     batch = RowCollator(as_tensors, layout, length_of=length_of)(rows)
     logits = _logits(model, batch, batch[length_of].shape[1])
     lengths = [[item[length_of].numel() for item in row] for row in rows]
@@ -115,7 +114,7 @@ def _logits_packed(model: nn.Module, rows: list[list[Any]], layout: Layout, leng
     ]
 
 
-def _logits(model: nn.Module, batch: dict[str, Any], width: int) -> torch.Tensor:
+def _logits(model: nn.Module, batch: Batch, width: int) -> torch.Tensor:
     device = next(model.parameters()).device
     placed = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
     # The class's own forward: for a run the instance may have one under autocast, whose rounding would hide much.

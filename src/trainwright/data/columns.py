@@ -1,4 +1,9 @@
-"""Which columns of the data reach the model: those that `forward` takes; the others are dropped, and that is said."""
+"""Columns of the data that reach the model: those that `forward` takes; the others are dropped, and that is logged.
+
+A collator of the user's own gets a `Sample`: iterates over what the model takes, and has the rest where asked by name.
+So a collator that treats all entries alike does what it does under the original, which drops the others, and one that
+reads a column of its own finds it. Columns of a `datasets.Dataset` are not read unless they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,12 @@ from typing import Any, Protocol
 from torch.utils.data import Dataset
 
 from trainwright.errors import DataError
-from trainwright.types import optional_class
+from trainwright.types import Batch, Item, optional_class
 
 module_logger = logging.getLogger(__name__)
 
 
-def is_columnar(dataset: Any) -> bool:
+def is_columnar(dataset: object) -> bool:
     """Whether this is a `datasets.Dataset`, whose columns can be removed before anything is read."""
     cls = optional_class("datasets", "Dataset")
     return cls is not None and isinstance(dataset, cls)
@@ -26,7 +31,7 @@ def has_transform(dataset: Any) -> bool:
     return bool(dataset.format["type"] == "custom")
 
 
-def is_own(collator: Any) -> bool:
+def is_own(collator: object) -> bool:
     """Whether the user wrote a collator: then it may read columns that the model does not take."""
     while isinstance(collator, functools.partial):
         collator = collator.func
@@ -39,7 +44,12 @@ def remove_unused(
 ) -> Any:
     """A `datasets.Dataset` with only the columns that the model takes.
 
-    `for_own`: a collator of the user's own gets the others too, where it asks for them by name (`sample.py`).
+    Args:
+        dataset: with all its columns.
+        columns: inputs of the model.
+        model_name: for messages.
+        description: of the data, for messages.
+        for_own: a collator of the user's own gets the others too, where it asks for them by name (`Sample`).
 
     Raises:
         DataError: none of its columns is an input of the model, nor is there such a collator.
@@ -76,9 +86,9 @@ class RemoveColumnsCollator:
 
     def __init__(
         self,
-        data_collator: Callable[[list[Any]], Any],
+        data_collator: Callable[[list[Item]], Batch],
         signature_columns: Sequence[str],
-        logger: Any = None,
+        logger: logging.Logger | None = None,
         model_name: str | None = None,
         description: str | None = None,
     ) -> None:
@@ -91,7 +101,7 @@ class RemoveColumnsCollator:
         self._kept = frozenset(signature_columns)
         self._is_own = is_own(data_collator)
 
-    def __call__(self, features: list[Any]) -> Any:
+    def __call__(self, features: list[Item]) -> Batch:
         if type(features[0]) is dict and all(map(self._kept.issuperset, features)):  # nothing to drop: the usual case
             return self.data_collator(features)
         try:
@@ -105,7 +115,7 @@ class RemoveColumnsCollator:
                 "or bring a data_collator that makes one."
             ) from error
 
-    def _remove_columns(self, feature: Any) -> Any:
+    def _remove_columns(self, feature: Item) -> Item:
         if not isinstance(feature, dict):
             return feature
         if not self.message_logged:
@@ -120,7 +130,9 @@ class RemoveColumnsCollator:
         return Sample(taken, {name: value for name, value in feature.items() if name not in self._kept})
 
 
-def _say(unused: Sequence[str], model_name: str, description: str | None, logger: Any, *, for_own: bool) -> None:
+def _say(
+    unused: Sequence[str], model_name: str, description: str | None, logger: logging.Logger | None, *, for_own: bool
+) -> None:
     if for_own and unused and logger is not None:
         logger.info(
             "%s.forward does not take these columns of the %s data: %s. Your data_collator gets them where it asks "
@@ -142,19 +154,19 @@ class Others(Protocol):
     """Entries by name that are read when they are asked for."""
 
     def __contains__(self, name: object) -> bool: ...
-    def __getitem__(self, name: str) -> Any: ...
+    def __getitem__(self, name: str) -> object: ...
 
 
-class Sample(dict[str, Any]):
+class Sample(dict[str, object]):
     """A dict of the entries that the model takes, with others behind it."""
 
     __slots__ = ("_others",)
 
-    def __init__(self, taken: Mapping[str, Any], others: Others) -> None:
+    def __init__(self, taken: Mapping[str, object], others: Others) -> None:
         super().__init__(taken)
         self._others = others
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> object:
         if name not in self._others:
             raise KeyError(name)
         return self._others[name]
@@ -162,13 +174,13 @@ class Sample(dict[str, Any]):
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or name in self._others
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> object:
         return super().get(name, default) if name not in self._others or super().__contains__(name) else self[name]
 
-    def pop(self, name: str, *default: Any) -> Any:
+    def pop(self, name: str, *default: object) -> object:
         return super().pop(name, *default) if super().__contains__(name) or name not in self._others else self[name]
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[dict[str, object]], tuple[dict[str, object]]]:
         return dict, (dict(self),)
 
 
@@ -184,7 +196,7 @@ class _OtherColumns:
     def __contains__(self, name: object) -> bool:
         return name in self._columns
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> object:
         return self._columns[name][self._index][name]
 
 
@@ -204,7 +216,7 @@ class WithOthers(Dataset[Sample]):
         return len(self.taken)
 
     def __getattr__(self, name: str) -> Any:
-        """What is asked of a dataset is answered by the one that the model takes."""
+        """Attributes of the dataset that the model takes."""
         if name in ("taken", "others"):  # not set yet: being unpickled or copied
             raise AttributeError(name)
         return getattr(self.taken, name)

@@ -32,10 +32,7 @@ from trainwright.errors import DataError
 
 # What an order of samples depends on besides the seed, by name; "kind" says what it is.
 OrderKind: TypeAlias = dict[str, str | int | None]
-ORIGINS = (
-    "entry",
-    "column",
-)  # of an order's lengths: where they come from does not matter, `lengths` says what they are
+ORIGINS = ("entry", "column")  # where an order's lengths come from; its `lengths` says what they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +197,7 @@ def raise_another_order(cursor: Cursor, now: OrderKind) -> NoReturn:
         DataError: names both orders and what differs.
     """
     before = cursor.order or {}
-    if before.get("kind") == now.get("kind") and before.get("lengths") != now.get("lengths"):
+    if is_same_order({**before, "lengths": None}, {**now, "lengths": None}):
         what = f"is in {_named(before, now)}, and its samples have other lengths now"
     else:
         what = f"has the order of {_named(before, now)}, and this run that of {_named(now, before)}"

@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.data import Dataset, Sampler
 
 from trainwright.data.samplers import Order
-from trainwright.types import Item
+from trainwright.types import Batch, Item
 
 Items = list[Item]
 # Any: of datasets, which are the user's own types, and of groups: indices, or rows of pieces of samples.
@@ -74,15 +74,15 @@ class GroupedDataset(Dataset[Items]):
 class OfOneGroup:
     """Collates the one group of which a batch consists."""
 
-    def __init__(self, data_collator: Callable[[Items], object]) -> None:
+    def __init__(self, data_collator: Callable[[Items], Batch]) -> None:
         self.data_collator = data_collator
 
-    def __call__(self, groups: list[Items]) -> object:
+    def __call__(self, groups: list[Items]) -> Batch:
         (group,) = groups
         return self.data_collator(group)
 
 
-def formed_order(dataloader: Any) -> GroupOrder | None:
+def formed_order(dataloader: object) -> GroupOrder | None:
     """The order behind a dataloader whose batches were formed by it; None for any other."""
     order = getattr(getattr(dataloader, "batch_sampler", None), "order", None)
     return order if isinstance(order, GroupOrder) else None

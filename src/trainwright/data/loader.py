@@ -204,7 +204,7 @@ class Loader:
         return self._position.chunk
 
 
-def may_draw_in_this_process(dataloader: Any) -> bool:
+def may_draw_in_this_process(dataloader: object) -> bool:
     """Whether fetching a batch may draw random numbers of this process; only what is known not to is trusted."""
     if not isinstance(dataloader, DataLoader):
         return True

@@ -19,10 +19,10 @@ from trainwright.data.seeding import SeededCollator, SeededItems, end_workers_at
 from trainwright.data.sharding import Part, Share
 from trainwright.data.stream_position import check_is_whole, split_for
 from trainwright.data.stream_reading import StreamDataLoader, StreamItems
-from trainwright.types import Item, TailBatch
+from trainwright.types import Batch, Item, TailBatch
 
-# Any: datasets, samplers and what a collator returns are the user's own types.
-Collate = Callable[[list[Item]], Any]
+# Any: datasets and samplers are the user's own types.
+Collate = Callable[[list[Item]], Batch]
 
 
 def build_dataloader(
@@ -134,6 +134,6 @@ class SharedDataLoader(DataLoader[Any]):
         return fetched if part is None else _with_marked_end(fetched, num_batches, part)
 
 
-def _with_marked_end(batches: Iterator[Any], num_batches: int, part: Part) -> Iterator[Any]:
+def _with_marked_end(batches: Iterator[Batch], num_batches: int, part: Part) -> Iterator[Batch]:
     for number, batch in enumerate(batches, start=1):
         yield (batch if number < num_batches else TailBatch(batch, num_samples=part.num_samples, weight=part.weight))

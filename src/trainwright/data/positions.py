@@ -82,10 +82,8 @@ class LoaderPosition(ABC):
         here = self.cursor(cursor.epoch + 1, 0)
         assert here.order is not None
         is_same = cursor.samples == 0 or cursor.order is None or is_same_order(cursor.order, here.order)
-        num_samples = (
-            here.num_samples if is_same or here.unit is None else None
-        )  # other groups may be of another number
-        check_same_data(cursor, num_samples, here.unit)
+        counts = is_same or here.unit is None  # groups that are formed otherwise may be more or fewer
+        check_same_data(cursor, here.num_samples if counts else None, here.unit)
         if is_same or cursor.order is None:
             return ""
         return self._finish_order(cursor, here.order, dataset)
@@ -238,9 +236,7 @@ class ForeignPosition(LoaderPosition):
 
     def __init__(self, dataloader: Any) -> None:
         self._dataloader = dataloader
-        inside = getattr(
-            dataloader, "base_dataloader", dataloader
-        )  # accelerate's wrappers have the methods in any case
+        inside = getattr(dataloader, "base_dataloader", dataloader)  # accelerate's wrappers always have the methods
         self._tells = all(callable(getattr(inside, name, None)) for name in ("state_dict", "load_state_dict"))
         # The dataloader's state after the batch given last, after the one fetched already, and before the window.
         self._state: State | None = None

@@ -13,6 +13,7 @@ after the other up to it. Within that bound each group is then given its share o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -106,8 +107,11 @@ class BatchRebalanceSampler(GroupOrder):
             yield from self._split(window)[self.rank :: self.dp_size]
 
     def describe(self) -> OrderKind:
-        lengths = lengths_digest(self.lengths)
-        return {"kind": "batch_rebalance", "unit": self.unit, "shuffle": self.shuffle, "lengths": lengths}
+        return {"kind": "batch_rebalance", "unit": self.unit, "shuffle": self.shuffle, "lengths": self._digest}
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        return lengths_digest(self.lengths)
 
     def num_tokens(self, epoch: int) -> int:
         groups = (group for window in self.windows(epoch) for group in self._split(window))
@@ -156,7 +160,12 @@ def cost(num_samples: int, longest: int) -> float:
 
 
 def balanced_sizes(lengths: Sequence[int], num_groups: int) -> list[int]:
-    """Sizes of so many consecutive groups of lengths (longest first) whose greatest cost is the least possible."""
+    """Sizes of consecutive groups of samples whose greatest cost is the least possible.
+
+    Args:
+        lengths: of the samples, longest first.
+        num_groups: at most as many as samples.
+    """
     unit = [cost(1, length) for length in lengths]
     low, high = unit[0], cost(len(lengths), lengths[0])
     while high - low > 1e-6 * high:

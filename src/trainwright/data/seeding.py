@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from trainwright.types import Item
+from trainwright.types import Batch, Item
 
 
 def set_seed(seed: int, deterministic: bool = False) -> None:
@@ -147,9 +147,6 @@ class EpochIndices(list[Any]):  # of samples, or of groups of samples that make 
         super().__init__(indices)
         self.epoch = epoch
 
-    def __reduce__(self) -> tuple[type[EpochIndices], tuple[list[Any], int]]:
-        return EpochIndices, (list(self), self.epoch)
-
 
 class SeededRows(list[Item]):
     """Samples of a batch on their way to the collator, with the numbers that seed it."""
@@ -189,10 +186,10 @@ class SeededItems(Dataset[Item]):
 class SeededCollator:
     """Seeds all generators, then calls the collator."""
 
-    def __init__(self, data_collator: Callable[[list[Item]], object]) -> None:
+    def __init__(self, data_collator: Callable[[list[Item]], Batch]) -> None:
         self.data_collator = data_collator
 
-    def __call__(self, rows: list[Item]) -> object:
+    def __call__(self, rows: list[Item]) -> Batch:
         if isinstance(rows, SeededRows):
             seed_from(rows.origin)
         return self.data_collator(list(rows))

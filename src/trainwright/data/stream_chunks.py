@@ -1,4 +1,4 @@
-"""A stream that is being read, cut into chunks: what becomes one batch on each process. Nothing here knows of workers.
+"""Chunks of a stream that is being read: what becomes one batch on each process. Nothing here knows of workers.
 
 There are chunks of so many items, and chunks of batches that are formed by length from a look-ahead (`look_ahead.py`).
 """

@@ -33,7 +33,7 @@ from trainwright.data.sharding import Share
 from trainwright.data.stream_chunks import Chunk, Opened, chunks_of_batches, chunks_of_items
 from trainwright.data.stream_position import Origin, Place, Progress, Rows, Split, is_hf_stream, keeps_state, own_state
 from trainwright.errors import DataError
-from trainwright.types import Item, TailBatch
+from trainwright.types import Batch, Item, TailBatch
 
 # Any: datasets are the user's own types, and torch's description of a worker has none.
 
@@ -125,7 +125,7 @@ class StreamDataLoader(DataLoader[Any]):
         self,
         items: StreamItems,
         *,
-        collate: Callable[[list[Item]], Any],
+        collate: Callable[[list[Item]], Batch],
         exchange: Exchange | None = None,
         **options: Any,
     ) -> None:
@@ -152,7 +152,7 @@ class StreamDataLoader(DataLoader[Any]):
         begins = self.items.start[0] != self.items.epoch or self.items.start[1].samples == 0
         return self._batches(in_step(fetched, self.exchange, split, size=size, begins=begins))
 
-    def _batches(self, fetched: Iterator[Any]) -> Iterator[Any]:
+    def _batches(self, fetched: Iterator[tuple[Batch, Origin]]) -> Iterator[Batch]:
         for batch, origin in fetched:
             self.origin = origin
             part = origin.part
@@ -162,10 +162,10 @@ class StreamDataLoader(DataLoader[Any]):
 class _WithOrigin:
     """A collator that returns the origin of a batch with it."""
 
-    def __init__(self, data_collator: Callable[[list[Item]], Any]) -> None:
+    def __init__(self, data_collator: Callable[[list[Item]], Batch]) -> None:
         self.data_collator = data_collator
 
-    def __call__(self, rows: Rows) -> tuple[Any, Origin]:
+    def __call__(self, rows: Rows) -> tuple[Batch, Origin]:
         return self.data_collator(rows), rows.origin
 
 
@@ -233,7 +233,7 @@ class Reading:
             f"by {self.num_workers} now; each reads a part of its own. Resume with the same dataloader_num_workers."
         )
 
-    def _start_iterator(self, position: int) -> Iterator[Any]:
+    def _start_iterator(self, position: int) -> Iterator[Item]:
         """Watches whether the dataset asks which worker this is."""
         actual: Any = torch_worker._worker_info
         if actual is not None:
@@ -243,7 +243,7 @@ class Reading:
         size = self.stream.share.chunk_size if self.stream.former is None else self.stream.former.block
         # At its beginning a stream may draw an order, of which each worker takes a part: they must draw the same.
         self._seed(position // size, self._whose if position > 0 else 0, 0)
-        items: Iterator[Any] = iter(self.stream.source)
+        items: Iterator[Item] = iter(self.stream.source)
         if self.num_workers > 1 and self.start.samples == 0:
             first = list(itertools.islice(items, 1))  # a generator asks when it is asked for the first item
             items = itertools.chain(first, items)
