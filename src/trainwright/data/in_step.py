@@ -61,6 +61,7 @@ def in_step(
             borrowed = _borrowed(exchange, batch)
             latest = borrowed if latest is None else latest
         given = latest if origin is None else batch
+        assert given is not None
         latest = copy.copy(given)  # whoever gets it may take entries out of it
         yield given, _of_all(origin, counts, split, size)
         begins = False
