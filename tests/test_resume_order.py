@@ -199,7 +199,7 @@ def test_lengths_that_are_others_now_are_refused(tmp_path: Path) -> None:
         other.train(resume_from_checkpoint=True)
 
 
-def test_an_older_checkpoint_does_not_say_its_order(tmp_path: Path) -> None:
+def test_an_older_checkpoint_does_not_say_its_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is resumed as ever: in the order of the arguments."""
     first = trained(tmp_path, stop_at=2)
     manifest = tmp_path / "checkpoint-2" / "manifest.json"
@@ -210,5 +210,7 @@ def test_an_older_checkpoint_does_not_say_its_order(tmp_path: Path) -> None:
     seen = first.seen + second.seen
     assert sorted(seen[:SIZE]) == [*range(SIZE)]
     sign_again(tmp_path / "checkpoint-10", without=("order",))
-    third = trained(tmp_path, resumes=True, **FEISTEL)
+    with caplog.at_level("INFO", "trainwright.assemble"):
+        third = trained(tmp_path, resumes=True, **FEISTEL)
+    assert "does not name its order: epoch 2 is finished in this run's" in caplog.text
     assert third.seen == trained(tmp_path / "whole", **FEISTEL).seen[len(seen) :]

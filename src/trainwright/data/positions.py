@@ -84,9 +84,10 @@ class LoaderPosition(ABC):
         is_same = cursor.samples == 0 or cursor.order is None or is_same_order(cursor.order, here.order)
         counts = is_same or here.unit is None  # groups that are formed otherwise may be more or fewer
         check_same_data(cursor, here.num_samples if counts else None, here.unit)
-        if is_same or cursor.order is None:
-            return ""
-        return self._finish_order(cursor, here.order, dataset)
+        if cursor.samples > 0 and cursor.order is None:
+            number = cursor.epoch + 1
+            return f"an older checkpoint, which does not name its order: epoch {number} is finished in this run's"
+        return "" if is_same else self._finish_order(cursor, here.order, dataset)
 
     def _finish_order(self, cursor: Cursor, now: OrderKind, dataset: Any) -> str:
         """Finishes the cursor's epoch in another kind of order than the one of this run; says so."""
