@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 # Module -> public names that live in it.
 _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.trainer": ("Trainer",),
-    "trainwright.seq2seq": ("Seq2SeqTrainer",),
+    "trainwright.seq2seq_trainer": ("Seq2SeqTrainer",),
     "trainwright.config.arguments": ("TrainingArguments",),
     "trainwright.config.seq2seq": ("Seq2SeqTrainingArguments",),
     "trainwright.config.accelerator": ("AcceleratorConfig",),
@@ -42,10 +42,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.callbacks.dispatch": ("CallbackHandler",),
     "trainwright.callbacks.flow": ("DefaultFlowCallback",),
     "trainwright.callbacks.early_stopping": ("EarlyStoppingCallback",),
-    "trainwright.callbacks.just_in_time": ("CheckpointManager", "JITCheckpointCallback"),
+    "trainwright.callbacks.jit_checkpoint": ("CheckpointManager", "JITCheckpointCallback"),
     "trainwright.callbacks.progress": ("PrinterCallback", "ProgressCallback"),
     "trainwright.trackers.base": ("rewrite_logs",),
-    "trainwright.trackers.table": (
+    "trainwright.trackers.registry": (
         "get_reporting_integration_callbacks",
         "is_azureml_available",
         "is_clearml_available",
@@ -78,13 +78,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.trackers.trackio": ("TrackioCallback",),
     "trainwright.trackers.wandb": ("WandbCallback",),
     "trainwright.state.control": ("TrainerControl",),
-    "trainwright.state.exportable": ("ExportableState",),
+    "trainwright.state.exportable_state": ("ExportableState",),
     "trainwright.state.trainer_state": ("TrainerState",),
-    "trainwright.metrics.types": ("EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"),
-    "trainwright.metrics.speed": ("speed_metrics",),
-    "trainwright.metrics.memory": ("TrainerMemoryTracker",),
-    "trainwright.metrics.report": ("denumpify_detensorize", "metrics_format"),
-    "trainwright.engine.older_names": (
+    "trainwright.evaluation.outputs": ("EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"),
+    "trainwright.state.throughput": ("speed_metrics",),
+    "trainwright.state.memory_tracker": ("TrainerMemoryTracker",),
+    "trainwright.evaluation.metrics_io": ("denumpify_detensorize", "metrics_format"),
+    "trainwright.compat.distributed_helpers": (
         "distributed_broadcast_scalars",
         "distributed_concat",
         "find_executable_batch_size",
@@ -93,8 +93,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.model_facts": ("number_of_arguments",),
     "trainwright.patches.liger": ("apply_liger_kernel",),
     "trainwright.patches.neftune": ("activate_neftune",),
-    "trainwright.metrics.container": ("EvalLoopContainer",),
-    "trainwright.metrics.nested": (
+    "trainwright.compat.eval_container": ("EvalLoopContainer",),
+    "trainwright.tensor_tree": (
         "find_batch_size",
         "nested_concat",
         "nested_detach",
@@ -104,13 +104,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "torch_pad_and_concatenate",
     ),
     "trainwright.search.base": ("BestRun", "default_compute_objective"),
-    "trainwright.search.spaces": ("default_hp_space_optuna", "default_hp_space_ray", "default_hp_space_wandb"),
-    "trainwright.search.table": ("is_optuna_available", "is_ray_available", "is_ray_tune_available"),
+    "trainwright.search.search_spaces": ("default_hp_space_optuna", "default_hp_space_ray", "default_hp_space_wandb"),
+    "trainwright.search.backends": ("is_optuna_available", "is_ray_available", "is_ray_tune_available"),
     "trainwright.loop.label_smoother": ("LabelSmoother",),
-    "trainwright.optim.groups": ("get_parameter_names",),
-    "trainwright.optim.build": ("is_optimizer_factory",),
-    "trainwright.optim.targets": ("check_target_module_exists",),
-    "trainwright.optim.layerwise": ("LayerWiseDummyOptimizer", "LayerWiseDummyScheduler"),
+    "trainwright.optim.parameter_groups": ("get_parameter_names",),
+    "trainwright.optim.factory": ("is_optimizer_factory",),
+    "trainwright.optim.projection_targets": ("check_target_module_exists",),
+    "trainwright.optim.layerwise_optimizer": ("LayerWiseDummyOptimizer", "LayerWiseDummyScheduler"),
     "trainwright.optim.schedules": (
         "Adafactor",
         "AdafactorSchedule",
@@ -130,13 +130,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "get_wsd_schedule",
     ),
     "trainwright.data.seeding": ("enable_full_determinism", "seed_worker", "set_seed"),
-    "trainwright.data.grouping": (
+    "trainwright.data.length_sampler": (
         "DistributedLengthGroupedSampler",
         "LengthGroupedSampler",
         "get_length_grouped_indices",
     ),
     "trainwright.data.sharding": ("DistributedSamplerWithLoop", "IterableDatasetShard", "ShardSampler"),
-    "trainwright.data.rebalance": ("BatchRebalanceSampler",),
+    "trainwright.data.balanced_batches": ("BatchRebalanceSampler",),
     "trainwright.data.columns": ("RemoveColumnsCollator",),
     "trainwright.data.collators": (
         "DataCollatorForLanguageModeling",
@@ -147,10 +147,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "DefaultDataCollator",
         "default_data_collator",
     ),
-    "trainwright.checkpoint.sharded": ("load_sharded_checkpoint",),
-    "trainwright.checkpoint.helpers": ("rotate_checkpoints", "sort_checkpoints"),
+    "trainwright.compat.sharded_weights": ("load_sharded_checkpoint",),
+    "trainwright.compat.checkpoint_helpers": ("rotate_checkpoints", "sort_checkpoints"),
     "trainwright.checkpoint.store": ("get_last_checkpoint",),
-    "trainwright.types": (
+    "trainwright._types": (
         "FSDP_MODEL_NAME",
         "OPTIMIZER_NAME",
         "PREFIX_CHECKPOINT_DIR",

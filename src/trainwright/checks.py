@@ -9,11 +9,11 @@ import torch
 from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
+from trainwright._types import has_length, is_instance_of
 from trainwright.config import rules
 from trainwright.config.owned import batch_formers
 from trainwright.config.plans import StepPlan
 from trainwright.errors import ArgumentError, DataError, MissingModelError, ModelError
-from trainwright.types import has_length, is_instance_of
 
 
 def check_metrics(args: Any, compute_metrics: Any) -> None:

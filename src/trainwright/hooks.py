@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from trainwright.types import Batch
+from trainwright._types import Batch
 
 
 class TrainHooks(Protocol):
@@ -98,7 +98,7 @@ class BatchSource(Protocol):
     def rewind(self) -> None: ...
 
 
-class FirstLook(Protocol):
+class FirstStepObserver(Protocol):
     """Watches the first step of a run; it changes nothing of it."""
 
     def window(self, batches: Sequence[Batch]) -> None: ...

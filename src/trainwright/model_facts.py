@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from trainwright.types import is_instance_of
+from trainwright._types import is_instance_of
 
 
 def core_model(model: Any) -> Any:
@@ -26,7 +26,7 @@ def core_model(model: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ModelLayout:
     """How a model came in parts: processes for its layers, its data and its depth; None where it does not say."""
 
     tp: int | None = None
@@ -34,13 +34,13 @@ class Layout:
     pp: int = 1
 
 
-def layout(model: Any) -> Layout | None:
+def model_layout(model: Any) -> ModelLayout | None:
     """Of a model that was taken apart before the trainer got it, as transformers does when it loads one; else None."""
     core = core_model(model)
     if getattr(core, "is_distributed_loading_by_transformers", False):
         sizes = core.config.distributed_config
-        return Layout(tp=sizes.tp_size, dp=sizes.dp_size, pp=sizes.pp_size)
-    return Layout() if is_in_parts(core) else None
+        return ModelLayout(tp=sizes.tp_size, dp=sizes.dp_size, pp=sizes.pp_size)
+    return ModelLayout() if has_sharded_parameters(core) else None
 
 
 def num_devices(model: Any) -> int:
@@ -48,7 +48,7 @@ def num_devices(model: Any) -> int:
     return len(set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"})
 
 
-def is_in_parts(model: Any) -> bool:
+def has_sharded_parameters(model: Any) -> bool:
     """Whether parameters are DTensors, of which each process holds a part."""
     parameters = model.parameters() if hasattr(model, "parameters") else ()
     return any(hasattr(parameter, "device_mesh") for parameter in parameters)

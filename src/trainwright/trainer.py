@@ -14,19 +14,19 @@ import torch
 from torch import nn
 
 from trainwright import assemble, checks, model_facts
-from trainwright.checkpoint.writer import Writer
+from trainwright._types import is_instance_of
+from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import not_yet
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.owned import owned
 from trainwright.data.collators import default_collator
+from trainwright.evaluation.outputs import TrainOutput
 from trainwright.facade.search import SearchHooks
-from trainwright.metrics.memory import TrainerMemoryTracker
-from trainwright.metrics.types import TrainOutput
 from trainwright.patches.special_tokens import align_special_tokens
 from trainwright.state.control import TrainerControl
-from trainwright.state.run import RunState
+from trainwright.state.memory_tracker import TrainerMemoryTracker
+from trainwright.state.run_state import RunState
 from trainwright.state.trainer_state import TrainerState
-from trainwright.types import is_instance_of
 
 
 class Trainer(SearchHooks):
@@ -87,7 +87,7 @@ class Trainer(SearchHooks):
         logging.getLogger("trainwright").setLevel(self.args.get_process_log_level())
         self._run = RunState(TrainerState(), TrainerControl())
         self._run_id = assemble.new_run_id()
-        self._writer = Writer(goes_on=getattr(self.args, "save_failure", "stop") == "continue")
+        self._writer = CheckpointWriter(goes_on=getattr(self.args, "save_failure", "stop") == "continue")
         self._init_bookkeeping()
         self.processing_class = assemble.one_processing_class(processing_class, tokenizer)
         self.train_dataset = train_dataset

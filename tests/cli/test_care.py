@@ -102,11 +102,11 @@ def test_an_export_merges_shards(trained: Path, tmp_path: Path) -> None:
 def test_an_export_puts_the_parts_of_several_processes_together(trained: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
-    from trainwright.checkpoint.sink import AT_ONCE
-    from trainwright.engine import parts
+    from trainwright.checkpoint.deferred_io import IMMEDIATE
+    from trainwright.engine import sharded_state
 
     model = AutoModelForSequenceClassification.from_pretrained(trained / "run")
-    parts.save(tmp_path / "parts", model, None, put=AT_ONCE.put, group=None)
+    sharded_state.save(tmp_path / "parts", model, None, put=IMMEDIATE.put, group=None)
     model.config.save_pretrained(tmp_path / "parts")
     done("export", "parts", "whole")
     whole = AutoModelForSequenceClassification.from_pretrained(tmp_path / "whole").state_dict()

@@ -63,7 +63,7 @@ from trainwright.cli.main import app
 assert CliRunner().invoke(app, ["init", "causal-lm", "config.yaml"]).exit_code == 0
 from pathlib import Path
 from trainwright.errors import RecipeError
-from trainwright.recipe.read import checked, read_tree
+from trainwright.cli.recipe.recipe_reader import checked, read_tree
 try:
     checked(read_tree(Path("config.yaml"), ["training.learning_rate=fast"]), Path())
 except RecipeError as error:

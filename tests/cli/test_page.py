@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.recipe.schema import TASKS, DataPart, ModelPart, names_of
+from trainwright.cli.recipe.schema import TASKS, DataPart, ModelPart, names_of
 
 from .commands import ROOT, call
 

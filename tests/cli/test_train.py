@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainwright.recipe.schema import TASKS
+from trainwright.cli.recipe.schema import TASKS
 
 from .commands import done
 

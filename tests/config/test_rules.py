@@ -15,8 +15,8 @@ from trainwright.config.ranges import CHOICES, RANGES
 from trainwright.config.rules import Facts, check, check_run, idle, violations
 from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.errors import ArgumentError
-from trainwright.optim.named import steps_in_backward
-from trainwright.optim.table import OPTIMIZERS
+from trainwright.optim.optimizer_class import steps_in_backward
+from trainwright.optim.optimizer_table import OPTIMIZERS
 
 STEPS = {"eval_strategy": "steps", "eval_steps": 5}
 BUDGET = {"max_tokens_per_batch": 64}

@@ -20,7 +20,11 @@ DEMANDED = {
     "trainer.py": {"is_deepspeed_enabled", "is_fsdp_enabled", "deepspeed"},
     "facade/parts.py": {"is_deepspeed_enabled", "is_fsdp_enabled", "deepspeed"},
     "types.py": {"FSDP_MODEL_NAME", "pytorch_model_fsdp"},
-    "optim/table.py": {"adamw_torch_xla", "torch_xla", "torch_xla.amp.syncfree:AdamW"},  # a row that names a package
+    "optim/optimizer_table.py": {
+        "adamw_torch_xla",
+        "torch_xla",
+        "torch_xla.amp.syncfree:AdamW",
+    },  # a row that names a package
 }
 
 

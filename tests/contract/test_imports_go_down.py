@@ -29,7 +29,7 @@ FLOOR = {part: floor for floor, parts in enumerate(PICTURE) for part in parts}
 ONLY_FOR_THE_COMMAND_LINE = PICTURE[1]
 
 TRANSFORMERS = ("checkpoint.weights", "data.collators", "optim.schedules", "seq2seq", "patches", "compat", "tasks",
-                "config.zero_init")  # fmt: skip
+                "config.zero3_init")  # fmt: skip
 ACCELERATE = ("engine", "config.accelerator")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
 BROUGHT_ALONG = {
@@ -97,9 +97,9 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
         elif one.package == "accelerate":
             allowed = ACCELERATE
         elif one.package == "deepspeed":
-            allowed = ("engine", "config.zero_init")
+            allowed = ("engine", "config.zero3_init")
         elif one.package == "wandb":
-            allowed = ("trackers.wandb", "search.wandb")
+            allowed = ("trackers.wandb", "search.wandb_sweep")
         elif one.package == "ray":
             allowed = ("search.ray", "callbacks.ray_train")
         elif one.package == "torchao":  # optimizers with 8-bit states, and a recipe for fp8
@@ -154,28 +154,37 @@ PLANTED = {
         "from trainwright.engine.base import Engine",
         "trainwright.loop.step:1 imports trainwright.engine.base",
     ),
-    "state/run.py": (
+    "state/run_state.py": (
         "def f():\n    from trainwright.config import plans",
-        "trainwright.state.run:2 imports trainwright.config.plans",
+        "trainwright.state.run_state:2 imports trainwright.config.plans",
     ),
     "data/loader.py": (
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from trainwright.trainer import Trainer",
         "trainwright.data.loader:3 imports trainwright.trainer",
     ),
-    "optim/build.py": ("from ..data import samplers", "trainwright.optim.build:1 imports trainwright.data.samplers"),
-    "config/rules.py": ("import trainwright.assemble", "trainwright.config.rules:1 imports trainwright.assemble"),
-    "hub/card.py": ("from trainwright import Trainer", "trainwright.hub.card:1 imports trainwright.Trainer"),
-    "metrics/speed.py": (
-        "import importlib\nimportlib.import_module('trainwright.loop.fit')",
-        "trainwright.metrics.speed:2 imports trainwright.loop.fit",
+    "optim/factory.py": (
+        "from ..data import samplers",
+        "trainwright.optim.factory:1 imports trainwright.data.samplers",
     ),
-    "assemble.py": ("from trainwright.report import page", "trainwright.assemble:1 imports trainwright.report.page"),
+    "config/rules.py": ("import trainwright.assemble", "trainwright.config.rules:1 imports trainwright.assemble"),
+    "hub/model_card.py": (
+        "from trainwright import Trainer",
+        "trainwright.hub.model_card:1 imports trainwright.Trainer",
+    ),
+    "state/throughput.py": (
+        "import importlib\nimportlib.import_module('trainwright.loop.fit')",
+        "trainwright.state.throughput:2 imports trainwright.loop.fit",
+    ),
+    "assemble.py": (
+        "from trainwright.report import page",
+        "trainwright.assemble:1 imports trainwright.report.run_page",
+    ),
 }
 
 
 def plant(root: Path, files: dict[str, str]) -> list[Import]:
     """A package with these files, and empty ones that they can name."""
-    empty = ("engine/base.py", "config/plans.py", "trainer.py", "data/samplers.py", "loop/fit.py", "report/page.py")
+    empty = ("engine/base.py", "config/plans.py", "trainer.py", "data/samplers.py", "loop/fit.py", "report/run_page.py")
     for name, text in (dict.fromkeys(empty, "") | files | {"__init__.py": ""}).items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,9 +204,9 @@ def test_a_planted_import_is_found(name: str, tmp_path: Path) -> None:
 def test_a_planted_circle_is_found(tmp_path: Path) -> None:
     files = {
         "loop/fit.py": "def f():\n    from trainwright.loop import step",
-        "loop/step.py": "from trainwright.loop.session import Session",
-        "loop/session.py": "import trainwright.loop.fit",
-        "loop/evaluate.py": "from trainwright.loop import step",
+        "loop/step.py": "from trainwright.loop.context import Session",
+        "loop/context.py": "import trainwright.loop.fit",
+        "evaluation/eval_loop.py": "from trainwright.loop import step",
     }
     names = [f"trainwright.loop.{name}" for name in ("fit", "session", "step")]
     assert circles(plant(tmp_path, files)) == [names]
@@ -214,7 +223,7 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
         ("engine/single.py", "from accelerate import Accelerator", False),
         ("trackers/base.py", "import wandb", True),
         ("trackers/wandb.py", "import wandb", False),
-        ("trackers/table.py", "from torch.utils.tensorboard import SummaryWriter", True),
+        ("trackers/registry.py", "from torch.utils.tensorboard import SummaryWriter", True),
     ],
 )
 def test_a_planted_package_is_found(name: str, text: str, is_wrong: bool, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import DataCollatorWithPadding, default_data_collator
 
 from trainwright import RemoveColumnsCollator
-from trainwright.data.columns import WithOthers, is_columnar, remove_unused
+from trainwright.data.columns import DatasetWithExtras, is_columnar, remove_unused
 from trainwright.errors import DataError
 
 from .._support.small import OURS, REFERENCE, data, differing, make_trainer, models, module
@@ -246,7 +246,7 @@ def test_columns_that_nobody_asks_for_are_not_read() -> None:
             reads.extend(self.column_names)
             return dict.fromkeys(self.column_names, index)
 
-    sample = WithOthers(Columns("x", "image"), ["image"])[3]
+    sample = DatasetWithExtras(Columns("x", "image"), ["image"])[3]
     assert (dict(sample), reads) == ({"x": 3}, ["x"])
     assert (sample["image"], reads) == (3, ["x", "image"])
     with pytest.raises(KeyError):

@@ -14,10 +14,10 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler as OriginalRebal
 from transformers.trainer_pt_utils import DistributedLengthGroupedSampler as OriginalDistributed
 
 from trainwright import BatchRebalanceSampler, DistributedLengthGroupedSampler
-from trainwright.data.budget import TokenBudget
+from trainwright.data.balanced_batches import cost
 from trainwright.data.lengths import sample_lengths
-from trainwright.data.packing import PackedDataset, PackedOrder, best_fit_decreasing
-from trainwright.data.rebalance import cost
+from trainwright.data.packing.sampler import PackedDataset, PackedOrder, best_fit_decreasing
+from trainwright.data.token_budget import TokenBudget
 from trainwright.errors import DataError
 
 SOME = [3, 9, 16, 2, 5, 5, 12, 1, 7, 4]

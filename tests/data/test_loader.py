@@ -24,8 +24,8 @@ from trainwright.checkpoint import rng
 from trainwright.config.plans import LoaderPlan
 from trainwright.data.columns import RemoveColumnsCollator
 from trainwright.data.cursor import Cursor
+from trainwright.data.dataloader import build_dataloader
 from trainwright.data.loader import Loader, may_draw_in_this_process
-from trainwright.data.plan import build_dataloader
 from trainwright.data.seeding import enable_full_determinism, seed_worker, set_seed
 
 from .._support.small import Augmented, Diary, data, make_trainer

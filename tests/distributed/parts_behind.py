@@ -15,12 +15,12 @@ from tests.distributed.shards import SAVED, outcome_of_parts
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from trainwright import TrainerCallback
-from trainwright.checkpoint import sink
-from trainwright.engine import parts
+from trainwright.checkpoint import deferred_io
+from trainwright.engine import sharded_state
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ["RANK"])
-write_parts, write_data, memory = parts._write, FileSystemWriter.write_data, sink.available_bytes
+write_parts, write_data, memory = sharded_state._write, FileSystemWriter.write_data, deferred_io.available_bytes
 SHARDED = {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "save_strategy": "steps",
            "save_steps": 2, "max_steps": 6, "save_total_limit": None}  # fmt: skip
 
@@ -54,11 +54,11 @@ def apart() -> None:
         seen.append([threading.current_thread().name, steps.wait_for(min(step + 1, 6))])
         write_parts(state, folder, group)
 
-    parts._write = waits
+    sharded_state._write = waits
     trainer = trainer_in("behind", save_async=True)
     trainer.add_callback(steps)
     trainer.train()
-    parts._write = write_parts
+    sharded_state._write = write_parts
     trainer_in("blocking", save_async=False).train()
     tell(apart=seen)
 
@@ -77,11 +77,11 @@ def short_of_memory() -> None:
         names.append(threading.current_thread().name)
         write_parts(state, folder, group)
 
-    parts._write = notes
+    sharded_state._write = notes
     if RANK == 1:
-        sink.available_bytes = lambda: 0
+        deferred_io.available_bytes = lambda: 0
     trainer_in("short", save_async=True).train()
-    parts._write, sink.available_bytes = write_parts, memory
+    sharded_state._write, deferred_io.available_bytes = write_parts, memory
     tell(short=names)
 
 
@@ -111,7 +111,7 @@ def killed() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         write_parts(state, folder, group)
 
-    steps, parts._write = Steps(), dies
+    steps, sharded_state._write = Steps(), dies
     trainer = trainer_in("killed", save_async=True)
     trainer.add_callback(steps)
     trainer.train()

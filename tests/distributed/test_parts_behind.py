@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from trainwright import get_last_checkpoint
-from trainwright.checkpoint.sink import Wish, reason_to_wait
+from trainwright.checkpoint.deferred_io import CopyRequest, why_not_copy
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.engine import parts
-from trainwright.engine.parts_reader import read
+from trainwright.engine import sharded_state
+from trainwright.engine.safe_dcp_reader import read
 
 from .._support.two_processes import Done, finish, launch, run
 
@@ -38,7 +38,7 @@ def test_training_goes_on_while_they_are_written(done: Done) -> None:
 def test_they_hold_what_was_when_the_save_began(step: int, done: Done, folder: Path) -> None:
     behind, blocking = (folder / name / f"checkpoint-{step}" for name in ("behind", "blocking"))
     assert sorted(p.name for p in behind.iterdir()) == sorted(p.name for p in blocking.iterdir())
-    for name, under in ((parts.MODEL, "model"), (parts.OPTIMIZER, "optimizer")):
+    for name, under in ((sharded_state.MODEL, "model"), (sharded_state.OPTIMIZER, "optimizer")):
         mine, others = (read(one / name, under=under) for one in (behind, blocking))
         assert mine.keys() == others.keys()
         assert mine
@@ -77,6 +77,6 @@ def test_a_process_that_dies_meanwhile_leaves_the_checkpoint_before(tmp_path: Pa
 
 
 def test_processes_of_a_machine_share_its_memory() -> None:
-    assert reason_to_wait([Wish("a", 40, 100), Wish("b", 40, 100)]) is None
-    assert "80 bytes" in str(reason_to_wait([Wish("a", 40, 100), Wish("a", 40, 100)]))
-    assert reason_to_wait([Wish("a", 1, 100), Wish("b", 0, 0, "a sparse tensor")]) == "a sparse tensor"
+    assert why_not_copy([CopyRequest("a", 40, 100), CopyRequest("b", 40, 100)]) is None
+    assert "80 bytes" in str(why_not_copy([CopyRequest("a", 40, 100), CopyRequest("a", 40, 100)]))
+    assert why_not_copy([CopyRequest("a", 1, 100), CopyRequest("b", 0, 0, "a sparse tensor")]) == "a sparse tensor"

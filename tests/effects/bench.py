@@ -197,7 +197,7 @@ class Bench:
 
     def with_gpu(self) -> None:
         """From here on a GPU is found; nothing may be computed on it."""
-        self.monkeypatch.setattr("trainwright.config.environment._accelerator", lambda: ("cuda", 1))
+        self.monkeypatch.setattr("trainwright.distributed.world._accelerator", lambda: ("cuda", 1))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 
 from trainwright import EvalPrediction, TrainerCallback
 from trainwright.config import rules
-from trainwright.metrics.collect import Collector
+from trainwright.evaluation.nested_collector import NestedCollector
 
 from .bench import NUM_SAMPLES, Bench, are_equal, samples, steps_with, weights
 from .table import companion, shows
@@ -63,14 +63,16 @@ def results_leave_the_device_every_so_many_batches(bench: Bench) -> None:
         """How many batches of predictions wait on the device, after each batch."""
         waiting: list[int] = []
 
-        class Watched(Collector):
+        class Watched(NestedCollector):
             def add(self, batch: Any) -> None:
                 super().add(batch)
                 waiting.append(len(self._waiting))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("trainwright.loop.results.Collector", Watched)
-            patch.setattr("trainwright.metrics.collect._tensors", lambda batch: [torch.empty(1, device="meta")])
+            patch.setattr("trainwright.evaluation.prediction_accumulator.NestedCollector", Watched)
+            patch.setattr(
+                "trainwright.evaluation.nested_collector._tensors", lambda batch: [torch.empty(1, device="meta")]
+            )
             predictions = bench.trainer(per_device_eval_batch_size=2, **settings).predict(samples()).predictions
         assert predictions.shape == (NUM_SAMPLES, 3)
         return waiting[::2]  # logits and labels take turns

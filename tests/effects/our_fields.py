@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from trainwright import TrainerCallback
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.engine.watch import Watch
+from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
 
 from .bench import Bench, llama, samples
@@ -68,7 +68,7 @@ def a_standstill_is_noticed(bench: Bench) -> None:
             return super().__getitem__(index)
 
     noticed: list[str] = []
-    bench.monkeypatch.setattr(Watch, "_give_up", lambda watch, message: noticed.append(message))
+    bench.monkeypatch.setattr(Watchdog, "_give_up", lambda watch, message: noticed.append(message))
     bench.train(train_dataset=Waits(samples(2)), max_steps=1, hang_timeout=0.3)
     assert "has finished no step" in noticed[0]
     assert "hang_timeout=0.3" in noticed[0]

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from trainwright import TrainingArguments
-from trainwright.config.environment import World
 from trainwright.config.plans import EnginePlan, PrecisionPlan
-from trainwright.engine.data_parallel import Copies, DataParallelEngine
+from trainwright.distributed.world import World
+from trainwright.engine.data_parallel import DataParallelEngine, ReplicatedModel
 from trainwright.errors import ArgumentError
 
 from ..distributed.cases import CountsItems, accuracy, rows
@@ -95,7 +95,7 @@ def test_two_devices_train_and_evaluate_as_one(case: str, tmp_path: Path, reques
     double = request.getfixturevalue("double")
     both = trainer_of(case, tmp_path / "two", devices=DEVICES)
     both.train()
-    assert type(both.model_wrapped) is Copies
+    assert type(both.model_wrapped) is ReplicatedModel
     assert both.accelerator.unwrap_model(both.model_wrapped) is both.model
     assert {len(parts) for parts in double.parts} <= {1, DEVICES}
     logs = [without_clock(one.state.log_history) for one in (both, alone)]
@@ -136,7 +136,7 @@ def test_a_quantised_model_stays_on_one(double: Double, tmp_path: Path) -> None:
 
 
 def test_the_count_of_items_reaches_every_device_whole(double: Double, tmp_path: Path) -> None:
-    copies = Copies(CountsItems(), torch.device("cpu"), None)
+    copies = ReplicatedModel(CountsItems(), torch.device("cpu"), None)
     batch = {name: torch.stack([row[name] for row in rows(5)]) for name in ("x", "labels")}
     told = copies(**batch, num_items_in_batch=torch.tensor(11))
     alone = copies.module(**batch, num_items_in_batch=torch.tensor(11))
@@ -160,7 +160,7 @@ class Balanced(nn.Module):
 
 def test_an_auxiliary_loss_is_no_share_of_the_sum(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainwright.model_facts.auxiliary_coefficient", lambda model: 0.5)
-    copies, x = Copies(Balanced(), torch.device("cpu"), None), torch.randn(5, 2)
+    copies, x = ReplicatedModel(Balanced(), torch.device("cpu"), None), torch.randn(5, 2)
     told, alone = copies(x=x, num_items_in_batch=torch.tensor(7)), copies.module(x=x, num_items_in_batch=7)
     for name, value in alone.items():
         torch.testing.assert_close(told[name], value)
@@ -172,7 +172,7 @@ def test_outputs_without_a_loss_are_only_joined(double: Double) -> None:
             return x * 2, x[:, 0]
 
     x = torch.randn(5, 2)
-    doubled, column = Copies(Pair(), torch.device("cpu"), None)(x=x)
+    doubled, column = ReplicatedModel(Pair(), torch.device("cpu"), None)(x=x)
     torch.testing.assert_close(doubled, x * 2)
     torch.testing.assert_close(column, x[:, 0])
 
@@ -190,7 +190,7 @@ def test_half_precision_is_inside_of_each_copy(double: Double) -> None:
             seen.append(out.dtype)
             return {"out": out}
 
-    out = Copies(Looks(), torch.device("cpu"), torch.bfloat16)(x=torch.randn(4, 2))["out"]
+    out = ReplicatedModel(Looks(), torch.device("cpu"), torch.bfloat16)(x=torch.randn(4, 2))["out"]
     assert seen == [torch.bfloat16] * DEVICES
     assert out.dtype == torch.float32
 

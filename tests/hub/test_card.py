@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub import ModelCard
 from PIL import Image
 
-from trainwright.hub.card import CARD_NAME, CardFacts, is_untouched, write_card
-from trainwright.hub.curve import CURVE_NAME, losses_of
+from trainwright.hub.model_card import CARD_NAME, CardContent, is_untouched, write_card
+from trainwright.hub.model_card_plot import CURVE_NAME, losses_of
 
 from .._support.small import data, make_trainer, train
 
@@ -75,12 +75,12 @@ def test_an_untouched_card_is_renewed_and_an_edited_one_is_left_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / CARD_NAME
-    assert write_card(tmp_path, CardFacts(model_name="one"))
+    assert write_card(tmp_path, CardContent(model_name="one"))
     assert is_untouched(path.read_text())
-    assert write_card(tmp_path, CardFacts(model_name="two"))
+    assert write_card(tmp_path, CardContent(model_name="two"))
     assert "# two" in path.read_text()
     path.write_text(path.read_text().replace("Not described yet.", "For cats only."))
-    assert not write_card(tmp_path, CardFacts(model_name="three"))
+    assert not write_card(tmp_path, CardContent(model_name="three"))
     assert "For cats only." in path.read_text()
     assert "# two" in path.read_text()
     assert "stays as it is" in caplog.text
@@ -88,7 +88,7 @@ def test_an_untouched_card_is_renewed_and_an_edited_one_is_left_alone(
 
 def test_a_card_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / CARD_NAME).write_text("mine")
-    assert not write_card(tmp_path, CardFacts(model_name="one"))
+    assert not write_card(tmp_path, CardContent(model_name="one"))
     assert (tmp_path / CARD_NAME).read_text() == "mine"
 
 

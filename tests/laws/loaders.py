@@ -12,9 +12,9 @@ from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 
 from trainwright.checkpoint import rng
 from trainwright.config.plans import LoaderPlan, SamplingPlan
+from trainwright.data.dataloader import build_dataloader
 from trainwright.data.loader import Loader
-from trainwright.data.look_ahead import Former
-from trainwright.data.plan import build_dataloader
+from trainwright.data.streaming.lookahead_buffer import Former
 
 SIZE = 29  # shares with no batch size a divisor, so that every epoch has a tail
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from trainwright._types import Prepared
 from trainwright.engine.base import Engine
-from trainwright.types import Prepared
 
 from .engines import BACKENDS, Backend
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from trainwright._types import TailBatch
 from trainwright.data.cursor import Cursor, LoaderState
 from trainwright.data.loader import Loader
-from trainwright.types import TailBatch
 
 from .loaders import KINDS, SIZE, Kind
 

@@ -12,10 +12,10 @@ import torch
 from transformers import DataCollatorForTokenClassification, LlamaConfig, LlamaForCausalLM
 
 from trainwright import Trainer
-from trainwright.data import orders
-from trainwright.data.look_ahead import Former
+from trainwright.data import sampler_factory
 from trainwright.data.samplers import EpochBatches
-from trainwright.data.sharding import Share
+from trainwright.data.sharding import RankShare
+from trainwright.data.streaming.lookahead_buffer import Former
 from trainwright.errors import DataError
 
 from .._support.small import StopAt, data, differing, make_trainer, weights
@@ -79,7 +79,7 @@ def settings_of(name: str, workers: int, accumulation: int) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def short_look_aheads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several in an epoch of a stream this small."""
-    monkeypatch.setattr(orders, "Former", partial(Former, size=8, min_batches=2, block=3))
+    monkeypatch.setattr(sampler_factory, "Former", partial(Former, size=8, min_batches=2, block=3))
 
 
 @pytest.mark.parametrize(("name", "workers", "accumulation"), TABLE)
@@ -142,7 +142,7 @@ def test_processes_take_the_same_number_of_steps_and_share_the_groups(
     order = recorder(tmp_path, **STRATEGIES[name])._get_train_sampler().of_all_processes()
     parts = []
     for rank in range(num_processes):
-        share = Share(batch_size=1, rank=rank, num_processes=num_processes)
+        share = RankShare(batch_size=1, rank=rank, num_processes=num_processes)
         batches = EpochBatches(order, 1, share=share)
         parts.append([group for (group,) in batches])
         assert len(parts[-1]) == len(batches)

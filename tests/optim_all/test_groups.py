@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from trainwright import Trainer, TrainingArguments
-from trainwright.optim.groups import decay_groups, with_decay
+from trainwright.optim.parameter_groups import decay_groups, with_decay
 
 from ..parity import models
 from .table import Net, Row, make_trainer, seeded

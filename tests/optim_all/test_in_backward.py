@@ -10,8 +10,8 @@ import torch
 import transformers.trainer_pt_utils as reference
 
 from trainwright import LayerWiseDummyOptimizer, LayerWiseDummyScheduler, TrainerCallback
-from trainwright.optim.adapt import release_lomo_hooks
-from trainwright.optim.layerwise import step_in_backward
+from trainwright.optim.layerwise_optimizer import step_in_backward
+from trainwright.optim.third_party_state import release_lomo_hooks
 
 from ..parity.sides import differing, weights
 from .table import PROJECTED, Net, Row, losses, make_trainer, seeded
@@ -131,7 +131,7 @@ def test_an_earlier_lomo_lets_go_of_the_model(tmp_path: Path) -> None:
 def test_adalomo_resumes_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     """It puts its state on CUDA, which a CPU stands in for here, and leaves it out of its state dict."""
     lomo_optim = pytest.importorskip("lomo_optim")
-    from trainwright.optim.adapt import adapt
+    from trainwright.optim.third_party_state import adapt
 
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
 

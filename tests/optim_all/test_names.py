@@ -12,9 +12,9 @@ import transformers
 import trainwright
 from trainwright.errors import ArgumentError, LegacyNameWarning, MissingPackageError
 from trainwright.optim import packages
-from trainwright.optim.named import optimizer_class_and_kwargs
-from trainwright.optim.spec import Package
-from trainwright.optim.table import OPTIMIZERS
+from trainwright.optim.optimizer_class import optimizer_class_and_kwargs
+from trainwright.optim.optimizer_spec import Package
+from trainwright.optim.optimizer_table import OPTIMIZERS
 
 from .table import BNB, ELSEWHERE, ON_CUDA, PROJECTED, ROWS, Net, Row, make_trainer, seeded
 

@@ -10,8 +10,8 @@ import torch
 
 from trainwright import TrainerCallback
 from trainwright.errors import ArgumentError
-from trainwright.optim import modes
-from trainwright.optim.table import OPTIMIZERS
+from trainwright.optim import train_eval_mode
+from trainwright.optim.optimizer_table import OPTIMIZERS
 
 from ..parity.sides import REFERENCE, differing, weights
 from .table import EVERY_NAME, ROWS, Net, Row, Silent, losses, make_trainer, seeded, sentences
@@ -37,7 +37,7 @@ class StopAt(TrainerCallback):
 
 
 def total_loss(trainer: Any) -> float:
-    modes.eval_mode(trainer.model, trainer.optimizer)
+    train_eval_mode.eval_mode(trainer.model, trainer.optimizer)
     batch = torch.utils.data.default_collate(sentences())
     with torch.no_grad():
         return float(trainer.model(**batch)["loss"])

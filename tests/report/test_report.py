@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from trainwright.cli.main import app
 from trainwright.journal.record import FileJournal, Record, read
-from trainwright.report.compare import comparison, differing_arguments, first_difference, write_comparison
-from trainwright.report.page import page, smoothed, write_report
+from trainwright.report.comparison_page import comparison, differing_arguments, first_difference, write_comparison
+from trainwright.report.run_page import page, smoothed, write_report
 
 from .._support.small import data, make_trainer, train
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainwright.errors import ArgumentError, DataError, MissingModelError, MissingPackageError, SearchSpaceError
-from trainwright.search import table
+from trainwright.search import backends
 
 from .._support.small import data, make_trainer, module
 from .small import SETTINGS, make_module, searcher, space
@@ -86,8 +86,8 @@ def test_values_out_of_range_fail_their_trial_alone(tmp_path: Path) -> None:
 
 
 def test_a_package_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {name: row._replace(is_available=lambda: False) for name, row in table.BACKENDS.items()}
-    monkeypatch.setattr(table, "BACKENDS", rows)
+    rows = {name: row._replace(is_available=lambda: False) for name, row in backends.BACKENDS.items()}
+    monkeypatch.setattr(backends, "BACKENDS", rows)
     with pytest.raises(MissingPackageError, match="pip install optuna, pip install 'ray"):
         searcher(tmp_path).hyperparameter_search(space)
     with pytest.raises(MissingPackageError, match="pip install wandb"):

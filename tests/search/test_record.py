@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from trainwright.cli.main import app
-from trainwright.search.base import Outcome, is_better
-from trainwright.search.record import SearchRecord, TrialRecord, finished, importance
+from trainwright.search.base import TrialResult, is_better
+from trainwright.search.search_record import SearchRecord, TrialRecord, finished, importance
 
 from .small import drawn, searcher, space
 
@@ -58,7 +58,7 @@ def test_none_is_better_than_the_best_and_every_other_has_a_better_one(points: l
 
 def test_a_record_reads_as_it_was_written(tmp_path: Path) -> None:
     record = SearchRecord(["minimize"], "optuna", trials(({"a": 1, "b": "x", "c": 1e-5}, 0.5)))
-    record.add(finished("9", {}, Outcome(objective=math.nan, curve=[(2, 0.5), (4, math.nan)])))
+    record.add(finished("9", {}, TrialResult(objective=math.nan, curve=[(2, 0.5), (4, math.nan)])))
     record.write(tmp_path)
     again = SearchRecord.read(tmp_path)
     assert again.trials[0] == record.trials[0]

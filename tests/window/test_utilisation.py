@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from trainwright.engine.peak import peak_of
-from trainwright.metrics.speed import utilisation
+from trainwright.engine.device_info import peak_of
+from trainwright.state.throughput import utilisation
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainwright._types import TRAINING_ARGS_JSON_NAME
 from trainwright.config.plans import OPEN_END
 from trainwright.config.resumed import Difference, contradictions, differences
 from trainwright.errors import (
     CheckpointError,
 )
-from trainwright.optim import continued
+from trainwright.optim import schedule_resume
 from trainwright.optim.schedules import make_schedule
 from trainwright.state.trainer_state import TrainerState
-from trainwright.types import TRAINING_ARGS_JSON_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,14 @@ def before(checkpoint: str, args: Any, state: TrainerState, *, has_own_optimizer
 
 
 def carry_on(
-    optimizer: Any, scheduler: Any, asked: continued.Asked, then: Before, *, args: Any, num_steps: int, is_own: bool
+    optimizer: Any,
+    scheduler: Any,
+    asked: schedule_resume.RequestedSettings,
+    then: Before,
+    *,
+    args: Any,
+    num_steps: int,
+    is_own: bool,
 ) -> list[str]:
     """Lets what differs take effect in the loaded states; returns it as lines.
 
@@ -54,12 +61,12 @@ def carry_on(
     """
     changed = {one.name: (one.before, one.now) for one in then.differences}
     lines = [str(one) for one in then.differences]
-    rate = continued.changed_rate(optimizer, asked)
+    rate = schedule_resume.changed_rate(optimizer, asked)
     if rate is not None and "learning_rate" not in changed:  # another trainer's checkpoint, or a user's optimizer
         changed["learning_rate"] = rate
         lines.append(str(Difference("learning_rate", *rate)))
-    continued.apply_changes(optimizer, scheduler, asked, changed)
-    is_new = not changed.keys().isdisjoint(continued.SHAPES)
+    schedule_resume.apply_changes(optimizer, scheduler, asked, changed)
+    is_new = not changed.keys().isdisjoint(schedule_resume.SHAPES)
 
     def build(stand_in: Any, length: int) -> Any:
         warmup, options = args.get_warmup_steps(length), args.lr_scheduler_kwargs
@@ -69,7 +76,7 @@ def carry_on(
 
     if not is_own:
         length = then.num_steps if num_steps == OPEN_END else num_steps  # without a length no rate depends on one
-        continued.continue_towards(scheduler, build, before=then.num_steps, now=length, is_new=is_new)
+        schedule_resume.continue_towards(scheduler, build, before=then.num_steps, now=length, is_new=is_new)
     if num_steps != then.num_steps and then.num_steps > 0 and OPEN_END not in (num_steps, then.num_steps):
         how = "" if is_own or is_new else "; the rate goes on from where it stands towards the new end, without a jump"
         lines.append(f"length {then.num_steps} -> {num_steps} steps{how}")

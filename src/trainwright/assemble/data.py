@@ -10,19 +10,19 @@ import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from trainwright import model_facts
+from trainwright._types import has_length
 from trainwright.checkpoint import rng
 from trainwright.config import resolve
 from trainwright.config.owned import owned
 from trainwright.config.rules_idle import saving_on_exception
-from trainwright.data import orders
-from trainwright.data.ahead import copy_ahead
-from trainwright.data.apart import find_layout
-from trainwright.data.groups import formed_order
+from trainwright.data import sampler_factory
+from trainwright.data.batch_sampler import batch_order_of
+from trainwright.data.device_prefetch import make_prefetcher
 from trainwright.data.loader import Loader
-from trainwright.data.look_ahead import Former
-from trainwright.data.packing import PackedOrder
-from trainwright.data.rows import RowCollator
-from trainwright.types import has_length
+from trainwright.data.packing.collator import PackedCollator
+from trainwright.data.packing.isolation_check import find_layout
+from trainwright.data.packing.sampler import PackedOrder
+from trainwright.data.streaming.lookahead_buffer import Former
 
 
 def random_states(args: Any) -> Any:
@@ -41,7 +41,7 @@ def train_sampler(args: Any, dataset: Any, model_input_name: str | None, *, batc
     plan = resolve.sampling(
         args, batch_size=batch_size, seed=seed, num_processes=num_processes, length_of=model_input_name
     )
-    return orders.training_order(dataset, plan)
+    return sampler_factory.training_order(dataset, plan)
 
 
 def eval_sampler(args: Any, dataset: Any, model_input_name: str | None) -> Any:
@@ -53,7 +53,7 @@ def eval_sampler(args: Any, dataset: Any, model_input_name: str | None) -> Any:
 def stream_former(args: Any, dataset: Any, model_input_name: str | None, *, batch_size: int) -> Former | None:
     """What forms batches of a stream by length; None where nobody asked."""
     plan = resolve.sampling(args, batch_size=batch_size, seed=0, num_processes=1, length_of=model_input_name)
-    return orders.stream_former(dataset, plan)
+    return sampler_factory.stream_former(dataset, plan)
 
 
 def packed_input(sampler: Any) -> str | None:
@@ -78,7 +78,7 @@ def row_collator(args: Any, length_of: str, collate: Callable[..., Any], model: 
             takes_positions=takes_positions,
             length_of=length_of,
         )
-    return RowCollator(
+    return PackedCollator(
         collate,
         layout,
         length_of=length_of,
@@ -90,7 +90,7 @@ def row_collator(args: Any, length_of: str, collate: Callable[..., Any], model: 
 
 def samples_per_step(dataloader: Any, args: Any) -> int | None:
     """Samples of a step over all processes, on average, where batches differ in size; None where they do not."""
-    order = formed_order(dataloader)
+    order = batch_order_of(dataloader)
     if order is None:
         return None
     share = order.num_samples / max(len(order), 1)  # of a batch
@@ -99,7 +99,7 @@ def samples_per_step(dataloader: Any, args: Any) -> int | None:
 
 
 def make_loader(dataloader: Any, device: torch.device) -> Loader:
-    copies = copy_ahead(dataloader, device)
+    copies = make_prefetcher(dataloader, device)
     return Loader(dataloader, random_state=rng.capture, set_random_state=rng.restore, copies=copies)
 
 

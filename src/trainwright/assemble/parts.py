@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from trainwright import model_facts
+from trainwright._types import has_length
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.callbacks.preemption import SlurmRequeue
@@ -17,13 +18,13 @@ from trainwright.callbacks.profiling import StepProfiler
 from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
 from trainwright.callbacks.time_limits import TimeLimits
 from trainwright.checkpoint import rng
-from trainwright.checkpoint.writer import Writer
+from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve, rules
 from trainwright.config.plans import StepPlan
 from trainwright.config.traced import WARM_UP
 from trainwright.data.seeding import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
-from trainwright.engine.peak import supports_bf16, supports_tf32
+from trainwright.engine.device_info import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine
 from trainwright.errors import (
     ArgumentError,
@@ -32,14 +33,13 @@ from trainwright.errors import (
     TrainwrightWarning,
 )
 from trainwright.loop.label_smoother import LabelSmoother
-from trainwright.loop.loss_scale import LossRule
-from trainwright.loop.oom import SmallerBatches
-from trainwright.patches.activations import checkpointed_activations
-from trainwright.patches.debug import overflow_detection
+from trainwright.loop.micro_batch_retry import MicroBatchRetry
+from trainwright.loss_normalization import LossRule
+from trainwright.patches.activation_checkpointing import checkpointed_activations
 from trainwright.patches.liger import apply_liger_kernel
 from trainwright.patches.neftune import noisy_embeddings
-from trainwright.trackers.table import get_reporting_integration_callbacks
-from trainwright.types import has_length
+from trainwright.patches.overflow_detection import overflow_detection
+from trainwright.trackers.registry import get_reporting_integration_callbacks
 
 WITH_OPTIMIZER = 3  # times the weights: two moments of Adam
 SLOW_DISK = 100e6  # bytes a second that a save is expected to write before one has been seen
@@ -51,11 +51,11 @@ def seed_everything(args: Any) -> None:
 
 def make_engine(args: Any, model: Any = None) -> Engine:
     """`model`: the one to train, if it is there already: it may have come in parts."""
-    return select_engine(resolve.engine(args, None if model is None else model_facts.layout(model)))
+    return select_engine(resolve.engine(args, None if model is None else model_facts.model_layout(model)))
 
 
 def make_callbacks(
-    args: Any, callbacks: Iterable[Any] | None, *, engine: Engine, writer: Writer, **context: Any
+    args: Any, callbacks: Iterable[Any] | None, *, engine: Engine, writer: CheckpointWriter, **context: Any
 ) -> CallbackHandler:
     """The handler with the flow, trackers, the user's callbacks, those of the arguments, and what shows progress."""
     trackers = get_reporting_integration_callbacks(args.report_to)
@@ -153,8 +153,8 @@ def num_bytes(model: Any) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters()) if hasattr(model, "parameters") else 0
 
 
-def smaller_batches(args: Any, engine: Engine) -> SmallerBatches | None:
-    return SmallerBatches(engine, rng) if args.auto_find_batch_size else None
+def smaller_batches(args: Any, engine: Engine) -> MicroBatchRetry | None:
+    return MicroBatchRetry(engine, rng) if args.auto_find_batch_size else None
 
 
 def facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.Facts:

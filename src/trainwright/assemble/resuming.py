@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainwright._types import TRAINER_STATE_NAME
 from trainwright.assemble.saving import new_run_id, position_name, rng_name, written_by
-from trainwright.checkpoint import items, rng
+from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.plans import StepPlan
@@ -22,7 +23,6 @@ from trainwright.errors import (
     CheckpointNotFoundError,
 )
 from trainwright.state.trainer_state import TrainerState
-from trainwright.types import TRAINER_STATE_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -150,10 +150,10 @@ def _data_position(
     """
     path = _file_of(folder, position_name, rank=rank, num_processes=num_processes)
     if path is not None:
-        return items.load_data_position(path)
+        return training_state.load_data_position(path)
     first = _of_first(folder, position_name)
     if first is not None:
-        return {kind: value for kind, value in items.load_data_position(first).items() if kind == "stream"}
+        return {kind: value for kind, value in training_state.load_data_position(first).items() if kind == "stream"}
     own = states.get("loader_own") if is_own else None
     return {kind: value for kind, value in (("stream", states.get("loader_stream")), ("dataloader", own)) if value}
 

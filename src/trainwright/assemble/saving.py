@@ -7,10 +7,11 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint import items, rng, space
+from trainwright._types import DATA_POSITION_NAME, RNG_STATE_NAME, TRAINER_STATE_NAME
+from trainwright.checkpoint import disk_space, rng, training_state
+from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.retention import Keep, Saved, to_remove
-from trainwright.checkpoint.sink import AT_ONCE, Sink
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
 from trainwright.data.loader import Loader
@@ -18,9 +19,8 @@ from trainwright.engine.base import Engine
 from trainwright.errors import (
     ArgumentError,
 )
-from trainwright.state.exportable import collect_states
-from trainwright.state.run import RunState
-from trainwright.types import DATA_POSITION_NAME, RNG_STATE_NAME, TRAINER_STATE_NAME
+from trainwright.state.exportable_state import collect_states
+from trainwright.state.run_state import RunState
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def new_run_id() -> str:
     return uuid.uuid4().hex
 
 
-def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool, sink: Sink = AT_ONCE) -> None:
+def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool, sink: FileSink = IMMEDIATE) -> None:
     """Random states and data positions of all processes, in files of their own; the writing process writes them.
 
     Processes that work on the same batches draw the same, so they have one file.
@@ -75,7 +75,7 @@ def save_rng(folder: str, loader: Loader | None, engine: Engine, *, writes: bool
         for rank, (of_rank, where) in enumerate(every):
             rng.save(Path(folder) / rng_name(rank, len(every)), of_rank)
             if where is not None:
-                items.save_data_position(where, Path(folder) / position_name(rank, len(every)))
+                training_state.save_data_position(where, Path(folder) / position_name(rank, len(every)))
 
     if writes:
         sink.put((), write)  # nobody changes these states, so none is copied; they take a while to write
@@ -115,14 +115,14 @@ def check_first_checkpoint(args: Any, folder: str, model: Any) -> None:
     if args.save_strategy == "no":
         return
     root, what = Path(folder), "A checkpoint"
-    surely = space.weights_bytes(model)
-    likely = surely + (0 if args.save_only_model else space.estimated_optimizer_bytes(model))
-    free = space.free_bytes(root)
+    surely = disk_space.weights_bytes(model)
+    likely = surely + (0 if args.save_only_model else disk_space.estimated_optimizer_bytes(model))
+    free = disk_space.free_bytes(root)
     if free is None or free >= likely:
         return
     if free < surely and getattr(args, "save_failure", "stop") == "stop":
-        space.check_room(root, surely, what=what)
-    logger.warning("%s", space.too_little(root, likely, free, what=f"{what}, estimated with its optimizer,"))
+        disk_space.check_free_space(root, surely, what=what)
+    logger.warning("%s", disk_space.shortage_message(root, likely, free, what=f"{what}, estimated with its optimizer,"))
 
 
 def check_next_checkpoint(args: Any, folder: Path, model: Any, optimizer: Any) -> None:
@@ -131,8 +131,8 @@ def check_next_checkpoint(args: Any, folder: Path, model: Any, optimizer: Any) -
     Raises:
         CheckpointWriteError: it cannot fit on the disk.
     """
-    needed = space.weights_bytes(model) + (0 if args.save_only_model else space.optimizer_bytes(optimizer))
-    space.check_room(folder, needed, what="The next checkpoint")
+    needed = disk_space.weights_bytes(model) + (0 if args.save_only_model else disk_space.optimizer_bytes(optimizer))
+    disk_space.check_free_space(folder, needed, what="The next checkpoint")
 
 
 def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best: int | None) -> None:

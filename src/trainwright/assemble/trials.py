@@ -20,14 +20,14 @@ from trainwright.callbacks.time_limits import TimeLimits
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.engine.base import Engine
 from trainwright.errors import CheckpointNotFoundError
-from trainwright.search import record
-from trainwright.search.attempts import MODEL_FOLDER
-from trainwright.search.base import BestRun, Offer, Plan, Searching, values_of
-from trainwright.search.record import SearchRecord, TrialRecord
-from trainwright.search.table import drawn
-from trainwright.state.exportable import collect_states
+from trainwright.search import search_record
+from trainwright.search.backends import drawn
+from trainwright.search.base import BestRun, SearchPlan, SearchState, TrialSpec, values_of
+from trainwright.search.search_record import SearchRecord, TrialRecord
+from trainwright.search.trial_runner import MODEL_FOLDER
+from trainwright.state.exportable_state import collect_states
 from trainwright.trackers.base import TrackerCallback
-from trainwright.trackers.table import get_reporting_integration_callbacks
+from trainwright.trackers.registry import get_reporting_integration_callbacks
 
 # What a trainer makes of its parts in each process: handles of devices, locks, threads, the model.
 OF_A_PROCESS = frozenset(
@@ -39,13 +39,13 @@ OF_A_PROCESS = frozenset(
 MADE_ANEW = (DefaultFlowCallback, ProgressCallback, PrinterCallback, TimeLimits, SlurmRequeue)
 
 
-def trial_folder(output_dir: str, offer: Offer, trial: Any, *, hp_name: Callable[[Any], str] | None) -> str:
+def trial_folder(output_dir: str, offer: TrialSpec, trial: Any, *, hp_name: Callable[[Any], str] | None) -> str:
     """Where a trial writes: `run-<id>` in the output directory, or the name that `hp_name` gives it."""
     return os.path.join(output_dir, f"run-{offer.id}" if hp_name is None else str(hp_name(trial)))
 
 
 def name_and_params(
-    trial: Any, search: Searching | None, *, hp_name: Callable[[Any], str] | None
+    trial: Any, search: SearchState | None, *, hp_name: Callable[[Any], str] | None
 ) -> tuple[str | None, dict[str, Any] | None]:
     """What the record of a run says of its trial."""
     if trial is None:
@@ -89,11 +89,11 @@ def delete_checkpoints(folder: str, run_id: str) -> None:
         store.remove(step)
 
 
-def tell_best(args: Any, plan: Plan, best: BestRun | list[BestRun]) -> None:
+def tell_best(args: Any, plan: SearchPlan, best: BestRun | list[BestRun]) -> None:
     """Shows the best trials of a search, as tables."""
     for one in best if isinstance(best, list) else [best]:
-        entry = TrialRecord(one.run_id, record.FINISHED, one.hyperparameters, values_of(one.objective))
-        show_lines(args, record.table(entry, plan.directions))
+        entry = TrialRecord(one.run_id, search_record.FINISHED, one.hyperparameters, values_of(one.objective))
+        show_lines(args, search_record.table(entry, plan.directions))
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def also_tracked_by(handler: CallbackHandler, name: str | None) -> Iterator[None
 def packed(parts: dict[str, Any], callbacks: list[Any]) -> tuple[dict[str, Any], list[Any]]:
     """What of a trainer goes to another process: what the user brought. Paths hold there too."""
     own = {name: value for name, value in parts.items() if name not in OF_A_PROCESS}
-    search: Searching = parts["_search"]
+    search: SearchState = parts["_search"]
     args = copy.copy(search.args)
     args.output_dir = os.path.abspath(args.output_dir)
     own["args"] = args

@@ -5,13 +5,13 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from trainwright.hub import contents
+from trainwright.hub import file_selection
 from trainwright.hub.client import HubClient
 from trainwright.hub.uploader import Uploader
-from trainwright.journal.keeper import JournalKeeper
+from trainwright.journal.listener import JournalListener
 
 
-def make_uploader(args: Any, keeper: JournalKeeper, *, token: str | None, private: bool | None) -> Uploader:
+def make_uploader(args: Any, keeper: JournalListener, *, token: str | None, private: bool | None) -> Uploader:
     """The uploader of an output directory; what is given wins over the arguments."""
 
     def tell(**values: Any) -> None:
@@ -19,7 +19,7 @@ def make_uploader(args: Any, keeper: JournalKeeper, *, token: str | None, privat
 
     return Uploader(
         args.output_dir,
-        contents.repo_name(args),
+        file_selection.repo_name(args),
         client=hub_client(args.hub_token if token is None else token),
         private=args.hub_private_repo if private is None else private,
         revision=args.hub_revision,

@@ -13,43 +13,43 @@ from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.config import rules
 from trainwright.config.effective import effective_plan
 from trainwright.config.plans import StepPlan
-from trainwright.journal import surroundings, timeline
-from trainwright.journal.keeper import JournalKeeper
+from trainwright.journal import environment_info, timeline
+from trainwright.journal.listener import JournalListener
 from trainwright.journal.record import FileJournal, NullJournal
-from trainwright.loop.session import Session, Start
+from trainwright.loop.context import LoopContext, RunStart
 from trainwright.state.clock import Clock
-from trainwright.state.run import RunState
+from trainwright.state.run_state import RunState
 from trainwright.state.trainer_state import TrainerState
 
 logger = logging.getLogger(__name__)
 
 
-def make_keeper(handler: CallbackHandler, clock: Clock) -> JournalKeeper:
+def make_keeper(handler: CallbackHandler, clock: Clock) -> JournalListener:
     """What keeps the journal: it hears all that the callbacks hear. The clock times both."""
     handler.clock = clock
-    keeper = JournalKeeper(clock)
+    keeper = JournalListener(clock)
     handler.watch(keeper)
     return keeper
 
 
-def begin_journal(keeper: JournalKeeper, args: Any, folder: str, run_id: str, *, session: Session, run: RunState,
+def begin_journal(keeper: JournalListener, args: Any, folder: str, run_id: str, *, session: LoopContext, run: RunState,
                   datasets: dict[str, Any]) -> None:  # fmt: skip
     """Opens the journal of a run and writes down what it is. Only the first process writes, where output is saved."""
     journal = FileJournal(folder, run_id) if args.should_save and run.state.is_world_process_zero else NullJournal()
     facts: dict[str, Any] = {}
     if isinstance(journal, FileJournal):
         facts = {
-            "arguments": surroundings.arguments(args),
-            "changed": surroundings.changed_arguments(args),
-            "environment": surroundings.environment(session.engine.device),
-            "data": {name: surroundings.data_summary(dataset) for name, dataset in datasets.items()},
-            "process": surroundings.process(),
+            "arguments": environment_info.arguments(args),
+            "changed": environment_info.changed_arguments(args),
+            "environment": environment_info.environment(session.engine.device),
+            "data": {name: environment_info.data_summary(dataset) for name, dataset in datasets.items()},
+            "process": environment_info.process(),
             "plan": dataclasses.asdict(session.plan),
         }
     keeper.begin(journal, lambda: run.state.global_step, checkpoint=session.start.checkpoint, facts=facts)
 
 
-def tell_times(args: Any, keeper: JournalKeeper) -> None:
+def tell_times(args: Any, keeper: JournalListener) -> None:
     """Says where the time of a run went, as the plan was said at its start."""
     show_lines(args, timeline.line(keeper.end()).splitlines())
 
@@ -60,7 +60,7 @@ def announce(
     state: TrainerState,
     *,
     device: torch.device,
-    start: Start,
+    start: RunStart,
     num_replicas: int,
     note: str = "",
     caution: str | None = None,

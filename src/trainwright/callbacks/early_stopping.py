@@ -8,7 +8,7 @@ from typing import Any
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.errors import ArgumentError
 from trainwright.state.control import TrainerControl
-from trainwright.state.exportable import ExportableState
+from trainwright.state.exportable_state import ExportableState
 from trainwright.state.trainer_state import TrainerState
 
 logger = logging.getLogger(__name__)

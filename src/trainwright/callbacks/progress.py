@@ -9,13 +9,13 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from trainwright.callbacks.bar import latest, training_bar
+from trainwright._types import has_length
 from trainwright.callbacks.base import TrainerCallback
-from trainwright.callbacks.pace import Pace
+from trainwright.callbacks.eta import Eta
+from trainwright.callbacks.progress_bar import latest, training_bar
 from trainwright.config.plans import OPEN_END
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
-from trainwright.types import has_length
 
 MAX_STR_LEN = 100
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -48,10 +48,10 @@ class ProgressCallback(TrainerCallback):
         self.prediction_bar: Any = None
         self.max_str_len = max_str_len
         self.current_step = 0
-        self._pace = Pace()
+        self._pace = Eta()
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.current_step, self._pace = state.global_step, Pace()
+        self.current_step, self._pace = state.global_step, Eta()
         if state.is_world_process_zero and _can_redraw() and not is_quiet(args):
             self.training_bar = training_bar(
                 total=known_steps(state),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from trainwright._types import PREFIX_CHECKPOINT_DIR
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.errors import MissingPackageError
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
-from trainwright.types import PREFIX_CHECKPOINT_DIR
 
 
 class RayTrainReport(TrainerCallback):

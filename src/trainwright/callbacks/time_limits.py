@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.state.control import TrainerControl
-from trainwright.state.exportable import ExportableState
+from trainwright.state.exportable_state import ExportableState
 from trainwright.state.trainer_state import TrainerState
 
 logger = logging.getLogger(__name__)

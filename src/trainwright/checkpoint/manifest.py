@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from trainwright.types import MANIFEST_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, read_json
+from trainwright._types import MANIFEST_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, read_json
 
 FORMAT_VERSION = 1
 BLOCK_BYTES = 1 << 20

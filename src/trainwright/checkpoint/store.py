@@ -17,10 +17,10 @@ from pathlib import Path
 
 import psutil
 
-from trainwright.checkpoint.links import link_unchanged
+from trainwright._types import PREFIX_CHECKPOINT_DIR
+from trainwright.checkpoint.hardlinks import link_unchanged
 from trainwright.checkpoint.manifest import Manifest, describe_files, files_below, find_problem
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
-from trainwright.types import PREFIX_CHECKPOINT_DIR
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from trainwright.checkpoint.sink import AT_ONCE, Sink
-from trainwright.config.zero_init import whole_models
+from trainwright._types import is_instance_of, optional_class, read_json
+from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
+from trainwright.config.zero3_init import whole_models
 from trainwright.errors import CheckpointError
-from trainwright.types import is_instance_of, optional_class, read_json
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
@@ -26,7 +26,7 @@ MAX_INDEX_BYTES = 256 << 20
 
 
 def save_weights(
-    model: nn.Module, folder: Path, *, state_dict: dict[str, Any] | None = None, sink: Sink = AT_ONCE
+    model: nn.Module, folder: Path, *, state_dict: dict[str, Any] | None = None, sink: FileSink = IMMEDIATE
 ) -> None:
     """Writes a model so that `from_pretrained` (or `load_weights`) reads it.
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.exits import FAILED, reporting, say
-from trainwright.cli.settings import Config, Overrides
+from trainwright.cli.exit_codes import FAILED, reporting, say
+from trainwright.cli.shared_options import Config, Overrides
 
 
 def check(
@@ -19,8 +19,8 @@ def check(
 ) -> None:
     """Look for what would go wrong, without training."""
     with reporting():
-        from trainwright.recipe.read import checked, read_tree
-        from trainwright.tasks.build import make_trainer
+        from trainwright.cli.recipe.recipe_reader import checked, read_tree
+        from trainwright.cli.tasks.trainer_builder import make_trainer
 
         tree = read_tree(config, overrides or ())
         recipe = checked(tree, config.absolute().parent)

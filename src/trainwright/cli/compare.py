@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.exits import reporting
-from trainwright.cli.settings import Output
+from trainwright.cli.exit_codes import reporting
+from trainwright.cli.shared_options import Output
 
 
 def compare(
@@ -17,6 +17,6 @@ def compare(
 ) -> None:
     """Write an HTML file that shows where several runs part, and why."""
     with reporting():
-        from trainwright.report.compare import write_comparison
+        from trainwright.report.comparison_page import write_comparison
 
         typer.echo(f"Written: {write_comparison(runs, output or 'comparison.html')}")

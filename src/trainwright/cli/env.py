@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from trainwright.cli.exits import reporting
+from trainwright.cli.exit_codes import reporting
 
 
 def env() -> None:
     """Show versions and hardware, for a report of an error."""
     with reporting():
-        from trainwright.config.environment import World
-        from trainwright.journal.surroundings import environment
+        from trainwright.distributed.world import World
+        from trainwright.journal.environment_info import environment
 
         found = environment(World.detect().device)
         found.pop("script")

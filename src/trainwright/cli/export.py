@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.exits import reporting
+from trainwright.cli.exit_codes import reporting
 
 
 def export(
@@ -16,9 +16,9 @@ def export(
 ) -> None:
     """Write the model of a checkpoint alone, for from_pretrained."""
     with reporting():
-        from trainwright.checkpoint.export import export_model
-        from trainwright.engine import parts
+        from trainwright.checkpoint.model_export import export_model
+        from trainwright.engine import sharded_state
 
-        written = export_model(checkpoint, folder, parts=parts)
+        written = export_model(checkpoint, folder, parts=sharded_state)
         size = sum(path.stat().st_size for path in written)
         typer.echo(f"Written: {folder}, {len(written)} files, {size / 1e6:.1f} MB")

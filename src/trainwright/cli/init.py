@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.exits import reporting
+from trainwright.cli.exit_codes import reporting
 
 
 def _tasks(incomplete: str) -> list[tuple[str, str]]:
-    from trainwright.recipe.schema import TASKS
+    from trainwright.cli.recipe.schema import TASKS
 
     return [(name, spec.title) for name, spec in TASKS.items() if name.startswith(incomplete)]
 
@@ -24,11 +24,11 @@ def init(
 ) -> None:
     """Write a commented configuration file that trains as it stands."""
     with reporting():
+        from trainwright._types import write_text
+        from trainwright.cli.recipe.recipe_reader import near
+        from trainwright.cli.recipe.schema import TASKS
+        from trainwright.cli.recipe.templates import template
         from trainwright.errors import RecipeError
-        from trainwright.recipe.read import near
-        from trainwright.recipe.schema import TASKS
-        from trainwright.recipe.templates import template
-        from trainwright.types import write_text
 
         if task not in TASKS:
             listed = "\n".join(f"    {name:<22}{spec.title}" for name, spec in TASKS.items())

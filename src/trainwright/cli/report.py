@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.exits import reporting
-from trainwright.cli.settings import Output
+from trainwright.cli.exit_codes import reporting
+from trainwright.cli.shared_options import Output
 
 
 def report(
@@ -17,8 +17,8 @@ def report(
 ) -> None:
     """Write an HTML file that shows a run or a search."""
     with reporting():
-        from trainwright.report.page import write_report
-        from trainwright.report.search import has_search, write_search_report
+        from trainwright.report.run_page import write_report
+        from trainwright.report.search_page import has_search, write_search_report
 
         write = write_search_report if has_search(run) else write_report
         typer.echo(f"Written: {write(run, output)}")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.exits import reporting, say
-from trainwright.cli.settings import Overrides
+from trainwright.cli.exit_codes import reporting, say
+from trainwright.cli.shared_options import Overrides
 
 
 def resume(
@@ -17,8 +17,8 @@ def resume(
 ) -> None:
     """Go on with a run from its newest intact checkpoint."""
     with reporting():
-        from trainwright.tasks.session import read_run
-        from trainwright.tasks.session import run as carry_out
+        from trainwright.cli.tasks.recipe_run import read_run
+        from trainwright.cli.tasks.recipe_run import run as carry_out
 
         recipe, tree = read_run(run.absolute(), overrides or ())
         carry_out(recipe, tree, say)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.exits import reporting
+from trainwright.cli.exit_codes import reporting
 
 
 def runs(
@@ -19,7 +19,7 @@ def runs(
         from rich.console import Console
         from rich.table import Table
 
-        from trainwright.report.runs import ago, find_runs, readable_time
+        from trainwright.report.run_table import ago, find_runs, readable_time
 
         found, now = find_runs(folder), time.time()
         if not found:

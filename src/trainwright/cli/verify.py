@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.exits import FAILED, reporting
+from trainwright.cli.exit_codes import FAILED, reporting
 
 
 def verify(

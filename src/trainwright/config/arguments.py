@@ -15,12 +15,10 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainwright.config import effective, help, rules, zero_init
+from trainwright.config import effective, help, rules, zero3_init
 from trainwright.config.accelerator import distributed_state
 from trainwright.config.construct import FieldSignature, accept_old_names, finish
 from trainwright.config.enums import ParallelMode
-from trainwright.config.environment import World, barrier, configured_precision, world_of
-from trainwright.config.export import plain, stand_in
 from trainwright.config.fields import (
     BatchFields,
     DataFields,
@@ -37,8 +35,10 @@ from trainwright.config.fields import (
     SavingFields,
 )
 from trainwright.config.normalise import DICT_FIELDS, normalise, verbosity
-from trainwright.config.rendezvous import start_group
+from trainwright.config.serialization import plain, stand_in
 from trainwright.config.setters import Setters
+from trainwright.distributed.process_group import start_group
+from trainwright.distributed.world import World, barrier, configured_precision, world_of
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ class TrainingArguments(
     def __post_init__(self) -> None:
         problems = normalise(self)
         finish(self, problems + rules.violations(self))
-        vars(self)["_zero_init"] = zero_init.mark(self)
+        vars(self)["_zero_init"] = zero3_init.mark(self)
 
     # -- where the run is ------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from dataclasses import MISSING, Field, fields
 from types import SimpleNamespace
 from typing import Any
 
-from trainwright.config.export import plain, stand_in
 from trainwright.config.fields import GROUPS
 from trainwright.config.normalise import normalise
+from trainwright.config.serialization import plain, stand_in
 
 ALIASES = {
     "gradient_checkpointing": "activation_checkpointing",

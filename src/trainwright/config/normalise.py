@@ -24,7 +24,7 @@ from trainwright.config.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from trainwright.config.fsdp import normalise_fsdp
+from trainwright.config.fsdp_config import normalise_fsdp
 from trainwright.config.legacy import OLD_VALUES, REFUSED_VALUES
 from trainwright.errors import ArgumentError, LegacyNameWarning
 

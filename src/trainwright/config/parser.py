@@ -1,6 +1,6 @@
 """HfArgumentParser: dataclasses from the command line, a dict, a JSON or a YAML file.
 
-How one field becomes options is in options.py; this file owns where values come from and how they are handed out.
+How one field becomes options is in cli_options.py; this file owns where values come from and how they are handed out.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from trainwright.config.help import grouped
-from trainwright.config.legacy import OLD_FLAGS, OLD_NAMES, OLD_NUMBERS, unknown
-from trainwright.config.options import (
+from trainwright.config.cli_options import (
     DataClass,
     DataClassType,
     HelpFormatter,
@@ -26,6 +24,8 @@ from trainwright.config.options import (
     spellings,
     string_to_bool,
 )
+from trainwright.config.help import grouped
+from trainwright.config.legacy import OLD_FLAGS, OLD_NAMES, OLD_NUMBERS, unknown
 from trainwright.errors import ArgumentError
 
 __all__ = ["DataClass", "DataClassType", "HfArg", "HfArgumentParser", "make_choice_type_function", "string_to_bool"]

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.deepspeed import settled
-from trainwright.config.environment import configured_backend, configured_deepspeed, world_of
+from trainwright.config.deepspeed_config import settled
 from trainwright.config.owned import owned
-from trainwright.config.parallel import parallel
+from trainwright.config.parallelism import parallel
 from trainwright.config.plans import (
     CheckpointPlan,
     CompilePlan,
@@ -28,10 +27,11 @@ from trainwright.config.plans import (
     SamplingPlan,
 )
 from trainwright.config.traced import Traced, traced_steps
+from trainwright.distributed.world import configured_backend, configured_deepspeed, world_of
 from trainwright.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from trainwright.model_facts import Layout
+    from trainwright.model_facts import ModelLayout
 
 
 def lengths(args: Any, *, num_batches: int | None, num_examples: int | None, total_batch_size: int) -> Lengths:
@@ -45,7 +45,7 @@ def lengths(args: Any, *, num_batches: int | None, num_examples: int | None, tot
     )
 
 
-def engine(args: Any, layout: Layout | None = None) -> EnginePlan:
+def engine(args: Any, layout: ModelLayout | None = None) -> EnginePlan:
     """`layout`: how the model came in parts; None: it is whole, or not there yet."""
     shards, zero = fsdp(args), deepspeed(args)
     mixed = getattr(args, "mixed_precision", "no")

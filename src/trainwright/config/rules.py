@@ -15,7 +15,7 @@ from trainwright.config.construct import refuse
 from trainwright.config.ranges import out_of_range
 from trainwright.config.rules_alone import RULES
 from trainwright.config.rules_idle import RULES as IDLE_RULES
-from trainwright.config.rules_run import COMPUTED_BY_EVALUATION, Facts, Wanted, metric_to_find, needs_length
+from trainwright.config.rules_run import COMPUTED_BY_EVALUATION, Facts, Wanted, needs_length, resolve_best_metric
 from trainwright.config.rules_run import RULES as RUN_RULES
 
 __all__ = [
@@ -28,8 +28,8 @@ __all__ = [
     "check",
     "check_run",
     "idle",
-    "metric_to_find",
     "needs_length",
+    "resolve_best_metric",
     "violations",
 ]
 

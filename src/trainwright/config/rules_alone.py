@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
-from trainwright.config.environment import PARALLEL_SIZES
 from trainwright.config.owned import batch_formers, owned
 from trainwright.config.traced import traced_steps
+from trainwright.distributed.world import PARALLEL_SIZES
 
 Rule = Callable[[Any], "str | None"]
 RULES: list[Rule] = []

@@ -41,7 +41,7 @@ class Wanted:
     eval_set: str | None = None  # of several
 
 
-def metric_to_find(args: Any, eval_names: tuple[str, ...] = ()) -> Wanted | None:
+def resolve_best_metric(args: Any, eval_names: tuple[str, ...] = ()) -> Wanted | None:
     """The metric that `metric_for_best_model` names, unless every evaluation has it or nobody is judged by one."""
     if args.metric_for_best_model is None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainwright.types import Batch, Item, is_instance_of
+from trainwright._types import Batch, Item, is_instance_of
 
 
 def default_collator(processing_class: Any, pad_to_multiple_of: int | None = None) -> Callable[[list[Item]], Batch]:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from torch.utils.data import Dataset
 
+from trainwright._types import Batch, Item, optional_class
 from trainwright.errors import DataError
-from trainwright.types import Batch, Item, optional_class
 
 module_logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def remove_unused(
         if not unused or len(unused) == len(dataset.column_names):  # then it makes the inputs of all that there is
             return dataset
         _say(unused, model_name, description, module_logger, for_own=True)
-        return WithOthers(dataset, unused)
+        return DatasetWithExtras(dataset, unused)
     if len(unused) == len(dataset.column_names):
         raise DataError(
             f"No column of the {description or ''} dataset ({', '.join(dataset.column_names)}) is an input of "
@@ -200,7 +200,7 @@ class _OtherColumns:
         return self._columns[name][self._index][name]
 
 
-class WithOthers(Dataset[Sample]):
+class DatasetWithExtras(Dataset[Sample]):
     """A `datasets.Dataset` of the columns that the model takes; behind each row the others, read when asked for.
 
     Args:

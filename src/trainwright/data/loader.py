@@ -15,16 +15,16 @@ from typing import Any
 
 from torch.utils.data import DataLoader, TensorDataset
 
+from trainwright._types import Batch
 from trainwright.config.plans import OPEN_END
-from trainwright.data.ahead import CopyAhead
+from trainwright.data.batch_sampler import BatchedDataset
 from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import Cursor, LoaderState, Size
-from trainwright.data.groups import GroupedDataset
+from trainwright.data.device_prefetch import DevicePrefetcher
 from trainwright.data.positions import position_of
 from trainwright.data.seeding import SeededItems
-from trainwright.data.stream_reading import StreamItems
-from trainwright.types import Batch
+from trainwright.data.streaming.reader import StreamItems
 
 _END: Any = object()
 RandomStates = dict[str, Any]  # of python, numpy and torch, as `checkpoint.rng` captures them
@@ -49,7 +49,7 @@ class Loader:
         *,
         random_state: Callable[[], RandomStates],
         set_random_state: Callable[[RandomStates], None],
-        copies: CopyAhead | None = None,
+        copies: DevicePrefetcher | None = None,
     ) -> None:
         self.dataloader = dataloader
         self._random_state = random_state
@@ -222,7 +222,7 @@ def seeds_this_process(dataloader: Any) -> bool:
 
 def _is_plain(dataset: Any) -> bool:
     """Data that lies ready: a list, tensors, or Arrow columns without a transform on the fly."""
-    dataset = dataset.dataset if isinstance(dataset, GroupedDataset) else dataset
+    dataset = dataset.dataset if isinstance(dataset, BatchedDataset) else dataset
     if is_columnar(dataset):
         return bool(dataset.format["type"] != "custom")
     return type(dataset) in (list, tuple, TensorDataset)

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
+from trainwright._types import Batch, has_length
 from trainwright.data.cursor import Cursor, OrderKind, Size, check_same_data, is_same_order, raise_another_order
-from trainwright.data.orders import order_of_checkpoint
+from trainwright.data.sampler_factory import order_of_checkpoint
 from trainwright.data.samplers import EpochBatches
-from trainwright.data.stream_position import Progress, part_of, progress_at
-from trainwright.data.stream_reading import StreamDataLoader
+from trainwright.data.streaming.reader import StreamDataLoader
+from trainwright.data.streaming.stream_state import EpochProgress, part_of, progress_at
 from trainwright.errors import CheckpointError
-from trainwright.types import Batch, has_length
 
 # Any: the state of a user's dataset or dataloader, and the user's dataloader itself.
 State = dict[str, Any]
@@ -160,14 +160,16 @@ class StreamPosition(LoaderPosition):
     def __init__(self, dataloader: StreamDataLoader) -> None:
         self._dataloader = dataloader
         self._items = dataloader.items
-        self._progress = self._before = Progress()  # after the batch given last, and at the beginning of the window
+        self._progress = self._before = (
+            EpochProgress()
+        )  # after the batch given last, and at the beginning of the window
         self._ahead = dataloader.origin  # of the batch that is fetched already
         self.chunk: int = self._items.chunk_size
 
     def seek(self, epoch: int, skip_batches: int) -> None:
         items = self._items
         if epoch != items.start[0]:  # another trainer's checkpoint knows the batches only
-            items.start = (epoch, Progress.passed_over(skip_batches * self.chunk, items.split))
+            items.start = (epoch, EpochProgress.passed_over(skip_batches * self.chunk, items.split))
         self._progress = items.start[1].copy()
         self._progress.part, self._progress.batches = part_of(items.split), skip_batches
         items.set_epoch(epoch)

@@ -16,7 +16,7 @@ from torch.utils.data import Sampler
 
 from trainwright.data.cursor import OrderKind
 from trainwright.data.seeding import EpochIndices, SeededIndices
-from trainwright.data.sharding import Part, Share
+from trainwright.data.sharding import ChunkPart, RankShare
 from trainwright.errors import DataError
 
 
@@ -124,14 +124,14 @@ class EpochBatches(Sampler[list[int]]):
         *,
         drop_last: bool = False,
         worker_seed: int | None = None,
-        share: Share | None = None,
+        share: RankShare | None = None,
         tells_epoch: bool = False,
     ) -> None:
         self.order = order
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.worker_seed = worker_seed
-        self.share = Share(batch_size=batch_size) if share is None else share
+        self.share = RankShare(batch_size=batch_size) if share is None else share
         assert self.share.batch_size == batch_size
         self.tells_epoch = tells_epoch
         self.epoch = 0
@@ -169,7 +169,7 @@ class EpochBatches(Sampler[list[int]]):
         """Batches of an epoch from a sample on."""
         return self.share.num_batches(max(len(self.order) - first_sample, 0), drop_last=self.drop_last)
 
-    def last_part(self, first_sample: int = 0) -> Part | None:
+    def last_part(self, first_sample: int = 0) -> ChunkPart | None:
         """What the last batch holds of a tail that the processes share unevenly; None where all batches are full."""
         rest = max(len(self.order) - first_sample, 0) % self.share.chunk_size
         if rest == 0 or self.drop_last or self.share.num_processes == 1:

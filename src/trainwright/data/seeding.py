@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from trainwright.types import Batch, Item
+from trainwright._types import Batch, Item
 
 
 def set_seed(seed: int, deterministic: bool = False) -> None:

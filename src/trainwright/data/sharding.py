@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch.utils.data import DistributedSampler, IterableDataset, Sampler
 
-from trainwright.types import Item
+from trainwright._types import Item
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChunkPart:
     """Positions of a chunk, from `start` to before `stop`, that fall to one process.
 
     Attributes:
@@ -37,7 +37,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class RankShare:
     """One process among those that share an order.
 
     Attributes:
@@ -61,12 +61,12 @@ class Share:
         full, rest = divmod(num_samples, self.chunk_size)
         return full + int(rest > 0 and not drop_last)
 
-    def part(self, size: int) -> Part:
+    def part(self, size: int) -> ChunkPart:
         """This process's part of a chunk of `size` samples (at least one)."""
         start, stop = self._bounds(size)
         num_samples = stop - start
         weight = num_samples * self.num_processes / size
-        return Part(start, stop, num_samples, weight) if num_samples else Part(0, 1, 0, 0.0)
+        return ChunkPart(start, stop, num_samples, weight) if num_samples else ChunkPart(0, 1, 0, 0.0)
 
     def _bounds(self, size: int) -> tuple[int, int]:
         if self.even:

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from trainwright.engine.peak import peak_flops
+from trainwright._types import Prepared
+from trainwright.engine.device_info import peak_flops
 from trainwright.engine.updates import Updates, empty_cache, is_out_of_memory
 from trainwright.state.interrupts import Interrupts
-from trainwright.types import Prepared
 
 T = TypeVar("T")
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # without state, so one serves all
@@ -120,17 +120,17 @@ class Engine(ABC):
 
     def weights_in_parts(self, folder: Path) -> Mapping[str, torch.Tensor] | None:
         """The weights of a checkpoint in parts, whole, whichever processes wrote them; None: it has none in parts."""
-        from trainwright.engine import parts
+        from trainwright.engine import sharded_state
 
-        return parts.read_weights(folder) if parts.has_weights(folder) else None
+        return sharded_state.read_weights(folder) if sharded_state.has_weights(folder) else None
 
     def load_optimizer_in_parts(self, folder: Path, model: nn.Module, optimizer: Any) -> bool:
         """Loads the optimizer of a checkpoint in parts; False: it has none in parts."""
-        from trainwright.engine import parts
+        from trainwright.engine import sharded_state
 
-        if not parts.has_optimizer(folder):
+        if not sharded_state.has_optimizer(folder):
             return False
-        parts.load_optimizer(folder, model, optimizer)
+        sharded_state.load_optimizer(folder, model, optimizer)
         return True
 
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
@@ -182,7 +182,7 @@ class Engine(ABC):
         """A number of each replica, in order, from main memory to main memory, so that no device is waited for."""
         return [count]
 
-    def gather_objects_behind(self, value: T) -> list[T]:
+    def gather_objects_in_background(self, value: T) -> list[T]:
         """As `gather_objects`, for threads that work behind training's back; its order is theirs alone."""
         return [value]
 

@@ -15,17 +15,17 @@ import torch
 from torch import nn
 
 from trainwright import model_facts
+from trainwright._types import Prepared, output_loss
 from trainwright.config.plans import EnginePlan
-from trainwright.engine.accelerator import make_accelerator
+from trainwright.distributed.watchdog import watch_single_process
+from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, Engine
 from trainwright.engine.compile import compiled, uncompiled
 from trainwright.engine.precision import DTYPES, apply_tf32, as_fp32
 from trainwright.engine.updates import Updates
-from trainwright.engine.watch import watch_alone
 from trainwright.errors import ArgumentError
-from trainwright.metrics.nested import find_batch_size
 from trainwright.state.interrupts import Interrupts
-from trainwright.types import Prepared, output_loss
+from trainwright.tensor_tree import find_batch_size
 
 COUNT = "num_items_in_batch"
 
@@ -43,7 +43,7 @@ class DataParallelEngine(Engine):
         self.device = torch.device(plan.device)
         self.non_blocking = plan.non_blocking
         self._plan = plan
-        self._copies: Copies | None = None
+        self._copies: ReplicatedModel | None = None
         self._updates = Updates(getattr(self.accelerator, "scaler", None))
         apply_tf32(plan.precision)
 
@@ -67,7 +67,7 @@ class DataParallelEngine(Engine):
         if any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)):
             return model
         if self._copies is None or self._copies.module is not model:
-            self._copies = Copies(model, self.device, DTYPES.get(self._plan.precision.mixed))
+            self._copies = ReplicatedModel(model, self.device, DTYPES.get(self._plan.precision.mixed))
         return self._copies
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
@@ -81,14 +81,14 @@ class DataParallelEngine(Engine):
         return inner.module if isinstance(inner, nn.DataParallel) else inner
 
     def together(self, interrupts: Interrupts) -> AbstractContextManager[None]:
-        return watch_alone(self._plan.hang_timeout_s, interrupts)
+        return watch_single_process(self._plan.hang_timeout_s, interrupts)
 
     def peak_flops(self) -> float | None:
         peak = super().peak_flops()
         return None if peak is None else peak * self._plan.num_devices
 
 
-class Copies(nn.DataParallel):  # type: ignore[type-arg]
+class ReplicatedModel(nn.DataParallel):  # type: ignore[type-arg]
     """DataParallel for a model that returns its own loss, and may be told a number of items."""
 
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:

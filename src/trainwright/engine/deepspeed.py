@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: its engine averages, clips and updates. Checkpoints are whole: `zero_states.py` puts them together.
+"""DeepSpeed's ZeRO: its engine averages, clips and updates. Checkpoints are whole: `deepspeed_state.py` puts them together.
 
 DeepSpeed clips within its update, so `clip` takes the step and `step` says whether it was applied.
 """
@@ -14,24 +14,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright.config import deepspeed as settings
-from trainwright.config import zero_init
-from trainwright.config.environment import World
+from trainwright._types import Prepared
+from trainwright.config import deepspeed_config as settings
+from trainwright.config import zero3_init
 from trainwright.config.plans import EnginePlan
-from trainwright.config.rendezvous import start_group
-from trainwright.engine import zero_states
-from trainwright.engine.accelerator import make_accelerator
+from trainwright.distributed.process_group import start_group
+from trainwright.distributed.world import World
+from trainwright.engine import deepspeed_state
+from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT
+from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.precision import DTYPES
-from trainwright.engine.several import SeveralProcesses
 from trainwright.errors import ArgumentError
-from trainwright.types import Prepared
 
 GATHERS_HALVES = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
 OF_TRAINING = ("optimizer", "scheduler")  # parts of a configuration
 
 
-class DeepSpeedEngine(SeveralProcesses):
+class DeepSpeedEngine(DistributedEngine):
     """Trains with DeepSpeed's engine around the model."""
 
     def __init__(self, plan: EnginePlan) -> None:
@@ -40,13 +40,17 @@ class DeepSpeedEngine(SeveralProcesses):
         plugin = _plugin(self._config, on_cpu=torch.device(plan.device).type == "cpu")
         start_group(World.detect(use_cpu=plan.use_cpu), backend=plan.ddp.backend,
                     timeout=timedelta(seconds=plan.ddp.timeout_s))  # fmt: skip
-        with zero_init.keeping_the_mark():
+        with zero3_init.keeping_the_mark():
             accelerator = make_accelerator(plan, cpu=False, deepspeed_plugin=plugin)
         super().__init__(plan, accelerator)
-        self._runs: Any = None  # DeepSpeed's engine
-        self._judges: Any = None  # one without an optimizer, for a model in parts that is evaluated before training
+        self._train_engine: Any = None  # DeepSpeed's engine
+        self._eval_engine: Any = (
+            None  # one without an optimizer, for a model in parts that is evaluated before training
+        )
         self._groups: list[list[nn.Parameter]] = []  # as the optimizer was given them
-        self._masters: Mapping[str, torch.Tensor] | None = None  # weights that were loaded, as they are in fp32
+        self._fp32_master_weights: Mapping[str, torch.Tensor] | None = (
+            None  # weights that were loaded, as they are in fp32
+        )
         self._stepped: bool | None = None
         self._num_steps = self._num_warmup_steps = 0
 
@@ -73,23 +77,23 @@ class DeepSpeedEngine(SeveralProcesses):
             self._groups = [given["model_parameters"]]
         else:
             optimizer = make_optimizer(model)
-            if self._trains(model) and optimizer is self._runs.optimizer:  # a second train()
-                return Prepared(self._runs, optimizer, make_scheduler(zero_states.inner(optimizer)))
+            if self._trains(model) and optimizer is self._train_engine.optimizer:  # a second train()
+                return Prepared(self._train_engine, optimizer, make_scheduler(deepspeed_state.inner(optimizer)))
             given["optimizer"] = optimizer
             self._groups = [list(group["params"]) for group in optimizer.param_groups]
             config["zero_allow_untested_optimizer"] = True
         halves = [name for name in DTYPES if settings.get(config, f"{name}.enabled") is True]
         self.input_dtype = DTYPES[halves[0]] if halves else None
         self._leave(model)
-        self._runs, optimizer, _, schedule = deepspeed.initialize(model=model, config=config, **given)
-        self._runs._trainwright_module = model
-        if self._masters is not None:
-            zero_states.set_masters(model, self._masters)
-            self._masters = None
+        self._train_engine, optimizer, _, schedule = deepspeed.initialize(model=model, config=config, **given)
+        self._train_engine._trainwright_module = model
+        if self._fp32_master_weights is not None:
+            deepspeed_state.set_masters(model, self._fp32_master_weights)
+            self._fp32_master_weights = None
         own_schedule = "scheduler" in config
-        scheduler = _SteppedByEngine(schedule) if own_schedule else make_scheduler(zero_states.inner(optimizer))
+        scheduler = _SteppedByEngine(schedule) if own_schedule else make_scheduler(deepspeed_state.inner(optimizer))
         self._stepped = None
-        return Prepared(self._runs, optimizer, scheduler)
+        return Prepared(self._train_engine, optimizer, scheduler)
 
     def _filled_in(self, model: nn.Module) -> dict[str, Any]:
         """The configuration with what only the model and the length of the run tell."""
@@ -117,49 +121,49 @@ class DeepSpeedEngine(SeveralProcesses):
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         module = self.unwrap(model)
         if self._trains(module):
-            return self._runs  # type: ignore[no-any-return]
-        if not zero_states.is_in_parts(module):
+            return self._train_engine  # type: ignore[no-any-return]
+        if not deepspeed_state.is_partitioned(module):
             return model.to(self.device)
-        if self._judges is None or self._judges.module is not module:
+        if self._eval_engine is None or self._eval_engine.module is not module:
             import deepspeed
 
             config = {key: value for key, value in self._filled_in(module).items() if key not in OF_TRAINING}
-            self._judges = deepspeed.initialize(model=module, config=config)[0]
-            self._judges._trainwright_module = module
-        return self._judges  # type: ignore[no-any-return]
+            self._eval_engine = deepspeed.initialize(model=module, config=config)[0]
+            self._eval_engine._trainwright_module = module
+        return self._eval_engine  # type: ignore[no-any-return]
 
     def _trains(self, module: nn.Module) -> bool:
-        return self._runs is not None and self._runs.module is module
+        return self._train_engine is not None and self._train_engine.module is module
 
     def _leave(self, module: nn.Module) -> None:
         """Takes what earlier engines have hung on a model off it; its weights in fp32 go over to the next one."""
         if self._trains(module) and self._is_mixed:
-            self._masters = zero_states.whole_weights(module, keeps=True)
-        for engine in (self._runs, self._judges):
+            self._fp32_master_weights = deepspeed_state.whole_weights(module, keeps=True)
+        for engine in (self._train_engine, self._eval_engine):
             if engine is not None and engine.module is module:
                 engine.destroy()
-        self._runs = self._judges = None
+        self._train_engine = self._eval_engine = None
 
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
         return NO_CONTEXT  # the weights that it computes with have the type already
 
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
-        self._runs.set_gradient_accumulation_boundary(sync)
+        self._train_engine.set_gradient_accumulation_boundary(sync)
         return NO_CONTEXT
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         self._stepped = None
-        self._runs.backward(loss, scale_wrt_gas=False, **kwargs)  # the loss is one of the window already
+        self._train_engine.backward(loss, scale_wrt_gas=False, **kwargs)  # the loss is one of the window already
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         self._update()
-        norm = self._runs.get_global_grad_norm()
+        norm = self._train_engine.get_global_grad_norm()
         return torch.as_tensor(math.nan if norm is None else norm)
 
     def _update(self) -> None:
         if self._stepped is None:
-            self._runs.step()
-            self._stepped = bool(self._runs.was_step_applied())
+            self._train_engine.step()
+            self._stepped = bool(self._train_engine.was_step_applied())
 
     def step(self, optimizer: Any) -> bool:
         self._update()
@@ -186,7 +190,7 @@ class DeepSpeedEngine(SeveralProcesses):
 
     @property
     def holds_parts(self) -> bool:
-        return self._runs is not None and self._stage > 0
+        return self._train_engine is not None and self._stage > 0
 
     @property
     def _is_mixed(self) -> bool:
@@ -194,8 +198,8 @@ class DeepSpeedEngine(SeveralProcesses):
 
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
         module = self.unwrap(model)
-        if zero_states.is_in_parts(module) or (self._trains(module) and self._is_mixed):
-            return zero_states.whole_weights(module, keeps=self.accelerator.is_main_process)
+        if deepspeed_state.is_partitioned(module) or (self._trains(module) and self._is_mixed):
+            return deepspeed_state.whole_weights(module, keeps=self.accelerator.is_main_process)
         return None
 
     def finished_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
@@ -208,25 +212,25 @@ class DeepSpeedEngine(SeveralProcesses):
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
         module = self.unwrap(model)
         if self._trains(module) and self.holds_parts:
-            return zero_states.set_masters(module, weights)
-        self._masters = weights if self._is_mixed else None
-        if zero_states.is_in_parts(module):
-            return zero_states.set_weights(module, weights)
+            return deepspeed_state.set_masters(module, weights)
+        self._fp32_master_weights = weights if self._is_mixed else None
+        if deepspeed_state.is_partitioned(module):
+            return deepspeed_state.set_weights(module, weights)
         return module.load_state_dict(weights, strict=False)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         if not self.holds_parts:
             return super().optimizer_state(optimizer)
-        return zero_states.whole_optimizer_state(optimizer, self._groups, keeps=self.accelerator.is_main_process)
+        return deepspeed_state.whole_optimizer_state(optimizer, self._groups, keeps=self.accelerator.is_main_process)
 
     def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
         if not self.holds_parts:
             super().load_optimizer_state(optimizer, state)
         else:
-            zero_states.load_whole_optimizer_state(optimizer, self._groups, state)
+            deepspeed_state.load_whole_optimizer_state(optimizer, self._groups, state)
 
     def published_flags(self) -> dict[str, Any]:
-        return {**super().published_flags(), "deepspeed": self._runs}
+        return {**super().published_flags(), "deepspeed": self._train_engine}
 
 
 class _SteppedByEngine:
@@ -254,7 +258,7 @@ def _plugin(config: dict[str, Any], *, on_cpu: bool) -> Any:
     Raises:
         MissingPackageError: DeepSpeed is not installed.
     """
-    zero_init.load(on_cpu=on_cpu)
+    zero3_init.load(on_cpu=on_cpu)
     from accelerate.utils import DeepSpeedPlugin
 
     return DeepSpeedPlugin(hf_ds_config=settings.read(config))

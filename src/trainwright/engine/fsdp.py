@@ -14,24 +14,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright.config.environment import is_true
+from trainwright._types import Prepared
 from trainwright.config.plans import EnginePlan
-from trainwright.engine import parts
-from trainwright.engine.accelerator import make_accelerator
+from trainwright.distributed.collectives import background_group
+from trainwright.distributed.world import is_true
+from trainwright.engine import sharded_state
+from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT
-from trainwright.engine.collectives import group_behind
 from trainwright.engine.compile import compiled, uncompiled
+from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.precision import as_fp32
-from trainwright.engine.several import SeveralProcesses
 from trainwright.engine.updates import Updates
 from trainwright.errors import ArgumentError, ModelError
-from trainwright.types import Prepared
 
 TRANSFORMER_WRAP, SIZE_WRAP = "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"
 FLAGS_OF_VERSION_1 = {"forward_prefetch": False, "use_orig_params": True, "sync_module_states": True}
 
 
-class FSDPEngine(SeveralProcesses):
+class FSDPEngine(DistributedEngine):
     """Trains one model whose parts are held by several processes."""
 
     def __init__(self, plan: EnginePlan) -> None:
@@ -162,25 +162,25 @@ class FSDPEngine(SeveralProcesses):
 
     def save_parts(self, folder: Path, optimizer: Any, *, put: Callable[..., None]) -> None:
         self._let_go()
-        parts.save(folder, self._wrapped, optimizer, put=put, group=group_behind())
+        sharded_state.save(folder, self._wrapped, optimizer, put=put, group=background_group())
 
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
         if self._wrapped is None:
             return None
         self._let_go()
-        return parts.whole_weights(self._wrapped)
+        return sharded_state.whole_weights(self._wrapped)
 
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
         is_wrapped = self._wrapped is not None and self.unwrap(self._wrapped) is self.unwrap(model)
         if is_wrapped:
             self._let_go()
-        return parts.load_whole_weights(self._wrapped if is_wrapped else model, weights)
+        return sharded_state.load_whole_weights(self._wrapped if is_wrapped else model, weights)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        return parts.whole_optimizer_state(self._wrapped, optimizer)
+        return sharded_state.whole_optimizer_state(self._wrapped, optimizer)
 
     def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
-        parts.load_whole_optimizer_state(self._wrapped, optimizer, state)
+        sharded_state.load_whole_optimizer_state(self._wrapped, optimizer, state)
 
 
 def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> Any:

@@ -13,17 +13,17 @@ def select_engine(plan: EnginePlan) -> Engine:
 
         return DeepSpeedEngine(plan)
     if plan.parallel is not None and (plan.parallel.in_model or plan.parallel.tp > 1):
-        from trainwright.engine.laid_out import LaidOutEngine
+        from trainwright.engine.tensor_parallel import TensorParallelEngine
 
-        return LaidOutEngine(plan)
+        return TensorParallelEngine(plan)
     if plan.fsdp is not None:
         from trainwright.engine.fsdp import FSDPEngine
 
         return FSDPEngine(plan)
     if plan.world_size > 1:
-        from trainwright.engine.accelerated import AcceleratedEngine
+        from trainwright.engine.ddp import DDPEngine
 
-        return AcceleratedEngine(plan)
+        return DDPEngine(plan)
     if plan.num_devices > 1:
         from trainwright.engine.data_parallel import DataParallelEngine
 

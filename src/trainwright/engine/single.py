@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainwright._types import Prepared
 from trainwright.config.plans import EnginePlan
-from trainwright.engine.accelerator import make_accelerator
+from trainwright.distributed.watchdog import watch_single_process
+from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import Engine
 from trainwright.engine.compile import compiled, uncompiled
 from trainwright.engine.precision import apply_tf32, autocast_forward
 from trainwright.engine.updates import Updates
-from trainwright.engine.watch import watch_alone
 from trainwright.state.interrupts import Interrupts
-from trainwright.types import Prepared
 
 
 class SingleEngine(Engine):
@@ -62,7 +62,7 @@ class SingleEngine(Engine):
         return autocast_forward(model, self._precision, self.device, keeps_outputs=keeps_outputs)
 
     def together(self, interrupts: Interrupts) -> AbstractContextManager[None]:
-        return watch_alone(self._hang_timeout_s, interrupts)
+        return watch_single_process(self._hang_timeout_s, interrupts)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return uncompiled(model)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright import assemble
-from trainwright.checkpoint import items, weights
+from trainwright.checkpoint import training_state, weights
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.facade.hub import HubHooks
@@ -113,19 +113,19 @@ class CheckpointHooks(HubHooks):
         processing_class: Any = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         if hasattr(processing_class, "save_pretrained"):
             processing_class.save_pretrained(folder)
-        items.save_arguments(self.args, folder)
+        training_state.save_arguments(self.args, folder)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self._engine.writes_parts:
             state = self._engine.optimizer_state(self.optimizer)
             if self.args.should_save:
-                items.save_optimizer(state, Path(output_dir), sink=self._writer.sink)
+                training_state.save_optimizer(state, Path(output_dir), sink=self._writer.sink)
         if self.args.should_save:
-            items.save_scheduler(self.lr_scheduler, Path(output_dir))
+            training_state.save_scheduler(self.lr_scheduler, Path(output_dir))
 
     def _save_scaler(self, output_dir: str) -> None:
         if self.args.should_save:
-            items.save_scaler(getattr(self.accelerator, "scaler", None), Path(output_dir))
+            training_state.save_scaler(getattr(self.accelerator, "scaler", None), Path(output_dir))
 
     def _save_rng_state(self, output_dir: str) -> None:
         writes, sink = self.args.should_save, self._writer.sink
@@ -156,14 +156,14 @@ class CheckpointHooks(HubHooks):
             return
         folder, engine = Path(checkpoint), self._engine
         if not engine.load_optimizer_in_parts(folder, self.model_wrapped, self.optimizer):
-            items.load_optimizer(
+            training_state.load_optimizer(
                 self.optimizer, folder, load=engine.load_optimizer_state, holds_parts=engine.holds_parts
             )
-        items.load_scheduler(self.lr_scheduler, folder)
+        training_state.load_scheduler(self.lr_scheduler, folder)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            items.load_scaler(getattr(self.accelerator, "scaler", None), Path(checkpoint))
+            training_state.load_scaler(getattr(self.accelerator, "scaler", None), Path(checkpoint))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:

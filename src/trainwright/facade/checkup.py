@@ -6,21 +6,21 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint import space
-from trainwright.checkup.facts import Facts
-from trainwright.checkup.finding import NOTE, CheckReport
-from trainwright.checkup.first_look import FirstLook
-from trainwright.checkup.prove.report import ProofReport
+from trainwright.checkpoint import disk_space
 from trainwright.config.plans import StepPlan
-from trainwright.engine.peak import supports_bf16
+from trainwright.engine.device_info import supports_bf16
 from trainwright.facade import proofs
 from trainwright.facade import trial as trials
 from trainwright.facade.checkpoint import CheckpointHooks
 from trainwright.facade.memory import plan_memory
 from trainwright.facade.optimizer import OptimizerHooks
 from trainwright.facade.rehearsal import RehearsalHooks
-from trainwright.loop.session import NO_LOOK
-from trainwright.optim.named import steps_in_backward
+from trainwright.loop.context import NULL_OBSERVER
+from trainwright.optim.optimizer_class import steps_in_backward
+from trainwright.preflight.facts import CheckFacts
+from trainwright.preflight.finding import NOTE, CheckReport
+from trainwright.preflight.first_look import FirstLook
+from trainwright.preflight.prove.proof import ProofReport
 
 logger = logging.getLogger(__name__)
 
@@ -57,21 +57,21 @@ class CheckHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
     def _first_look(self, trial: Any) -> Any:
         """What watches the first step of a run; it has looked at what is known before it."""
         if not getattr(self.args, "preflight", True):
-            return NO_LOOK
+            return NULL_OBSERVER
         try:
             facts = self._facts(self._plan, self._get_output_dir(trial), optimizer=self.optimizer, is_brief=True)
         except Exception as error:  # a look must never be what ends a run
             logger.info("The first step is not looked at: %s: %s", type(error).__name__, error)
-            return NO_LOOK
+            return NULL_OBSERVER
         look = FirstLook(facts, self._tell)
         look.start()
         return look
 
-    def _facts(self, plan: StepPlan | None, folder: str, *, optimizer: Any, is_brief: bool) -> Facts:
+    def _facts(self, plan: StepPlan | None, folder: str, *, optimizer: Any, is_brief: bool) -> CheckFacts:
         saves, device = self.args.should_save, self._engine.device
-        optimizer_bytes = 0 if self.args.save_only_model else space.estimated_optimizer_bytes(self.model)
+        optimizer_bytes = 0 if self.args.save_only_model else disk_space.estimated_optimizer_bytes(self.model)
         is_comparable = not steps_in_backward(self.args) and self._engine.trains_bare
-        return Facts(
+        return CheckFacts(
             args=self.args,
             model=self.model,
             device=device,
@@ -82,8 +82,8 @@ class CheckHooks(RehearsalHooks, CheckpointHooks, OptimizerHooks):
             can_return_loss=self.can_return_loss,
             loss_is_the_models=not self._uses_outputs(),
             folder=Path(folder) if saves else None,
-            checkpoint_bytes=space.weights_bytes(self.model) + optimizer_bytes,
-            free_bytes=space.free_bytes(Path(folder)),
+            checkpoint_bytes=disk_space.weights_bytes(self.model) + optimizer_bytes,
+            free_bytes=disk_space.free_bytes(Path(folder)),
             supports_bf16=supports_bf16(device),
             max_elements=0 if self._engine.holds_parts else MAX_ELEMENTS if is_brief else None,
             is_brief=is_brief,

@@ -9,14 +9,14 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainwright import assemble, model_facts
+from trainwright._types import Batch, TailBatch, has_length
 from trainwright.config import resolve
 from trainwright.data import columns
-from trainwright.data.groups import num_tokens
-from trainwright.data.plan import build_dataloader, build_whole
-from trainwright.data.rows import as_tensors
+from trainwright.data.batch_sampler import num_tokens
+from trainwright.data.dataloader import build_dataloader, build_whole
+from trainwright.data.packing.collator import as_tensors
 from trainwright.errors import DataError
 from trainwright.facade.parts import Parts
-from trainwright.types import Batch, TailBatch, has_length
 
 Items = torch.Tensor | int | None
 

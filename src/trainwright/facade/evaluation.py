@@ -11,23 +11,22 @@ from typing import Any
 import torch
 
 from trainwright import assemble, model_facts
+from trainwright._types import Batch
 from trainwright.config import resolve
 from trainwright.engine.precision import eval_precision
 from trainwright.errors import EvaluationMemoryError, MetricError
+from trainwright.evaluation import eval_loop, gather_objects
+from trainwright.evaluation import prediction_step as eval_step
+from trainwright.evaluation.dry_run import SilentEvents
+from trainwright.evaluation.eval_context import EvalContext
+from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput
+from trainwright.evaluation.streaming_metrics import is_streaming
 from trainwright.facade.report import ReportHooks
 from trainwright.facade.step import StepHooks
-from trainwright.loop import evaluate as eval_loop
-from trainwright.loop import predict as eval_step
-from trainwright.loop.eval_session import EvalSession
-from trainwright.loop.rehearsal import Quiet
-from trainwright.metrics import objects
-from trainwright.metrics.speed import speed_metrics
-from trainwright.metrics.streaming import is_streaming
-from trainwright.metrics.types import EvalLoopOutput, PredictionOutput
-from trainwright.optim import modes, schedules
-from trainwright.types import Batch
+from trainwright.optim import schedules, train_eval_mode
+from trainwright.state.throughput import speed_metrics
 
-QUIET = Quiet()
+QUIET = SilentEvents()
 
 
 class EvaluationHooks(StepHooks, ReportHooks):
@@ -130,20 +129,20 @@ class EvaluationHooks(StepHooks, ReportHooks):
     def _rest(self, model: Any, dataloader: Any) -> None:
         """Evaluation mode, of which training will find no trace when it goes on."""
         if self._is_rehearsing:
-            modes.eval_mode(model, None)
+            train_eval_mode.eval_mode(model, None)
             return
         self.callback_handler.eval_dataloader = dataloader
         if not self.is_in_train:
-            modes.eval_mode(model, self.optimizer)
+            train_eval_mode.eval_mode(model, self.optimizer)
         elif self._pause is None:
-            self._pause = modes.Pause(model, self.optimizer)
+            self._pause = train_eval_mode.EvalModeGuard(model, self.optimizer)
 
     def _eval_session(
         self, model: Any, loss_only: bool, ignore_keys: list[str] | None, *, is_prediction: bool
-    ) -> EvalSession:
+    ) -> EvalContext:
         assert self._rule is not None
         streams = self.args.batch_eval_metrics or is_streaming(self.compute_metrics)
-        return EvalSession(
+        return EvalContext(
             plan=resolve.evaluation(self.args),
             model=model,
             rule=self._rule,
@@ -165,7 +164,7 @@ class EvaluationHooks(StepHooks, ReportHooks):
         """A value of all processes; as Python objects where `eval_use_gather_object` asks for it."""
         if not self.args.eval_use_gather_object or self._engine.num_replicas == 1:
             return self.gather_function(value)
-        return objects.gathered(value, self._engine.objects_of_replicas)
+        return gather_objects.gather_results(value, self._engine.objects_of_replicas)
 
     def prediction_loop(
         self,

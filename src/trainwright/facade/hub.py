@@ -9,7 +9,7 @@ from typing import Any
 
 from trainwright import assemble
 from trainwright.facade.report import ReportHooks
-from trainwright.hub import contents
+from trainwright.hub import file_selection
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class HubHooks(ReportHooks):
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero():
             return None
-        name = kwargs.pop("model_name", None) or contents.repo_name(self.args).rpartition("/")[2]
+        name = kwargs.pop("model_name", None) or file_selection.repo_name(self.args).rpartition("/")[2]
         self.create_model_card(model_name=name, **kwargs)
         self._finish_current_push()
         job = self._push_root(commit_message, token=token, revision=revision)
@@ -79,8 +79,8 @@ class HubHooks(ReportHooks):
 
         What is saved while another upload is under way waits for the end of the training, unless `hub_always_push`.
         """
-        strategy = contents.strategy_of(self.args)
-        if not self.is_world_process_zero() or strategy == contents.END or self._uploader is None:
+        strategy = file_selection.strategy_of(self.args)
+        if not self.is_world_process_zero() or strategy == file_selection.END or self._uploader is None:
             return
         starts = self.args.hub_always_push or not self._uploader.is_busy
         if starts:
@@ -88,7 +88,7 @@ class HubHooks(ReportHooks):
         self._uploader.push_checkpoint(
             Path(checkpoint_folder),
             strategy=strategy,
-            message=contents.message(self.args, self.state),
+            message=file_selection.message(self.args, self.state),
             step=self.state.global_step,
             when_there=self._writer.then,
             starts=starts,

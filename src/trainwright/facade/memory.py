@@ -11,22 +11,22 @@ from typing import Any
 import torch
 
 from trainwright import assemble
-from trainwright.checkpoint.snapshot import available_bytes, tensors_of
-from trainwright.checkup.memory.changes import changes
-from trainwright.checkup.memory.plan import Change, MemoryPlan, Peak, parse_size
-from trainwright.checkup.memory.stand_in import batch_without_values, make_mode, stand_in_for
-from trainwright.checkup.memory.tracker import Tracker
+from trainwright._types import Batch
+from trainwright.checkpoint.host_copy import available_bytes, tensors_of
 from trainwright.config import resolve
 from trainwright.config.plans import StepPlan
-from trainwright.engine.peak import supports_bf16
+from trainwright.engine.device_info import supports_bf16
 from trainwright.errors import ArgumentError, ModelError
+from trainwright.evaluation.dry_run import SilentEvents, first_batches
 from trainwright.facade.twins import as_it_was, twin_of
-from trainwright.loop.rehearsal import Quiet, first_batches
-from trainwright.loop.session import Session, Start
+from trainwright.loop.context import LoopContext, RunStart
 from trainwright.loop.step import Window, take_step
-from trainwright.metrics.nested import find_batch_size
-from trainwright.optim.named import steps_in_backward
-from trainwright.types import Batch
+from trainwright.optim.optimizer_class import steps_in_backward
+from trainwright.preflight.memory.allocation_tracker import AllocationTracker
+from trainwright.preflight.memory.fake_tensors import fake_batch, fake_model, make_fake_mode
+from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, SettingsChange, parse_size
+from trainwright.preflight.memory.reductions import changes
+from trainwright.tensor_tree import find_batch_size
 
 LOOKED_AT = 4  # batches, of which the largest counts
 COPIES = 5  # of the weights, that a measured step takes
@@ -63,23 +63,23 @@ def _memory_of(device: torch.device) -> int:
     return available_bytes()
 
 
-def _tried(trainer: Any, budget: int | None) -> list[Change]:
+def _tried(trainer: Any, budget: int | None) -> list[SettingsChange]:
     """What changes come to, up to the first that fits."""
     can_bf16 = trainer._engine.device.type == "cpu" or supports_bf16(trainer._engine.device) is True
-    found: list[Change] = []
+    found: list[SettingsChange] = []
     for settings, price in changes(trainer.args, can_bf16=can_bf16):
         try:
             size: int | None = predicted_peak(trainer, settings).total_bytes
             reason = ""
         except Exception as error:
             size, reason = None, f"{type(error).__name__}: {error}".splitlines()[0]
-        found.append(Change(settings=settings, price=price, peak_bytes=size, reason=reason))
+        found.append(SettingsChange(settings=settings, price=price, peak_bytes=size, reason=reason))
         if budget is not None and size is not None and size <= budget:
             break
     return found
 
 
-def _peak_or_measured(trainer: Any) -> Peak:
+def _peak_or_measured(trainer: Any) -> PeakMemory:
     try:
         return predicted_peak(trainer, {})
     except Exception as error:  # a model may look at values, which stand-ins do not have
@@ -93,19 +93,19 @@ def _peak_or_measured(trainer: Any) -> Peak:
             ) from second
 
 
-def predicted_peak(trainer: Any, settings: dict[str, Any]) -> Peak:
+def predicted_peak(trainer: Any, settings: dict[str, Any]) -> PeakMemory:
     """The peak of a step with these settings; nothing is computed and no memory taken."""
-    mode = make_mode()
-    twin = _with_settings(trainer, stand_in_for(trainer.model, mode), settings)
+    mode = make_fake_mode()
+    twin = _with_settings(trainer, fake_model(trainer.model, mode), settings)
     batches = _batches(twin)
     window = twin.get_batch_samples(iter(batches), len(batches), twin._engine.device)
-    samples = [batch_without_values(batch, mode) for batch in window[0]]
+    samples = [fake_batch(batch, mode) for batch in window[0]]
     with mode:
         peaks = _track(twin, samples, window[1])
     return max(peaks.values(), key=lambda peak: peak.total_bytes)
 
 
-def measured_peak(trainer: Any, error: Exception) -> Peak:
+def measured_peak(trainer: Any, error: Exception) -> PeakMemory:
     """The peak of a step, by real ones on a quarter and on half of its samples: memory grows evenly with them.
 
     Raises:
@@ -124,7 +124,7 @@ def measured_peak(trainer: Any, error: Exception) -> Peak:
     return max((_grown(one[m], two[m], steps) for m in one if m in two), key=lambda peak: peak.total_bytes)
 
 
-def _measured(trainer: Any, num_rows: int) -> dict[str, Peak]:
+def _measured(trainer: Any, num_rows: int) -> dict[str, PeakMemory]:
     """The peaks of a step with the first rows of its batch, on a copy of the model."""
     twin = _with_settings(trainer, copy.deepcopy(trainer.model), {})
     batches = [{name: _rows(value, num_rows) for name, value in batch.items()} for batch in _batches(twin)]
@@ -132,7 +132,7 @@ def _measured(trainer: Any, num_rows: int) -> dict[str, Peak]:
     return _track(twin, window, num_items)
 
 
-def _grown(one: Peak, two: Peak, steps: float) -> Peak:
+def _grown(one: PeakMemory, two: PeakMemory, steps: float) -> PeakMemory:
     """A peak that goes on growing from the first to the second, so many times as far."""
 
     def grown(first: int, second: int) -> int:
@@ -141,7 +141,7 @@ def _grown(one: Peak, two: Peak, steps: float) -> Peak:
     def each(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
         return {name: grown(first.get(name, 0), second.get(name, 0)) for name in (*first, *second)}
 
-    return Peak(
+    return PeakMemory(
         total_bytes=grown(one.total_bytes, two.total_bytes),
         by_kind=each(one.by_kind, two.by_kind),
         by_module=each(one.by_module, two.by_module),
@@ -170,10 +170,10 @@ def _batches(twin: Any) -> list[Batch]:
     return [dict(largest)]
 
 
-def _track(twin: Any, samples: Sequence[Batch], num_items: Any) -> dict[str, Peak]:
+def _track(twin: Any, samples: Sequence[Batch], num_items: Any) -> dict[str, PeakMemory]:
     """The peaks of a step at which the optimizer has its states, and in which an earlier micro-batch left gradients."""
     engine, model = twin._engine, twin.model
-    tracker = Tracker(engine.device)
+    tracker = AllocationTracker(engine.device)
     with contextlib.ExitStack() as stack:
         for patch in assemble.patches_for_a_run(twin.args, model):
             stack.enter_context(patch)
@@ -197,7 +197,7 @@ def _track(twin: Any, samples: Sequence[Batch], num_items: Any) -> dict[str, Pea
     return tracker.peaks
 
 
-def _make_states(session: Session, model: Any, *, keeps_gradients: bool) -> None:
+def _make_states(session: LoopContext, model: Any, *, keeps_gradients: bool) -> None:
     """Lets the optimizer make its states, as a first step would; gradients stay where a window has further batches."""
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -210,7 +210,7 @@ def _make_states(session: Session, model: Any, *, keeps_gradients: bool) -> None
 class _Told:
     """The twin's hooks, with the tracker told where a step is."""
 
-    def __init__(self, twin: Any, tracker: Tracker) -> None:
+    def __init__(self, twin: Any, tracker: AllocationTracker) -> None:
         vars(self).update(_twin=twin, _tracker=tracker)  # not through __setattr__, which is the twin's
 
     def __getattr__(self, name: str) -> Any:
@@ -230,7 +230,7 @@ class _Told:
         return norm
 
 
-def _session(twin: Any) -> Session:
+def _session(twin: Any) -> LoopContext:
     engine = twin._engine
     dataloader = twin.get_train_dataloader()
     plan = StepPlan.from_values(
@@ -247,7 +247,7 @@ def _session(twin: Any) -> Session:
     twin._rule, twin._plan = twin._loss_rule(), plan
     twin._run.begin(device=engine.device, skip_non_finite=True)
     prepared.model.train()
-    return Session(
+    return LoopContext(
         engine=engine, model=prepared.model, optimizer=prepared.optimizer, scheduler=prepared.scheduler, loader=None,  # type: ignore[arg-type]
-        plan=plan, rule=twin._rule, events=Quiet(), start=Start(),
+        plan=plan, rule=twin._rule, events=SilentEvents(), start=RunStart(),
     )  # fmt: skip

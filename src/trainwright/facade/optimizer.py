@@ -8,7 +8,7 @@ from torch import nn
 
 from trainwright import model_facts
 from trainwright.facade.parts import Parts
-from trainwright.optim import build, groups, named, schedules
+from trainwright.optim import factory, optimizer_class, parameter_groups, schedules
 
 
 class OptimizerHooks(Parts):
@@ -25,7 +25,7 @@ class OptimizerHooks(Parts):
         if self.optimizer is None:
             cls, kwargs = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
             decays = self.get_decay_parameter_names(model)
-            self.optimizer = build.build_optimizer(cls, kwargs, model, args=self.args, decay_names=decays)
+            self.optimizer = factory.build_optimizer(cls, kwargs, model, args=self.args, decay_names=decays)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -44,11 +44,11 @@ class OptimizerHooks(Parts):
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
         """Class and arguments of the optimizer that `args.optim` names."""
-        return named.optimizer_class_and_kwargs(args, model)
+        return optimizer_class.optimizer_class_and_kwargs(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Parameters that weight decay applies to: all but biases and those of normalisation layers."""
-        return groups.decay_parameter_names(model)
+        return parameter_groups.decay_parameter_names(model)
 
     def _make_optimizer(self, model: nn.Module, num_training_steps: int) -> Any:
         if type(self).create_optimizer_and_scheduler is not OptimizerHooks.create_optimizer_and_scheduler:

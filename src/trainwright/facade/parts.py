@@ -10,20 +10,20 @@ from torch import nn
 
 from trainwright import assemble
 from trainwright.callbacks.dispatch import CallbackHandler
-from trainwright.checkpoint.writer import Writer
+from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config.plans import StepPlan
 from trainwright.engine.base import Engine
 from trainwright.engine.precision import DTYPES
 from trainwright.hub.uploader import Uploader
-from trainwright.journal.keeper import JournalKeeper
-from trainwright.loop.loss_scale import LossRule
-from trainwright.loop.session import Session
-from trainwright.metrics.memory import TrainerMemoryTracker
-from trainwright.metrics.waiting import DataWait
-from trainwright.optim.modes import Pause
-from trainwright.search.base import Searching
+from trainwright.journal.data_wait import DataWait
+from trainwright.journal.listener import JournalListener
+from trainwright.loop.context import LoopContext
+from trainwright.loss_normalization import LossRule
+from trainwright.optim.train_eval_mode import EvalModeGuard
+from trainwright.search.base import SearchState
 from trainwright.state.control import TrainerControl
-from trainwright.state.run import RunState
+from trainwright.state.memory_tracker import TrainerMemoryTracker
+from trainwright.state.run_state import RunState
 from trainwright.state.trainer_state import TrainerState
 
 
@@ -68,7 +68,7 @@ class Parts:
     compute_objective: Any
     objective: Any
     _trial: Any
-    _search: Searching | None
+    _search: SearchState | None
     push_in_progress: Any
     save_model: Callable[..., None]
 
@@ -78,15 +78,15 @@ class Parts:
     _before: assemble.Before | None
     _changes: list[str]
     _owed: tuple[bool, bool]
-    _session: Session
+    _session: LoopContext
     _data_wait: DataWait
-    _writer: Writer
+    _writer: CheckpointWriter
     _uploader: Uploader | None
     _plan: StepPlan | None
-    _journal: JournalKeeper
+    _journal: JournalListener
     _loader: Any
     _rule: LossRule | None
-    _pause: Pause | None
+    _pause: EvalModeGuard | None
     _is_rehearsing: bool
     _signature_columns: list[str] | None
     _train_batch_size: int

@@ -15,15 +15,15 @@ from torch import nn
 from torch.utils.data import Subset
 
 from trainwright import assemble
-from trainwright.checkpoint.snapshot import available_bytes
-from trainwright.checkup.prove.capture import KeepsGradients, Tensors, differing, gap, without_dropout
-from trainwright.checkup.prove.processes import gradients_of
-from trainwright.checkup.prove.report import Proof, ProofReport
+from trainwright._types import has_length
+from trainwright.checkpoint.host_copy import available_bytes
 from trainwright.config.help import differing as differing_arguments
 from trainwright.errors import ModelError
 from trainwright.facade.twins import as_it_was, twin_of
-from trainwright.optim.named import steps_in_backward
-from trainwright.types import has_length
+from trainwright.optim.optimizer_class import steps_in_backward
+from trainwright.preflight.prove.gradient_capture import GradientCapture, Tensors, differing, gap, without_dropout
+from trainwright.preflight.prove.launcher import gradients_of
+from trainwright.preflight.prove.proof import Proof, ProofReport
 
 COPIES = 8  # of the weights: two models, gradients and states of one, and what a checkpoint takes
 WINDOW = 8  # samples of the step whose gradients are compared
@@ -142,7 +142,7 @@ def _gradients(trainer: Any, **settings: Any) -> dict[str, torch.Tensor]:
         raise ModelError(f"optim={trainer.args.optim!r} uses gradients up during the backward pass")
     if not has_length(trainer.train_dataset) or len(trainer.train_dataset) < WINDOW:
         raise ModelError(f"the training data have no {WINDOW} samples that can be taken in order")
-    keeper = KeepsGradients()
+    keeper = GradientCapture()
     with tempfile.TemporaryDirectory() as folder:
         twin = short_twin(trainer, folder, has_dropout=False, **IN_ORDER, **settings)
         twin.callback_handler.add_callback(keeper)

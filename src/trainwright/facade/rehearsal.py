@@ -11,11 +11,11 @@ from typing import Any
 from trainwright import assemble, checks
 from trainwright.config import rules
 from trainwright.errors import MetricError
+from trainwright.evaluation import eval_loop
+from trainwright.evaluation.dry_run import FirstBatch, Guarded
+from trainwright.evaluation.streaming_metrics import is_streaming
 from trainwright.facade.evaluation import EvaluationHooks
-from trainwright.loop import evaluate as eval_loop
-from trainwright.loop.rehearsal import FirstBatch, Guarded
-from trainwright.metrics.streaming import is_streaming
-from trainwright.optim import modes
+from trainwright.optim import train_eval_mode
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class RehearsalHooks(EvaluationHooks):
         if not has_metrics or not self._are_ours("evaluate", "_evaluate"):
             return
         names = tuple(self.eval_dataset) if isinstance(self.eval_dataset, dict) else ()
-        wanted = rules.metric_to_find(self.args, names)
+        wanted = rules.resolve_best_metric(self.args, names)
         if wanted is not None:
             self._find_metric(wanted, ignore_keys)
         elif self._are_ours("evaluation_loop", "prediction_step", "_prepare_inputs", "get_eval_dataloader"):
@@ -86,7 +86,7 @@ class RehearsalHooks(EvaluationHooks):
     @contextlib.contextmanager
     def _rehearsing(self) -> Iterator[None]:
         """Whatever is evaluated inside leaves no trace: not in modes, random states, records or callbacks."""
-        pause, self._is_rehearsing = modes.Pause(self.model, None), True
+        pause, self._is_rehearsing = train_eval_mode.EvalModeGuard(self.model, None), True
         try:
             with assemble.untouched_randomness(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a metric about the smallness of the batch

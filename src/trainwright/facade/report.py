@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainwright._types import TRAINER_STATE_NAME
+from trainwright.evaluation import metrics_io
 from trainwright.facade.parts import Parts
-from trainwright.hub import facts as card_facts
-from trainwright.hub.card import write_card
-from trainwright.metrics import report
-from trainwright.metrics.speed import speed_metrics
-from trainwright.types import TRAINER_STATE_NAME
+from trainwright.hub import model_card_data as card_facts
+from trainwright.hub.model_card import write_card
+from trainwright.state.throughput import speed_metrics
 
 
 class ReportHooks(Parts):
@@ -27,7 +27,7 @@ class ReportHooks(Parts):
             if start_time is not None:
                 tokens = self.state.num_input_tokens_seen - self._run.first_tokens
                 logs.update(speed_metrics("train", start_time, num_tokens=tokens))
-        self.state.log_history.append(report.plain_numbers({**logs, "step": self.state.global_step}))
+        self.state.log_history.append(metrics_io.plain_numbers({**logs, "step": self.state.global_step}))
         self.callback_handler.fire("on_log", self._run, logs=logs)
 
     def store_flos(self) -> None:
@@ -37,17 +37,17 @@ class ReportHooks(Parts):
     @staticmethod
     def metrics_format(metrics: dict[str, float]) -> dict[str, Any]:
         """Metrics as a person reads them."""
-        return report.metrics_format(metrics)
+        return metrics_io.metrics_format(metrics)
 
     def log_metrics(self, split: str, metrics: dict[str, float]) -> None:
         """Prints metrics, aligned."""
         if self.is_world_process_zero():
-            report.print_metrics(split, metrics)
+            metrics_io.print_metrics(split, metrics)
 
     def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
         """Writes `<split>_results.json`, and with `combined` adds them to `all_results.json`."""
         if self.is_world_process_zero():
-            report.save_metrics(self.args.output_dir, split, metrics, combined=combined)
+            metrics_io.save_metrics(self.args.output_dir, split, metrics, combined=combined)
 
     def create_model_card(
         self,

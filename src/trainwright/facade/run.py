@@ -7,17 +7,17 @@ from typing import Any
 import torch
 
 from trainwright import assemble, checks
+from trainwright._types import has_length
 from trainwright.config import resolve, rules
 from trainwright.config.plans import StepPlan
+from trainwright.evaluation.outputs import TrainOutput
 from trainwright.facade.checkup import CheckHooks
+from trainwright.journal.data_wait import DataWait
+from trainwright.loop.context import LoopContext, RunStart
 from trainwright.loop.fit import fit, run_epoch
-from trainwright.loop.session import Session, Start
-from trainwright.metrics.speed import speed_metrics, step_logs, utilisation
-from trainwright.metrics.types import TrainOutput
-from trainwright.metrics.waiting import DataWait
-from trainwright.optim import continued, modes, schedules
+from trainwright.optim import schedule_resume, schedules, train_eval_mode
 from trainwright.state.clock import EVALUATION, LOGGING, SAVING
-from trainwright.types import has_length
+from trainwright.state.throughput import speed_metrics, step_logs, utilisation
 
 
 class RunHooks(CheckHooks):
@@ -123,7 +123,9 @@ class RunHooks(CheckHooks):
         )
         return note
 
-    def _open_session(self, args: Any, checkpoint: str | None, trial: Any, ignore_keys: list[str] | None) -> Session:
+    def _open_session(
+        self, args: Any, checkpoint: str | None, trial: Any, ignore_keys: list[str] | None
+    ) -> LoopContext:
         """Model, optimizer, loader and where they stand, all that the loop needs."""
         plan = self._plan
         assert plan is not None
@@ -138,7 +140,7 @@ class RunHooks(CheckHooks):
             collect=self._engine.stacked if self._engine.num_replicas > 1 else None,
         )
         self._data_wait = DataWait(self._run.clock)
-        return Session(
+        return LoopContext(
             engine=self._engine,
             model=model,
             optimizer=self.optimizer,
@@ -147,7 +149,7 @@ class RunHooks(CheckHooks):
             plan=plan,
             rule=self._rule,
             events=self.callback_handler,
-            start=Start(
+            start=RunStart(
                 epoch=epoch,
                 batches=batches,
                 checkpoint=checkpoint,
@@ -222,7 +224,7 @@ class RunHooks(CheckHooks):
         )
         self.model_wrapped, self.optimizer, self.lr_scheduler = prepared.model, prepared.optimizer, prepared.scheduler
         vars(self).update(self._engine.published_flags())
-        asked = continued.settings_of(self.optimizer, self.lr_scheduler)
+        asked = schedule_resume.settings_of(self.optimizer, self.lr_scheduler)
         self._load_optimizer_and_scheduler(resume_from_checkpoint)
         self._load_scaler(resume_from_checkpoint)
         self._carry_on(asked, max_steps)
@@ -231,10 +233,10 @@ class RunHooks(CheckHooks):
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         handler.train_dataloader = getattr(train_dataloader, "dataloader", train_dataloader)
         handler.rebuild()
-        modes.train_mode(self.model_wrapped, self.optimizer)
+        train_eval_mode.train_mode(self.model_wrapped, self.optimizer)
         return self.model_wrapped, train_dataloader
 
-    def _carry_on(self, asked: continued.Asked, max_steps: int) -> None:
+    def _carry_on(self, asked: schedule_resume.RequestedSettings, max_steps: int) -> None:
         """After a resume: arguments that differ from the checkpoint's take effect."""
         self._changes = []
         if self._before is not None:
@@ -300,7 +302,7 @@ class RunHooks(CheckHooks):
         if self.control.should_save:
             clock.mark(SAVING)
             if self._pause is not None:
-                self._pause.forget_weights()
+                self._pause.discard_saved_weights()
             self._save_checkpoint(model, trial)
             self.callback_handler.fire("on_save", self._run)
         clock.mark(before)

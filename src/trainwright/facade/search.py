@@ -9,17 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from trainwright import assemble
+from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.checkpoint.writer import Writer
 from trainwright.config import varied
 from trainwright.facade.run import RunHooks
-from trainwright.metrics.memory import TrainerMemoryTracker
-from trainwright.search import asked
-from trainwright.search.attempts import MODEL_FOLDER
-from trainwright.search.base import BestRun, Host, Offer, Outcome, Searching, default_compute_objective
-from trainwright.search.table import select_backend
+from trainwright.search import validation
+from trainwright.search.backends import select_backend
+from trainwright.search.base import (
+    BestRun,
+    SearchState,
+    TrainerHandle,
+    TrialResult,
+    TrialSpec,
+    default_compute_objective,
+)
+from trainwright.search.trial_runner import MODEL_FOLDER
 from trainwright.state.control import TrainerControl
-from trainwright.state.run import RunState
+from trainwright.state.memory_tracker import TrainerMemoryTracker
+from trainwright.state.run_state import RunState
 from trainwright.state.trainer_state import TrainerState
 
 
@@ -57,15 +64,17 @@ class SearchHooks(RunHooks):
             SearchError: no trial came to its end.
         """
         name, chosen = select_backend(backend)
-        asked.check_parts(model_init=self.model_init, train_dataset=self.train_dataset, eval_dataset=self.eval_dataset)
+        validation.check_trainer_objects(
+            model_init=self.model_init, train_dataset=self.train_dataset, eval_dataset=self.eval_dataset
+        )
         space = chosen.default_space if hp_space is None else hp_space
-        plan = asked.make_plan(space=space, num_trials=n_trials, direction=direction,
+        plan = validation.make_plan(space=space, num_trials=n_trials, direction=direction,
                                compute_objective=compute_objective, options=kwargs)  # fmt: skip
         chosen.check(self._host(), plan)
         self.hp_search_backend, self.hp_space, self.hp_name = name, space, hp_name
         self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
         states = assemble.states_of(self._stateful())
-        self._search = Searching(backend=chosen, plan=plan, args=self.args, callback_states=states)
+        self._search = SearchState(backend=chosen, plan=plan, args=self.args, callback_states=states)
         with self._searching(), assemble.also_tracked_by(self.callback_handler, chosen.tracker):
             best = chosen.run(self._host(), plan)
             assemble.tell_best(self.args, plan, best)
@@ -87,10 +96,10 @@ class SearchHooks(RunHooks):
             self.hp_search_backend = self.hp_name = self._trial = self._search = None
             self._renew_model(None)
 
-    def _host(self) -> Host:
+    def _host(self) -> TrainerHandle:
         """What the backend may ask."""
         output_dir = self.args.output_dir
-        return Host(
+        return TrainerHandle(
             args=self.args,
             is_main=self.is_world_process_zero(),
             num_processes=self._engine.num_processes,
@@ -106,11 +115,11 @@ class SearchHooks(RunHooks):
         assert self._search is not None
         varied.varied(self._search.args, params)
 
-    def _run_trial(self, offer: Offer, trial: Any) -> Outcome:
+    def _run_trial(self, offer: TrialSpec, trial: Any) -> TrialResult:
         """Trains, evaluates where training did not, and frees what it took."""
         assert self._search is not None
         search = self._search
-        search.offer, search.outcome, self.objective = offer, Outcome(), None
+        search.offer, search.outcome, self.objective = offer, TrialResult(), None
         assemble.restore_callbacks(search.callback_states, self.callback_handler.callbacks, with_settings=True)
         self._run.forget()
         try:
@@ -125,7 +134,7 @@ class SearchHooks(RunHooks):
             self._use_arguments(search.args)  # the engine of the trial holds its optimizer
             assemble.forget_run(vars(self), self.callback_handler, self._engine)
 
-    def _keep_trial(self, outcome: Outcome) -> None:
+    def _keep_trial(self, outcome: TrialResult) -> None:
         """What is left of a trial on the disk, beside its checkpoints."""
         assert self._search is not None
         settings = self._search.plan.settings
@@ -138,16 +147,16 @@ class SearchHooks(RunHooks):
         assert self._search is not None
         search, outcome = self._search, self._search.outcome
         outcome.metrics = dict(metrics)
-        self.objective = asked.checked_objective(self.compute_objective, dict(metrics), search.plan)
+        self.objective = validation.checked_objective(self.compute_objective, dict(metrics), search.plan)
         outcome.objective = self.objective
         outcome.curve.append((self.state.global_step, self.objective))
 
-    def _load_best_trial(self, freeze: Callable[[Offer], Any], best: BestRun | list[BestRun]) -> None:
+    def _load_best_trial(self, freeze: Callable[[TrialSpec], Any], best: BestRun | list[BestRun]) -> None:
         """Loads the model of the best trial, the first of several."""
         first = best[0] if isinstance(best, list) else best
         folder = self._engine.agree(lambda: assemble.best_folder(self.args.output_dir, first.run_id))
         self.model = self.model_wrapped = self.call_model_init(
-            freeze(Offer(id=first.run_id, params=first.hyperparameters))
+            freeze(TrialSpec(id=first.run_id, params=first.hyperparameters))
         )
         if self.place_model_on_device:
             self._move_model_to_device(self.model, self.args.device)
@@ -185,7 +194,7 @@ class SearchHooks(RunHooks):
         self.store_flos()
         self._write_checkpoint(CheckpointStore(checkpoint_dir), in_background=False)
 
-    def _pack(self) -> Callable[[], Host]:
+    def _pack(self) -> Callable[[], TrainerHandle]:
         """This trainer for another process: a function that makes it anew there."""
         assert self._search is not None
         parts, callbacks = assemble.packed(vars(self), self.callback_handler.callbacks)
@@ -194,7 +203,7 @@ class SearchHooks(RunHooks):
     def _settle_in(self, callbacks: list[Any]) -> None:
         """In another process: makes what belongs to a process, of the parts that came along."""
         self._run = RunState(TrainerState(), TrainerControl())
-        self._writer = Writer(goes_on=getattr(self.args, "save_failure", "stop") == "continue")
+        self._writer = CheckpointWriter(goes_on=getattr(self.args, "save_failure", "stop") == "continue")
         self._memory_tracker = TrainerMemoryTracker(skip_memory_metrics=True)
         self.model = self.model_wrapped = self.optimizer = self.lr_scheduler = self._loader = None
         self._eval_dataloaders, self._flos_model = {}, None
@@ -206,7 +215,7 @@ class SearchHooks(RunHooks):
         self._journal = assemble.make_keeper(self.callback_handler, self._run.clock)
 
 
-def _unpacked(kind: type[SearchHooks], parts: dict[str, Any], callbacks: list[Any]) -> Host:
+def _unpacked(kind: type[SearchHooks], parts: dict[str, Any], callbacks: list[Any]) -> TrainerHandle:
     trainer = kind.__new__(kind)
     vars(trainer).update(parts)
     trainer._settle_in(callbacks)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from trainwright import checks, model_facts
+from trainwright._types import Batch, output_loss
 from trainwright.facade.data import DataHooks
-from trainwright.metrics.tokens import count_tokens
-from trainwright.optim import modes
+from trainwright.optim import train_eval_mode
 from trainwright.state.clock import BACKWARD, FORWARD, HOST_TO_DEVICE
-from trainwright.types import Batch, output_loss
+from trainwright.state.token_count import count_tokens
 
 Items = torch.Tensor | int | None
 _NO_CONTEXT: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -29,7 +29,7 @@ class StepHooks(DataHooks):
             self._pause.end(model, self.optimizer)
             self._pause = None
         elif not (model.training and self.model.training):  # somebody else left it in evaluation mode
-            modes.train_mode(model, self.optimizer)
+            train_eval_mode.train_mode(model, self.optimizer)
         clock = self._run.clock
         clock.mark(HOST_TO_DEVICE)
         batch, inputs = inputs, self._prepare_inputs(inputs)

@@ -8,17 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from trainwright import assemble, model_facts
-from trainwright.checkup.facts import Facts, FirstStep
-from trainwright.checkup.finding import CheckReport
-from trainwright.checkup.first_look import BATCHES, lost
-from trainwright.checkup.table import BATCH, FULL, START, STEP, look_at
+from trainwright._types import Batch
 from trainwright.config import resolve
 from trainwright.config.plans import StepPlan
 from trainwright.data import columns
+from trainwright.evaluation.dry_run import first_batches
 from trainwright.facade.twins import as_it_was, twin_of
-from trainwright.loop.rehearsal import first_batches
-from trainwright.optim.named import steps_in_backward
-from trainwright.types import Batch
+from trainwright.optim.optimizer_class import steps_in_backward
+from trainwright.preflight.check_registry import BATCH, FULL, START, STEP, look_at
+from trainwright.preflight.facts import CheckFacts, FirstStep
+from trainwright.preflight.finding import CheckReport
+from trainwright.preflight.first_look import BATCHES, parameters_without_gradient
 
 WORTH_REPEATING_S = 5.0  # a first step that was quicker is taken again: the first one also sets things up
 
@@ -38,7 +38,7 @@ def full_check(trainer: Any, *, memory: Any) -> CheckReport:  # any Trainer, or 
     return report if memory is None else replace(report, memory=memory())
 
 
-def _known(trainer: Any, twin: Any) -> Facts:
+def _known(trainer: Any, twin: Any) -> CheckFacts:
     """What needs no batch."""
     plan = optimizer = None
     if trainer.train_dataset is not None:
@@ -46,7 +46,7 @@ def _known(trainer: Any, twin: Any) -> Facts:
         plan = StepPlan.from_values(values, micro_batches=resolve.micro_batches(twin.args), max_grad_norm=0.0)
     if not steps_in_backward(twin.args):
         optimizer = twin.optimizer or twin._make_optimizer(twin.model, plan.max_steps if plan is not None else 1)
-    facts: Facts = twin._facts(plan, str(twin.args.output_dir), optimizer=optimizer, is_brief=False)
+    facts: CheckFacts = twin._facts(plan, str(twin.args.output_dir), optimizer=optimizer, is_brief=False)
     names, taken = _columns(twin)
     rehearse = _rehearse(twin) if twin.eval_dataset is not None else None
     return replace(facts, columns=names, taken=taken, rehearse=rehearse)
@@ -84,14 +84,14 @@ def _batches(twin: Any) -> list[Batch]:
     return list(first_batches(twin.get_train_dataloader(), number))
 
 
-def _tried(twin: Any, facts: Facts) -> Facts:
+def _tried(twin: Any, facts: CheckFacts) -> CheckFacts:
     """With what a forward and a backward pass over the batches show; no update is made."""
     if not twin._engine.trains_bare or (steps_in_backward(twin.args) and twin.optimizer is not None):
         return facts
     try:
         with twin._engine.mixed_precision(twin.model, keeps_outputs=twin._uses_outputs()):
             loss, seconds = _timed_step(twin, facts.batches)
-            without = lost(twin.model)
+            without = parameters_without_gradient(twin.model)
             if seconds < WORTH_REPEATING_S:
                 seconds = _timed_step(twin, facts.batches)[1]
     except Exception as error:

@@ -12,10 +12,10 @@ import torch
 from trainwright import assemble
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
-from trainwright.checkpoint.writer import Writer
-from trainwright.metrics.memory import TrainerMemoryTracker
+from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.state.control import TrainerControl
-from trainwright.state.run import RunState
+from trainwright.state.memory_tracker import TrainerMemoryTracker
+from trainwright.state.run_state import RunState
 from trainwright.state.trainer_state import TrainerState
 
 # What a run leaves in a trainer, as it is before the first one.
@@ -36,7 +36,7 @@ def twin_of(trainer: Any, *, model: Any, **settings: Any) -> Any:  # any Trainer
     twin.model = twin.model_wrapped = model
     twin._run = RunState(TrainerState(), TrainerControl())
     twin._run_id = assemble.new_run_id()
-    twin._writer = Writer()
+    twin._writer = CheckpointWriter()
     twin._memory_tracker = TrainerMemoryTracker(True)
     twin._eval_dataloaders = {}
     twin.callback_handler = CallbackHandler(

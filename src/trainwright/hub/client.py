@@ -36,7 +36,7 @@ class HubClient:
         )
 
 
-def is_for_good(error: BaseException) -> bool:
+def is_permanent_error(error: BaseException) -> bool:
     """Whether trying again is no use: the service has answered that it will not, or the name cannot be one."""
     from huggingface_hub.errors import HfHubHTTPError
 

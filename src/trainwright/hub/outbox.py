@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainwright.types import read_json, write_text
+from trainwright._types import read_json, write_text
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from trainwright.hub import contents
-from trainwright.hub.client import HubClient, is_for_good, without_bars
-from trainwright.hub.lane import Lane, PushInProgress
+from trainwright.hub import file_selection
+from trainwright.hub.client import HubClient, is_permanent_error, without_bars
 from trainwright.hub.outbox import Outbox, Ticket, Upload, is_over, superseded
+from trainwright.hub.upload_queue import PushInProgress, UploadQueue
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Uploader:
         self.progress = PushInProgress()
         self._root, self._name = Path(root), name
         self._client, self._private, self._revision = client, private, revision
-        self._outbox, self._lane, self._tell = Outbox(root), Lane(), tell
+        self._outbox, self._lane, self._tell = Outbox(root), UploadQueue(), tell
         self._in_lane: set[Path] = set()
 
     @property
@@ -64,7 +64,7 @@ class Uploader:
         try:
             return self._repo()
         except Exception as error:
-            if is_for_good(error):
+            if is_permanent_error(error):
                 raise
             logger.warning(
                 "The Hub cannot be reached (%s). Training goes on; uploads wait in %s and are tried again when it "
@@ -91,7 +91,7 @@ class Uploader:
         Args:
             starts: whether it is sent now; if not, it waits for the end of the training.
         """
-        path = contents.path_of_checkpoint(strategy, checkpoint)
+        path = file_selection.path_of_checkpoint(strategy, checkpoint)
         jobs: list[Future[Any]] = [Future() for _ in range(1 if path is None else 2)] if starts else []
         self.progress = self.progress if self.is_busy else PushInProgress()
         self.progress.jobs += jobs
@@ -109,14 +109,14 @@ class Uploader:
     def _stage(self, checkpoint: Path, path: str | None, *, message: str, step: int) -> list[Upload]:
         """Puts the files into the outbox, and those of the model beside the checkpoints too."""
         try:
-            model = contents.model_files(checkpoint)
+            model = file_selection.model_files(checkpoint)
             ticket = Ticket(repo=self.repo, revision=self._revision, message=message, step=step)
-            others = {name: file for name, file in contents.root_files(self._root).items() if name not in model}
+            others = {name: file for name, file in file_selection.root_files(self._root).items() if name not in model}
             staged = [self._outbox.put(ticket, linked=model, copied=others)]
             if path is not None:
                 words = f"{message}, checkpoint"
                 whole = Ticket(repo=self.repo, path=path, revision=self._revision, message=words, step=step)
-                staged.append(self._outbox.put(whole, linked=contents.files_below(checkpoint)))
+                staged.append(self._outbox.put(whole, linked=file_selection.files_below(checkpoint)))
             for name, file in model.items():
                 _copy_whole(file, self._root / name)
             return staged
@@ -171,8 +171,8 @@ class Uploader:
         revision = self._revision if revision is None else revision
         ticket = Ticket(repo=self.repo, revision=revision, message=message or "Upload model", step=step)
         if holds:
-            return self._submit(self._outbox.put(ticket, linked={}, copied=contents.root_files(self._root)))
-        files, now = contents.root_files(self._root), f"{time.time_ns():020d}"
+            return self._submit(self._outbox.put(ticket, linked={}, copied=file_selection.root_files(self._root)))
+        files, now = file_selection.root_files(self._root), f"{time.time_ns():020d}"
 
         def send() -> Any:
             done = (client or self._client).commit(self._repo(), files, message=ticket.message, revision=revision)
@@ -197,7 +197,7 @@ class Uploader:
                 if not self.progress.wait_until_done(unless=unless):
                     break
                 error = job.exception()
-                if error is not None and not is_for_good(error):
+                if error is not None and not is_permanent_error(error):
                     break  # it is away: it will be for the next one too
         left = self._outbox.waiting()
         if left:

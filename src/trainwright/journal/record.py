@@ -1,6 +1,6 @@
 """The journal of a run: one JSON object a line, appended and flushed at each log. It is the truth of what happened.
 
-Who writes what is in `keeper.py`. A run that is killed and resumed goes on in the same file; `read` then gives what an
+Who writes what is in `listener.py`. A run that is killed and resumed goes on in the same file; `read` then gives what an
 uninterrupted run would have written: what a dead run logged after the step that was resumed is superseded.
 """
 

@@ -7,18 +7,18 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+from trainwright._types import Batch
 from trainwright.hooks import TrainHooks
-from trainwright.loop.session import Session
+from trainwright.loop.context import LoopContext
 from trainwright.loop.step import Update, Window, take_step
 from trainwright.state.clock import DATA, OTHER
 from trainwright.state.interrupts import Interrupted
-from trainwright.state.run import RunState
-from trainwright.types import Batch
+from trainwright.state.run_state import RunState
 
 logger = logging.getLogger(__name__)
 
 
-def fit(session: Session, run: RunState, hooks: TrainHooks, *, eval_on_start: bool = False) -> None:
+def fit(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval_on_start: bool = False) -> None:
     """Trains from `session.start` to the end of the plan, or until a callback stops it."""
     try:
         train_epochs(session, run, hooks, eval_on_start=eval_on_start)
@@ -30,13 +30,13 @@ def fit(session: Session, run: RunState, hooks: TrainHooks, *, eval_on_start: bo
         raise
 
 
-def train_epochs(session: Session, run: RunState, hooks: TrainHooks, *, eval_on_start: bool) -> None:
+def train_epochs(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval_on_start: bool) -> None:
     session.engine.zero_grad()
     session.events.fire("on_train_begin", run)
     if eval_on_start:
         hooks._evaluate(session.trial, session.ignore_keys_for_eval, skip_scheduler=True)
     if session.start.owes_evaluation:
-        make_up_for_evaluation(session, run, hooks)
+        run_pending_evaluation(session, run, hooks)
     for epoch in range(session.start.epoch, session.plan.num_epochs):
         if run.state.global_step >= session.plan.max_steps or run.control.should_training_stop:
             break
@@ -58,7 +58,7 @@ def train_epochs(session: Session, run: RunState, hooks: TrainHooks, *, eval_on_
             break
 
 
-def run_epoch(session: Session, run: RunState, hooks: TrainHooks, epoch: int) -> None:
+def run_epoch(session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int) -> None:
     """One pass over the loader, or the rest of one after a resume."""
     session.engine.refresh(session.model)
     plan, start = session.plan, session.start
@@ -88,7 +88,7 @@ def run_epoch(session: Session, run: RunState, hooks: TrainHooks, epoch: int) ->
     after_step(session, run, hooks, update, epoch=epoch)
 
 
-def look_ahead(session: Session, run: RunState, window: Window, epoch: int) -> float:
+def look_ahead(session: LoopContext, run: RunState, window: Window, epoch: int) -> float:
     """Where the run stands when a window is trained, in epochs; those of unknown length count when they are over.
 
     The loader knows whether another batch comes, so also such a run knows its last step before it takes it.
@@ -103,7 +103,7 @@ def look_ahead(session: Session, run: RunState, window: Window, epoch: int) -> f
     return epoch + 1.0
 
 
-def batches_of(session: Session, hooks: TrainHooks, epoch: int) -> Iterator[Batch]:
+def batches_of(session: LoopContext, hooks: TrainHooks, epoch: int) -> Iterator[Batch]:
     """Batches of an epoch. At the point of a resume the random states are loaded, where the checkpoint had them."""
     start = session.start
     if start.checkpoint is None or epoch != start.epoch:
@@ -118,7 +118,7 @@ def batches_of(session: Session, hooks: TrainHooks, epoch: int) -> Iterator[Batc
 
 
 def windows(
-    session: Session, run: RunState, hooks: TrainHooks, batches: Iterator[Batch], skipped: int
+    session: LoopContext, run: RunState, hooks: TrainHooks, batches: Iterator[Batch], skipped: int
 ) -> Iterator[Window]:
     """Groups micro-batches by optimizer step; the last window of an epoch takes what is left."""
     remaining = session.plan.batches_per_epoch - skipped
@@ -134,7 +134,7 @@ def windows(
 
 
 def wait_for_data(
-    session: Session, run: RunState, hooks: TrainHooks, batches: Iterator[Batch], size: int
+    session: LoopContext, run: RunState, hooks: TrainHooks, batches: Iterator[Batch], size: int
 ) -> tuple[list[Batch], Any]:
     """The micro-batches of the next step. A signal ends the wait; the data then stand where the last step left them."""
     run.clock.mark(DATA)
@@ -153,7 +153,7 @@ def wait_for_data(
     return window
 
 
-def save_and_leave(session: Session, run: RunState, hooks: TrainHooks) -> None:
+def save_and_leave(session: LoopContext, run: RunState, hooks: TrainHooks) -> None:
     """A signal ended the run: the last finished step is saved, then the process ends as the signal asked."""
     step = run.state.global_step
     if session.saves_on_interrupt and step > 0 and run.saved_step != step:
@@ -165,7 +165,7 @@ def save_and_leave(session: Session, run: RunState, hooks: TrainHooks) -> None:
     run.interrupts.leave()
 
 
-def save_before_raising(session: Session, run: RunState, hooks: TrainHooks, error: Exception) -> None:
+def save_before_raising(session: LoopContext, run: RunState, hooks: TrainHooks, error: Exception) -> None:
     """An error ends the run: the last finished step is saved, if the weights are still that step's."""
     step = run.state.global_step
     if step > 0 and run.saved_step != step and not run.is_updating:
@@ -181,7 +181,7 @@ def save_before_raising(session: Session, run: RunState, hooks: TrainHooks, erro
     logger.warning("Training ends with %s after step %d, which %s.", type(error).__name__, step, what)
 
 
-def make_up_for_evaluation(session: Session, run: RunState, hooks: TrainHooks) -> None:
+def run_pending_evaluation(session: LoopContext, run: RunState, hooks: TrainHooks) -> None:
     """What the checkpoint's run was about to do when it was cut off."""
     hooks._load_rng_state(session.start.checkpoint)  # an evaluation may draw from where the last step left them
     run.control.should_evaluate, run.control.should_save = True, session.start.owes_save
@@ -189,7 +189,7 @@ def make_up_for_evaluation(session: Session, run: RunState, hooks: TrainHooks) -
     run.interrupts.passes()
 
 
-def after_step(session: Session, run: RunState, hooks: TrainHooks, update: Update, *, epoch: int) -> None:
+def after_step(session: LoopContext, run: RunState, hooks: TrainHooks, update: Update, *, epoch: int) -> None:
     hooks._maybe_log_save_evaluate(
         run.meter.total,
         update.grad_norm,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainwright.types import IGNORE_INDEX, output_logits
+from trainwright._types import IGNORE_INDEX, output_logits
 
 
 @dataclass

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from trainwright._types import Batch
 from trainwright.hooks import TrainHooks
-from trainwright.loop.oom import parts_of
-from trainwright.loop.session import Session
-from trainwright.metrics.nested import find_batch_size
+from trainwright.loop.context import LoopContext
+from trainwright.loop.micro_batch_retry import parts_of
 from trainwright.state.clock import FORWARD, OPTIMIZER, OTHER
-from trainwright.state.run import RunState
-from trainwright.types import Batch
+from trainwright.state.run_state import RunState
+from trainwright.tensor_tree import find_batch_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Update:
     learning_rate: float | None = None
 
 
-def take_step(session: Session, run: RunState, hooks: TrainHooks, window: Window, *, epoch: float) -> Update | None:
+def take_step(session: LoopContext, run: RunState, hooks: TrainHooks, window: Window, *, epoch: float) -> Update | None:
     """Trains on a window and updates the weights once.
 
     `epoch` is where the run stands when it is done. Returns None if a callback gave up on the window half-way.
@@ -56,7 +56,7 @@ def take_step(session: Session, run: RunState, hooks: TrainHooks, window: Window
     return update
 
 
-def accumulate_gradients(session: Session, run: RunState, hooks: TrainHooks, window: Window) -> bool:
+def accumulate_gradients(session: LoopContext, run: RunState, hooks: TrainHooks, window: Window) -> bool:
     """Forward and backward for each micro-batch; False if a callback stopped it."""
     parts = parts_of(window.batches, run.num_parts, needs_shares=session.rule.aux_coefficient != 0.0)
     last = len(parts) - 1
@@ -76,7 +76,7 @@ def accumulate_gradients(session: Session, run: RunState, hooks: TrainHooks, win
     return True
 
 
-def accumulate_what_fits(session: Session, run: RunState, hooks: TrainHooks, window: Window) -> bool:
+def accumulate_what_fits(session: LoopContext, run: RunState, hooks: TrainHooks, window: Window) -> bool:
     """The same, tried again with smaller micro-batches while memory does not suffice."""
     assert session.smaller_batches is not None
     while True:
@@ -88,7 +88,7 @@ def accumulate_what_fits(session: Session, run: RunState, hooks: TrainHooks, win
             session.smaller_batches.take_back(run, before, error, largest)
 
 
-def update_weights(session: Session, run: RunState, hooks: TrainHooks) -> Update:
+def update_weights(session: LoopContext, run: RunState, hooks: TrainHooks) -> Update:
     """Clips, steps the optimizer and the schedule, and clears the gradients."""
     model, events = session.model, session.events
     if run.state.global_step == run.first_step:

@@ -9,7 +9,7 @@ from typing import Any
 from packaging.version import Version
 
 from trainwright.errors import MissingPackageError
-from trainwright.optim.spec import OptimizerSpec, Package
+from trainwright.optim.optimizer_spec import OptimizerSpec, Package
 
 
 def load_class(name: str, spec: OptimizerSpec) -> Any:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules. All but the most frequent (`decay.py`) are transformers', which stay as they are; this is
+"""Learning-rate schedules. All but the most frequent (`schedule_factors.py`) are transformers', which stay as they are; this is
 the file that imports them.
 """
 
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainwright.errors import ArgumentError
-from trainwright.optim import decay
+from trainwright.optim import schedule_factors
 
 # Name -> what makes it: a function of transformers.optimization, or a class whose parameters are its settings.
 BUILDERS: dict[str, str] = {
@@ -51,7 +51,7 @@ def make_schedule(
     name = str(getattr(name, "value", name))
     options = dict(options or {})
     steps = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
-    schedule = None if options else decay.make(name, optimizer, **steps)
+    schedule = None if options else schedule_factors.make(name, optimizer, **steps)
     if schedule is not None:
         return schedule
     from transformers.optimization import get_scheduler

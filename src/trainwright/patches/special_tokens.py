@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from trainwright.types import is_instance_of
+from trainwright._types import is_instance_of
 
 logger = logging.getLogger(__name__)
 

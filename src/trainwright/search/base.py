@@ -34,7 +34,7 @@ class BestRun(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SearchSettings:
     """Ours, beside what transformers' search takes; given as keywords too.
 
     Attributes:
@@ -52,7 +52,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SearchPlan:
     """What was asked of a search.
 
     Attributes:
@@ -64,7 +64,7 @@ class Plan:
     num_trials: int
     directions: tuple[str, ...]
     space: Callable[[Any], Mapping[str, Any]]
-    settings: Settings
+    settings: SearchSettings
     options: Mapping[str, Any]
 
     @property
@@ -73,7 +73,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class TrialSpec:
     """A trial that is about to run, as all processes of it must know it.
 
     Attributes:
@@ -89,7 +89,7 @@ class Offer:
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class TrialResult:
     """What came of a trial.
 
     Attributes:
@@ -108,7 +108,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class TrainerHandle:
     """What a backend may ask of the trainer.
 
     Attributes:
@@ -124,16 +124,16 @@ class Host:
     args: Any
     is_main: bool
     num_processes: int
-    run: Callable[[Offer, Any], Outcome]
+    run: Callable[[TrialSpec, Any], TrialResult]
     check: Callable[[Mapping[str, Any]], None]
-    folder_of: Callable[[Offer, Any], str]
+    folder_of: Callable[[TrialSpec, Any], str]
     find_checkpoint: Callable[[str], str | None]
     agree: Callable[[Callable[[], Any]], Any]
-    pack: Callable[[], Callable[[], Host]]
+    pack: Callable[[], Callable[[], TrainerHandle]]
 
 
 @dataclass(slots=True, kw_only=True)
-class Searching:
+class SearchState:
     """A search under way, as the trainer knows it.
 
     Attributes:
@@ -142,15 +142,15 @@ class Searching:
         offer, outcome: of the trial that runs now.
     """
 
-    backend: Backend
-    plan: Plan
+    backend: SearchBackend
+    plan: SearchPlan
     args: Any
     callback_states: dict[str, Any]
-    offer: Offer = field(default_factory=lambda: Offer(id="", params={}))
-    outcome: Outcome = field(default_factory=Outcome)
+    offer: TrialSpec = field(default_factory=lambda: TrialSpec(id="", params={}))
+    outcome: TrialResult = field(default_factory=TrialResult)
 
 
-class Backend(Protocol):
+class SearchBackend(Protocol):
     """A library that decides which trials there are.
 
     Attributes:
@@ -164,22 +164,22 @@ class Backend(Protocol):
         """The space where none was given."""
         ...
 
-    def check(self, host: Host, plan: Plan) -> None:
+    def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
         """Raises if the space or the options cannot work, before the first trial."""
         ...
 
-    def report(self, trial: Any, outcome: Outcome, save: Callable[[str], None] | None) -> bool:
+    def report(self, trial: Any, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
         """Hears of an evaluation; True if the trial should end here.
 
         `save` writes a checkpoint into a directory; None where none is due.
         """
         ...
 
-    def frozen(self, offer: Offer) -> Any:
+    def frozen(self, offer: TrialSpec) -> Any:
         """A trial that has these parameters and draws none."""
         ...
 
-    def run(self, host: Host, plan: Plan) -> BestRun | list[BestRun]:
+    def run(self, host: TrainerHandle, plan: SearchPlan) -> BestRun | list[BestRun]:
         """All trials; the best of them, or where there are several objectives those that none is better than."""
         ...
 

@@ -18,10 +18,10 @@ from optuna.study import StudyDirection
 from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
 from trainwright.errors import SearchError, SearchSpaceError
-from trainwright.search import asked
-from trainwright.search.attempts import Attempts, follow
-from trainwright.search.base import BestRun, Host, Offer, Outcome, Plan
-from trainwright.search.spaces import default_hp_space_optuna
+from trainwright.search import validation
+from trainwright.search.base import BestRun, SearchPlan, TrainerHandle, TrialResult, TrialSpec
+from trainwright.search.search_spaces import default_hp_space_optuna
+from trainwright.search.trial_runner import TrialRunner, follow
 
 STUDY_NAME = "search"
 OF_OPTIMIZE = ("timeout", "n_jobs", "gc_after_trial", "catch")
@@ -40,8 +40,8 @@ class OptunaBackend:
     def default_space(self, trial: Any) -> Mapping[str, Any]:
         return default_hp_space_optuna(trial)
 
-    def check(self, host: Host, plan: Plan) -> None:
-        asked.check_options(plan.options, (*OF_THE_STUDY, *OF_OPTIMIZE), backend=self.name)
+    def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
+        validation.check_options(plan.options, (*OF_THE_STUDY, *OF_OPTIMIZE), backend=self.name)
         if plan.options.get("n_jobs", 1) != 1:
             raise SearchSpaceError(
                 f"n_jobs={plan.options['n_jobs']}: trials in threads would share one trainer. Run the script several "
@@ -57,10 +57,10 @@ class OptunaBackend:
         finally:
             optuna.logging.set_verbosity(optuna_is_loud)
         params = plan.space(probe)
-        asked.check_names(host.args, params)
-        asked.check_values(host.args, [*params.items(), *_ends(probe, params)])
+        validation.check_names(host.args, params)
+        validation.check_values(host.args, [*params.items(), *_ends(probe, params)])
 
-    def report(self, trial: Any, outcome: Outcome, save: Callable[[str], None] | None) -> bool:
+    def report(self, trial: Any, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
         study = getattr(trial, "study", None)
         if study is None or len(study.directions) > 1:  # a library's own trial, or one without pruning
             return False
@@ -68,14 +68,14 @@ class OptunaBackend:
         trial.report(objective, step)
         return bool(trial.should_prune())
 
-    def frozen(self, offer: Offer) -> Any:
+    def frozen(self, offer: TrialSpec) -> Any:
         return FixedTrial(dict(offer.params), int(offer.id))
 
-    def run(self, host: Host, plan: Plan) -> BestRun | list[BestRun]:
+    def run(self, host: TrainerHandle, plan: SearchPlan) -> BestRun | list[BestRun]:
         if not host.is_main:
             follow(host, self.frozen)
             return _same(host, list)
-        attempts = Attempts(host, plan, backend=self.name)
+        attempts = TrialRunner(host, plan, backend=self.name)
         options = dict(plan.options)
         how = {name: options.pop(name) for name in OF_OPTIMIZE if name in options}
         goes_on = plan.settings.failed_trials == "continue" and host.num_processes == 1
@@ -93,7 +93,7 @@ class OptunaBackend:
         return _same(host, lambda: best_of(study, attempts))
 
 
-def _same(host: Host, decide: Callable[[], Any]) -> BestRun | list[BestRun]:
+def _same(host: TrainerHandle, decide: Callable[[], Any]) -> BestRun | list[BestRun]:
     best: BestRun | list[BestRun] = host.agree(decide)
     return best
 
@@ -101,7 +101,7 @@ def _same(host: Host, decide: Callable[[], Any]) -> BestRun | list[BestRun]:
 class _Objective:
     """What Optuna calls for each trial."""
 
-    def __init__(self, host: Host, plan: Plan, attempts: Attempts) -> None:
+    def __init__(self, host: TrainerHandle, plan: SearchPlan, attempts: TrialRunner) -> None:
         self._host, self._plan, self._attempts = host, plan, attempts
         self.mistake: SearchSpaceError | None = None
 
@@ -121,11 +121,11 @@ class _Objective:
 
     def _attempt(self, trial: optuna.Trial) -> Any:
         params = self._plan.space(trial)
-        asked.check_names(self._host.args, params)
-        asked.check_values(self._host.args, params.items())
+        validation.check_names(self._host.args, params)
+        validation.check_values(self._host.args, params.items())
         folders = trial.user_attrs.get(GOES_ON, {}).get("folders", [])
         checkpoint = next((found for folder in folders if (found := self._host.find_checkpoint(folder))), None)
-        offer = Offer(id=str(trial.number), params=dict(params), checkpoint=checkpoint)
+        offer = TrialSpec(id=str(trial.number), params=dict(params), checkpoint=checkpoint)
         trial.set_user_attr(FOLDER, self._host.folder_of(offer, trial))
         outcome = self._attempts.run(offer, trial)
         trial.set_user_attr(METRICS, {name: value for name, value in outcome.metrics.items() if _is_number(value)})
@@ -134,11 +134,11 @@ class _Objective:
         return outcome.objective
 
 
-def _directions(plan: Plan) -> list[StudyDirection]:
+def _directions(plan: SearchPlan) -> list[StudyDirection]:
     return [StudyDirection[direction.upper()] for direction in plan.directions]
 
 
-def open_study(plan: Plan, options: dict[str, Any]) -> optuna.Study:
+def open_study(plan: SearchPlan, options: dict[str, Any]) -> optuna.Study:
     if plan.settings.resume_search:
         options = {"study_name": STUDY_NAME, **options, "load_if_exists": True}
     return optuna.create_study(directions=_directions(plan), **options)
@@ -172,7 +172,7 @@ def _once_more(trial: FrozenTrial, user_attrs: dict[str, Any]) -> FrozenTrial:
     return create_trial(state=TrialState.WAITING, system_attrs=noted, user_attrs=user_attrs)
 
 
-def best_of(study: optuna.Study, attempts: Attempts) -> BestRun | list[BestRun]:
+def best_of(study: optuna.Study, attempts: TrialRunner) -> BestRun | list[BestRun]:
     """The best trial of all that the study has, also of earlier starts."""
     if not any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)):
         attempts.require_one()

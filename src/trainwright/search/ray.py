@@ -22,10 +22,10 @@ import torch
 from ray.tune.schedulers import FIFOScheduler
 
 from trainwright.errors import SearchError, SearchSpaceError
-from trainwright.search import asked, record
-from trainwright.search.attempts import MODEL_FOLDER
-from trainwright.search.base import BestRun, Host, Offer, Outcome, Plan
-from trainwright.search.record import SearchRecord, TrialRecord, plain
+from trainwright.search import search_record, validation
+from trainwright.search.base import BestRun, SearchPlan, TrainerHandle, TrialResult, TrialSpec
+from trainwright.search.search_record import SearchRecord, TrialRecord, plain
+from trainwright.search.trial_runner import MODEL_FOLDER
 
 OBJECTIVE = "objective"
 TRIAL_NAME = "trial.json"  # in a trial's directory: what came of it, as its own process saw it
@@ -51,9 +51,9 @@ class RayBackend:
     def default_space(self, trial: Any) -> Mapping[str, Any]:
         return default_domains()
 
-    def check(self, host: Host, plan: Plan) -> None:
+    def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
         known = [name for name in inspect.signature(ray.tune.run).parameters if name not in OURS]
-        asked.check_options(plan.options, known, backend=self.name)
+        validation.check_options(plan.options, known, backend=self.name)
         if host.num_processes > 1:
             raise SearchSpaceError(
                 "backend='ray' starts the processes of its trials itself. Run the script without a launcher."
@@ -69,10 +69,10 @@ class RayBackend:
                 "Set it to 'steps' or 'epoch'."
             )
         domains = plan.space(None)
-        asked.check_names(host.args, domains)
-        asked.check_values(host.args, _draws(domains))
+        validation.check_names(host.args, domains)
+        validation.check_values(host.args, _draws(domains))
 
-    def report(self, trial: Any, outcome: Outcome, save: Callable[[str], None] | None) -> bool:
+    def report(self, trial: Any, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
         """Ray ends the process of a trial that should go no further, so none hears that it should end itself."""
         metrics = {**outcome.metrics, OBJECTIVE: outcome.objective}
         with tempfile.TemporaryDirectory() as folder:
@@ -82,10 +82,10 @@ class RayBackend:
             ray.tune.report(metrics, checkpoint=checkpoint)
         return False
 
-    def frozen(self, offer: Offer) -> Any:
+    def frozen(self, offer: TrialSpec) -> Any:
         return dict(offer.params)
 
-    def run(self, host: Host, plan: Plan) -> BestRun:
+    def run(self, host: TrainerHandle, plan: SearchPlan) -> BestRun:
         folder = os.path.abspath(host.args.output_dir)
         options = {
             "resources_per_trial": {"cpu": 1, **({"gpu": 1} if torch.cuda.is_available() else {})},
@@ -98,7 +98,9 @@ class RayBackend:
         analysis = ray.tune.run(trainable, config=dict(plan.space(None)), num_samples=plan.num_trials, **options)
         found = SearchRecord(directions=list(plan.directions), backend=self.name)
         for trial in analysis.trials:
-            found.add(_record_of(trial, host.folder_of(Offer(id=trial.trial_id, params=trial.config), trial.config)))
+            found.add(
+                _record_of(trial, host.folder_of(TrialSpec(id=trial.trial_id, params=trial.config), trial.config))
+            )
         found.write(folder)
         scope = os.environ.get("RAY_SCOPE") or getattr(host.args, "ray_scope", None) or "last"
         best = analysis.get_best_trial(metric=OBJECTIVE, mode=plan.directions[0][:3], scope=scope)
@@ -110,15 +112,15 @@ class RayBackend:
         return BestRun(best.trial_id, best.last_result[OBJECTIVE], best.config, analysis)
 
 
-def train_one(config: dict[str, Any], make: Callable[[], Host]) -> None:
+def train_one(config: dict[str, Any], make: Callable[[], TrainerHandle]) -> None:
     """A trial, in the process that Ray gave it; where Ray moved it, it goes on from its checkpoint."""
     host = make()
     given = ray.tune.get_checkpoint()
     with nullcontext() if given is None else given.as_directory() as folder:
         checkpoint = None if folder is None else host.find_checkpoint(folder)
-        offer = Offer(id=ray.tune.get_context().get_trial_id(), params=config, checkpoint=checkpoint)
+        offer = TrialSpec(id=ray.tune.get_context().get_trial_id(), params=config, checkpoint=checkpoint)
         outcome = host.run(offer, dict(config))
-    entry = record.finished(offer.id, plain(config), outcome)
+    entry = search_record.finished(offer.id, plain(config), outcome)
     (Path(outcome.folder) / TRIAL_NAME).parent.mkdir(parents=True, exist_ok=True)
     (Path(outcome.folder) / TRIAL_NAME).write_text(json.dumps(plain(asdict(entry))), encoding="utf-8")
     if not outcome.was_heard and given is None:  # one that was moved at its end has told its result already
@@ -137,7 +139,7 @@ def _record_of(trial: Any, folder: str) -> TrialRecord:
     error = trial.get_pickled_error() if trial.status == "ERROR" else None
     return TrialRecord(
         id=trial.trial_id,
-        state=record.FAILED if trial.status == "ERROR" else record.PRUNED,
+        state=search_record.FAILED if trial.status == "ERROR" else search_record.PRUNED,
         params=plain(trial.config),
         values=[] if objective is None else [float(objective)],
         error=None if trial.status != "ERROR" else str(error or "it failed").strip().splitlines()[-1],

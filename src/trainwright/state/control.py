@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainwright.state.exportable import ExportableState
+from trainwright.state.exportable_state import ExportableState
 
 
 @dataclass

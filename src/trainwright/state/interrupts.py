@@ -21,7 +21,7 @@ class Interrupted(BaseException):
     """A signal arrived at a place where the run may be left at once. No `except Exception` stops it."""
 
 
-class Meeting(Protocol):
+class InterruptSync(Protocol):
     """How processes that train together agree on the place where they leave; alone, it only counts places."""
 
     @property
@@ -42,7 +42,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self.meeting: Meeting | None = None
+        self.meeting: InterruptSync | None = None
         self._is_open = False
         self._is_handed_on = False
 

@@ -16,7 +16,7 @@ COMPACT_AFTER = 1024  # single losses held as one tensor each before they are pa
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LossReading:
     """What a drain found.
 
     Attributes:
@@ -79,7 +79,7 @@ class LossMeter:
         for loss in losses[:count]:
             self.add(loss)
 
-    def drain(self) -> Reading:
+    def drain(self) -> LossReading:
         """Reads the sum back, as a mean over processes, and starts a new one. All processes must call it together."""
         num_losses = self.count
         total = self.total.item()
@@ -91,7 +91,7 @@ class LossMeter:
             total, bad = readings[:, 0].contiguous().mean().item(), int(readings[:, 1].sum())
         self.total.zero_()
         self._losses, self._packed, self._num_steps = [], [], []
-        return Reading(total=total, num_losses=num_losses, num_non_finite=bad)
+        return LossReading(total=total, num_losses=num_losses, num_non_finite=bad)
 
     def _pack(self) -> None:
         self._packed.append(torch.stack([loss.reshape(()).float() for loss in self._losses]))

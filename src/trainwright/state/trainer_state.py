@@ -10,9 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from trainwright.state.exportable import collect_states
-from trainwright.state.history import HistoryText
-from trainwright.types import read_json, write_pieces
+from trainwright._types import read_json, write_pieces
+from trainwright.state.exportable_state import collect_states
+from trainwright.state.log_history import HistoryText
 
 MAX_BYTES = 1 << 30
 

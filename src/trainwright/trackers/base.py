@@ -1,7 +1,7 @@
 """TrackerCallback: from the events of a run to the calls of a tracker. What the calls are is in a file for each.
 
 Only the first process reports. `setup`, `send`, `saved`, `predicted` and `close` run on the tracker's own thread (see
-`guard.py`). A subclass from outside of this package may use the client in its own events: its `setup` is waited for.
+`tracker_thread.py`). A subclass from outside of this package may use the client in its own events: its `setup` is waited for.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.errors import MissingPackageError
+from trainwright.evaluation.metrics_io import plain_numbers
 from trainwright.journal import record
-from trainwright.metrics.report import plain_numbers
-from trainwright.trackers.guard import Guard, Missed
+from trainwright.trackers.tracker_thread import PendingCalls, TrackerThread
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class TrackerCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self._initialized = False
-        self._guard = Guard(self.name)
-        self._missed = Missed()
+        self._guard = TrackerThread(self.name)
+        self._missed = PendingCalls()
         self._handle: str | None = None  # by which the service knows the run
         self._run_id: str | None = None  # by which the journal knows it; empty: there is no journal
         self._resumed_at = 0  # the step that a training goes on from

@@ -14,7 +14,7 @@ from typing import Any
 from trainwright.config.plans import OPEN_END
 from trainwright.errors import MissingPackageError
 from trainwright.trackers.base import TrackerCallback
-from trainwright.trackers.table import is_kubeflow_available
+from trainwright.trackers.registry import is_kubeflow_available
 
 PAUSE_S = 5.0  # between two posts
 TIMEOUT_S = 5

@@ -1,0 +1,291 @@
+"""When a checkpoint's bytes reach the disk: before a save returns, or behind training's back. One save at a time.
+
+In the background: what changes while training goes on is copied (`sink`, `snapshot`), and a thread of low priority
+writes, flushes and commits. Its calls to the system and its checksums do not hold the interpreter's lock. An error of
+it is raised where the run next asks: at the next save, or when training ends. Where several processes write parts of
+one checkpoint, each has such a thread; these agree among themselves, and an error of one is raised in all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainwright.checkpoint.deferred_io import IMMEDIATE, DeferredSink, FileSink
+from trainwright.checkpoint.disk_space import free_bytes, size_text
+from trainwright.checkpoint.host_copy import HostBuffers
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.store import CheckpointStore
+from trainwright.errors import CheckpointError, CheckpointWriteError
+
+logger = logging.getLogger(__name__)
+
+NICENESS = 5  # of the writing thread, where the system knows priorities of threads
+
+
+class Ranks(Protocol):
+    """The processes of a run, as far as a save needs them."""
+
+    @property
+    def num_processes(self) -> int: ...
+    def agree(self, decide: Callable[[], str]) -> str: ...
+    def gather_objects(self, value: Any) -> Sequence[Any]: ...
+    def gather_objects_in_background(self, value: Any) -> Sequence[Any]: ...
+    def barrier(self) -> None: ...
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one trainer, one at a time.
+
+    With `goes_on` a checkpoint that cannot be written is reported, and training goes on without it. Only an error while
+    several processes fill a directory together ends the run all the same: the others wait for the one that failed.
+
+    Attributes:
+        sink: where the hooks put large files; while a checkpoint is made it may put them off.
+        newest: step of the newest checkpoint that is on the disk or on its way there; None: none of this writer's.
+        longest_s: the longest time from the beginning of a save until its checkpoint was there, the background's too.
+    """
+
+    def __init__(self, *, goes_on: bool = False) -> None:
+        self.sink: FileSink = IMMEDIATE
+        self.newest: int | None = None
+        self.longest_s = 0.0
+        self._goes_on = goes_on
+        self._buffers = HostBuffers()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._follow_ups: list[Callable[[bool], None]] | None = None  # of what is under way
+        self._lock = threading.Lock()
+
+    def save(
+        self,
+        store: CheckpointStore,
+        manifest: Manifest,
+        *,
+        company: Ranks,
+        writes: bool,
+        in_background: bool,
+        check: Callable[[], None],
+        write: Callable[[Path], None],
+        after: Callable[[], None],
+    ) -> None:
+        """Writes a checkpoint: there as a whole in the end, or thrown away. Every process calls it.
+
+        Args:
+            writes: whether this process commits; one that does not is given the directory of the main process.
+            check: raises if there is no room; the main process asks before anything is written.
+            write: puts the files into the directory it is given, large ones into `sink`.
+            after: called when the checkpoint is there.
+
+        Raises:
+            CheckpointWriteError: this one cannot be written, or the one before it could not.
+        """
+        self.wait()
+        begun = time.monotonic()
+        before, self.newest = self.newest, manifest.step
+        later, parted = DeferredSink(self._buffers, company.gather_objects), False
+        try:
+            with failures_named(store.root):
+                folder, own = _staging(store, manifest.step, company, check, writes=writes)
+            in_background = all(company.gather_objects(in_background))
+            self.sink = later if in_background else IMMEDIATE
+            with self._collecting(), discard_on_failure(store, own):
+                parted = company.num_processes > 1
+                write(folder)
+                company.barrier()  # overrides may have written on any process
+                parted = False
+            if own is None and not later.is_shared:
+                return
+
+            def finish() -> None:
+                all_agree = partial(fail_together, company) if later.is_shared else nullcontext
+                with all_agree(), discard_on_failure(store, own):
+                    with all_agree():
+                        later.write()
+                    if own is not None:
+                        store.commit(own, manifest)
+                if own is not None:
+                    after()
+                self.longest_s = max(self.longest_s, time.monotonic() - begun)
+
+            self._begin(finish) if in_background else finish()
+        except BaseException as error:
+            self.newest = before
+            if parted:
+                raise
+            self._raise_or_report(error)
+
+    @contextmanager
+    def _collecting(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._buffers.give_back()
+            raise
+        finally:
+            self.sink = IMMEDIATE
+            self._buffers.end_snapshot()
+
+    def then(self, work: Callable[[bool], None]) -> None:
+        """Calls `work` when what was begun has ended, with whether it is on the disk: at once if it has ended already.
+
+        It is called before the next save begins, so the checkpoint is there as long as `work` lasts.
+        """
+        with self._lock:
+            if self._follow_ups is not None:
+                self._follow_ups.append(work)
+                return
+        work(self._error is None and self.newest is not None)
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        self._follow_ups = []
+
+        def run() -> None:
+            try:
+                _lower_priority()
+                work()
+            except BaseException as error:
+                self._error = error
+            finally:
+                self._buffers.give_back()
+                self._follow_up()
+
+        self._thread = threading.Thread(target=run, name="checkpoint-writer")  # no daemon: python waits for its end
+        self._thread.start()
+
+    def _follow_up(self) -> None:
+        while True:
+            with self._lock:
+                if not self._follow_ups:
+                    self._follow_ups = None
+                    return
+                following = self._follow_ups.pop(0)
+            try:
+                following(self._error is None)
+            except Exception:
+                logger.exception("What follows a checkpoint failed; the checkpoint itself is there.")
+
+    def wait(self) -> None:
+        """Returns when what was begun is on the disk.
+
+        Raises:
+            CheckpointWriteError: it could not be written.
+        """
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            self.newest = None
+            self._raise_or_report(error)
+
+    def end(self) -> None:
+        """Waits, and gives the memory of the copies back."""
+        try:
+            self.wait()
+        finally:
+            self._buffers.drop()
+
+    def end_after_failure(self) -> None:
+        """As `end`, while another error is on its way to the user: one of this writer's is only reported."""
+        try:
+            self.end()
+        except Exception as error:
+            logger.error("%s", error)
+
+    def _raise_or_report(self, error: BaseException) -> None:
+        if not (self._goes_on and isinstance(error, CheckpointWriteError)):
+            raise error
+        logger.error("%s Training goes on (save_failure='continue').", error)
+
+
+def _staging(
+    store: CheckpointStore, step: int, company: Ranks, check: Callable[[], None], *, writes: bool
+) -> tuple[Path, Path | None]:
+    """The directory to write into, and the same if this process is to commit it."""
+    of_main: list[Path] = []
+
+    def begin() -> str:
+        check()
+        of_main.append(store.stage(step))
+        return str(of_main[0])
+
+    folder = Path(company.agree(begin))
+    if not writes:
+        return folder, None
+    own = folder if of_main else store.stage(step)  # the first process of another node has a disk of its own
+    return own, own
+
+
+@contextmanager
+def fail_together(company: Ranks) -> Iterator[None]:
+    """Around what the threads of all processes do for one checkpoint: it failed in all of them if it did in one.
+
+    Raises:
+        CheckpointWriteError: in those where it did not.
+    """
+    failure: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        failure = error
+    told = company.gather_objects_in_background(None if failure is None else f"{type(failure).__name__}: {failure}")
+    failed = [f"process {rank}: {text}" for rank, text in enumerate(told) if text is not None]
+    if failed and failure is None:
+        failure = CheckpointWriteError(f"A checkpoint could not be written in all processes; {failed[0]}")
+    if failure is not None:
+        failure.is_everybodys = True  # type: ignore[attr-defined]  # no process failed before the others
+        raise failure
+
+
+@contextmanager
+def discard_on_failure(store: CheckpointStore, staging: Path | None) -> Iterator[None]:
+    """Throws a staged checkpoint away if something fails."""
+    try:
+        with failures_named(store.root):
+            yield
+    except BaseException:
+        if staging is not None:
+            store.discard(staging)
+        raise
+
+
+@contextmanager
+def failures_named(root: Path) -> Iterator[None]:
+    """Says of an error of the disk what it is, what it leaves, and what to do.
+
+    Raises:
+        CheckpointWriteError: in its place.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, CheckpointError) or not _is_of_the_disk(error):
+            raise
+        free = free_bytes(root)
+        left = "" if free is None else f" ({size_text(free)} free there)"
+        raise CheckpointWriteError(
+            f"A checkpoint could not be written to {root}: {error}{left}. Those before it are untouched. Make "
+            "room, keep fewer (save_total_limit), save less (save_only_model=True), or choose another output_dir and "
+            "resume; save_failure='continue' trains on without it."
+        ) from error
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+    """Writers in other languages report a full disk in words of their own."""
+    words = ("PytorchStreamWriter", "inline_container", "iostream", "I/O error", "IoError")
+    return isinstance(error, OSError) or any(word in f"{type(error).__name__} {error}" for word in words)
+
+
+def _lower_priority() -> None:
+    with contextlib.suppress(AttributeError, OSError):  # Linux has a priority for each thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

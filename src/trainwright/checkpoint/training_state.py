@@ -1,0 +1,143 @@
+"""What a checkpoint holds besides the weights, and how each of it is written and read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainwright._types import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINING_ARGS_JSON_NAME, TRAINING_ARGS_NAME
+from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
+from trainwright.checkpoint.rng import numpy_globals
+from trainwright.errors import CheckpointError
+
+
+def save_optimizer(state: dict[str, Any], folder: Path, *, sink: FileSink = IMMEDIATE) -> None:
+    sink.put(state, lambda copied: _save_large(copied, folder / OPTIMIZER_NAME))
+
+
+def save_scheduler(scheduler: Any, folder: Path) -> None:
+    torch.save(scheduler.state_dict(), folder / SCHEDULER_NAME)
+
+
+def _save_large(state: Any, path: Path) -> None:
+    """Without the checksums inside of the file: they take longer than writing it, and the manifest has a better one."""
+    were_on = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(state, path)
+    finally:
+        torch.serialization.set_crc32_options(were_on)
+
+
+def load_optimizer(
+    optimizer: Any, folder: Path, *, load: Callable[[Any, dict[str, Any]], None], holds_parts: bool = False
+) -> None:
+    """Loads its state by `load(optimizer, state)`; `holds_parts`: of parameters, so that their shapes tell nothing.
+
+    Raises:
+        CheckpointError: the file is missing, or the optimizer in it is of another kind. Going on with a fresh optimizer
+            at the full rate would ruin a run silently.
+    """
+    _check_is_there(folder, OPTIMIZER_NAME)
+    state = _load(folder / OPTIMIZER_NAME)
+    try:
+        _check_same_settings(optimizer, state)
+        if not holds_parts:
+            _check_same_shapes(optimizer, state)
+        load(optimizer, state)
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"The optimizer state in {folder} does not fit this {type(optimizer).__name__}: {error}. "
+            "Resume with the same optim and the same trainable parameters as before."
+        ) from error
+
+
+def load_scheduler(scheduler: Any, folder: Path) -> None:
+    """Loads its state.
+
+    Raises:
+        CheckpointError: the file is missing.
+    """
+    _check_is_there(folder, SCHEDULER_NAME)
+    scheduler.load_state_dict(_load(folder / SCHEDULER_NAME))
+
+
+def _check_is_there(folder: Path, name: str) -> None:
+    if not (folder / name).is_file():
+        raise CheckpointError(
+            f"{folder} has no {name}, so training cannot go on from it (was it written with save_only_model?). "
+            "To start a new run from its weights, load the model from that directory and call train() without "
+            "resume_from_checkpoint."
+        )
+
+
+def _check_same_settings(optimizer: Any, state: Any) -> None:
+    """Raises ValueError if the state is another kind's: its groups lack a setting that this optimizer reads."""
+    for mine, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
+        lacking = sorted(set(mine) - set(saved) - {"initial_lr"})
+        if lacking:
+            raise ValueError(f"the state has no {', '.join(lacking)}, so it is another optimizer's")
+
+
+def _check_same_shapes(optimizer: Any, state: Any) -> None:
+    """Raises ValueError if a state belongs to a parameter of another shape."""
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return  # others keep states of another shape than the parameter's: projected, quantised
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, parameter in enumerate(parameters):
+        for name in ("exp_avg", "momentum_buffer", "square_avg"):
+            saved = state["state"].get(index, {}).get(name)
+            if saved is not None and saved.shape != parameter.shape:
+                raise ValueError(f"{name} of parameter {index} is {tuple(saved.shape)}, not {tuple(parameter.shape)}")
+
+
+def save_scaler(scaler: Any, folder: Path) -> None:
+    if scaler is not None:
+        torch.save(scaler.state_dict(), folder / SCALER_NAME)
+
+
+def load_scaler(scaler: Any, folder: Path) -> None:
+    if scaler is not None and (folder / SCALER_NAME).is_file():
+        scaler.load_state_dict(_load(folder / SCALER_NAME))
+
+
+def save_data_position(position: dict[str, Any], path: Path) -> None:
+    """Writes where a stream or a user's dataloader stands: what the cursor in the manifest does not say.
+
+    Args:
+        position: the state by the kind of position.
+        path: of one process.
+    """
+    torch.save(position, path)
+
+
+def load_data_position(path: Path) -> dict[str, Any]:
+    """The position that `save_data_position` wrote.
+
+    Args:
+        path: of one process.
+
+    Raises:
+        CheckpointError: the file cannot be read as plain values.
+    """
+    with torch.serialization.safe_globals(numpy_globals()):
+        position: dict[str, Any] = _load(path)
+    return position
+
+
+def save_arguments(args: Any, folder: Path) -> None:
+    """The arguments as JSON, and as a plain dict in the file where readers of transformers' checkpoints look."""
+    values = json.loads(args.to_json_string())
+    (folder / TRAINING_ARGS_JSON_NAME).write_text(json.dumps(values, indent=2, sort_keys=True), encoding="utf-8")
+    torch.save(values, folder / TRAINING_ARGS_NAME)
+
+
+def _load(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read as plain tensors and numbers: {error}") from error

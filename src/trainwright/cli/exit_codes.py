@@ -1,0 +1,63 @@
+"""How a command ends: exit codes, and what a person is told where it could not do what was asked.
+
+0    done
+1    it failed while it worked, or a checkpoint is damaged, or a check found an error
+2    usage, configuration or data: nothing was trained
+130  SIGINT (Ctrl-C); 143 SIGTERM, 138 SIGUSR1: the last finished step is saved, `trainwright resume` goes on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from trainwright.distributed.world import World
+from trainwright.errors import (
+    ArgumentError,
+    CheckpointNotFoundError,
+    DataError,
+    MetricError,
+    MissingPackageError,
+    ModelError,
+    NotYetError,
+    TrainwrightError,
+)
+
+FAILED = 1
+USAGE = 2
+OF_THE_USER = (
+    ArgumentError,
+    CheckpointNotFoundError,
+    DataError,
+    MetricError,
+    MissingPackageError,
+    ModelError,
+    NotYetError,
+)
+
+
+@contextmanager
+def reporting() -> Iterator[None]:
+    """Turns errors that were raised on purpose into their message and an exit code; any other is a traceback."""
+    try:
+        yield
+    except OF_THE_USER as error:
+        tell(str(error))
+        raise typer.Exit(USAGE) from None
+    except (TrainwrightError, OSError) as error:
+        tell(str(error))
+        raise typer.Exit(FAILED) from None
+
+
+def tell(problem: str) -> None:
+    """Says what is wrong, once where several processes find the same."""
+    if World.detect().process_index == 0:
+        typer.echo(problem, err=True)
+
+
+def say(word: str, line: str) -> None:
+    """A line for the person who watches, in the style of the plan that a run shows when it starts."""
+    if World.detect().process_index == 0:
+        typer.echo(f"{word:<10}{line}")

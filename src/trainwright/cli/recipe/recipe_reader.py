@@ -1,0 +1,247 @@
+"""From a file to a Recipe: names known, values of their types, paths absolute; all problems told at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from trainwright.cli.recipe.paths import PlaceError, absolute, files, model_place
+from trainwright.cli.recipe.schema import TASKS, DataPart, ImagePart, LearnPart, ModelPart, Recipe, names_of
+from trainwright.cli.recipe.training_section import problems_of_training, resolved_training, training_names
+from trainwright.cli.recipe.yaml_tree import Path, Tree, parse, scalar
+
+PARTS: dict[str, type] = {"model": ModelPart, "data": DataPart}
+TOP = ("task", "model", "data", "training")
+NESTED: dict[Path, type] = {("model", "learn_tokenizer"): LearnPart, ("data", "image"): ImagePart}
+Found = Iterator[tuple[Path, str]]
+KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list",
+         "dict": "names with values"}  # fmt: skip
+
+
+def read_tree(file: FilePath, overrides: Sequence[str] = ()) -> Tree:
+    """A file, with `a.b=value` put over it.
+
+    Raises:
+        OSError: it cannot be read.
+        RecipeError: it is no YAML, or an override names nothing that is known.
+    """
+    tree = parse(file.read_text(encoding="utf-8"), str(file))
+    problems = []
+    for override in overrides:
+        name, sign, text = override.partition("=")
+        path, origin = tuple(name.strip().split(".")), f"--set {override}"
+        tree.places[(origin,)] = origin
+        if not sign:
+            problems.append(((origin,), "a name, =, and a value belong here: --set training.max_steps=100."))
+        elif (problem := _problem_of_name(path)) is not None:
+            problems.append(((origin,), problem))
+        else:
+            tree.set(path, scalar(text), origin=origin)
+    tree.refuse(problems)
+    return tree
+
+
+def checked(tree: Tree, base: FilePath) -> Recipe:
+    """The recipe in a tree; relative paths are those of the directory `base`.
+
+    Raises:
+        RecipeError: tells every problem with its line.
+    """
+    value = tree.value
+    tree.refuse([*(wrong := list(_problems(tree))), *(_values_of_known_names(value, base) if wrong else ())])
+    data, model, training = dict(value["data"]), dict(value.get("model") or {}), dict(value.get("training") or {})
+    problems = list(_resolve(data, model, training, base, value["task"]))
+    made = Recipe(
+        task=value["task"],
+        model=_made(ModelPart, model, ("model",)),
+        data=_made(DataPart, data, ("data",)),
+        training=training,
+    )
+    tree.refuse(
+        [*problems, *_contradictions(made), *problems_of_training(made.training, generates=made.spec.generates)]
+    )
+    return made
+
+
+def _values_of_known_names(value: dict[str, Any], base: FilePath) -> Found:
+    """Beside names that are wrong, what is wrong with the values of those that are right."""
+    training, task = value.get("training"), value.get("task")
+    if isinstance(training, dict):
+        generates = task in TASKS and TASKS[task].generates
+        known = {name: one for name, one in training.items() if name in training_names(generates=generates)}
+        yield from problems_of_training(resolved_training(known, base, str(task)), generates=generates)
+
+
+def known_paths() -> list[str]:
+    """Every name that a file may have, with those above it."""
+    nested = [f"{'.'.join(path)}.{name}" for path, kind in NESTED.items() for name in names_of(kind)]
+    inner = [f"{part}.{name}" for part, kind in PARTS.items() for name in names_of(kind)]
+    return ["task", *inner, *nested, *(f"training.{name}" for name in training_names(generates=True))]
+
+
+def _problem_of_name(path: Path) -> str | None:
+    """What is wrong with a path that --set names."""
+    full, known = ".".join(path), known_paths()
+    free = {("model", "config"), ("data", "columns"), ("data", "where"), ("data", "labels")}
+    if full in known or path[:2] in free:
+        return None
+    if path[0] == "training" and len(path) > 2 and f"training.{path[1]}" in known:
+        return None
+    endings = [name for name in known if name.rpartition(".")[2] == path[-1]]
+    near = endings or difflib.get_close_matches(full, known, n=1, cutoff=0.6)
+    return f"{full} is not known.{f' Did you mean {near[0]}?' if near else ''}"
+
+
+def _problems(tree: Tree) -> Found:
+    """Names and types."""
+    value = tree.value
+    yield from _unknown(value, TOP, ())
+    task = value.get("task")
+    if task not in TASKS:
+        at: Path = ("task",) if "task" in value else ()
+        said = "task is missing" if task is None else f"task: {task!r} is not one of them"
+        yield at, f"{said}.{near(str(task), TASKS)} Tasks: {', '.join(TASKS)}."
+    for part, kind in PARTS.items():
+        yield from _problems_of_part(value.get(part), kind, (part,))
+    if "data" not in value:
+        yield (), "data is missing: it says what to train on."
+    training = value.get("training")
+    if training is not None and not isinstance(training, dict):
+        yield ("training",), "training: names with values belong here, such as `learning_rate: 5e-5`."
+    elif training:
+        generates = task in TASKS and TASKS[task].generates
+        yield from _unknown(training, training_names(generates=generates), ("training",))
+
+
+def _problems_of_part(value: Any, kind: type, path: Path) -> Found:
+    """Of a mapping that a dataclass describes."""
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        yield path, f"{'.'.join(path)}: names with values belong here."
+        return
+    yield from _unknown(value, names_of(kind), path)
+    hints = get_type_hints(kind)
+    for one in dataclasses.fields(kind):
+        if one.name not in value:
+            continue
+        inner = (*path, one.name)
+        if inner in NESTED:
+            yield from _problems_of_part(value[one.name], NESTED[inner], inner)
+        elif (problem := _mismatch(value[one.name], hints[one.name], one.metadata)) is not None:
+            yield inner, f"{'.'.join(inner)}: {problem}"
+
+
+def _unknown(value: Mapping[str, Any], known: Collection[str], path: Path) -> Found:
+    for name in value:
+        if name not in known:
+            full = ".".join((*path, str(name)))
+            elsewhere = [other for other in known_paths() if other.rpartition(".")[2] == name]
+            hint = f" Did you mean {elsewhere[0]}?" if elsewhere else near(str(name), known)
+            yield (*path, str(name)), f"{full} is not known.{hint}"
+
+
+def near(name: str, known: Collection[Any]) -> str:
+    """ " Did you mean ...?", or nothing."""
+    found = difflib.get_close_matches(name, [str(one) for one in known], n=1, cutoff=0.6)
+    return f" Did you mean {found[0]}?" if found else ""
+
+
+def _mismatch(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str | None:
+    """What is wrong with a value; None if it is as its field wants it."""
+    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    kinds = [get_origin(member) or member for member in members]
+    if not any(_is_a(value, kind) for kind in kinds):
+        wanted = " or ".join(dict.fromkeys(KINDS[kind.__name__] for kind in kinds if kind is not type(None)))
+        return f"{value!r} is not {wanted}."
+    if isinstance(value, list) and list[str] in members and not all(isinstance(item, str) for item in value):
+        return f"{value!r} is not a list of texts."
+    choices, low = metadata.get("choices"), metadata.get("low")
+    if choices is not None and value is not None and value not in choices:
+        return f"{value!r} is not one of {', '.join(choices)}.{near(str(value), choices)}"
+    if low is not None and isinstance(value, (int, float)) and value < low:
+        return f"{value!r} is too small: it must be at least {low:g}."
+    return None
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    return isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
+
+
+def _made(kind: type, value: Mapping[str, Any], path: Path) -> Any:
+    given = dict(value)
+    for name in given:
+        nested = NESTED.get((*path, name))
+        if nested is not None and given[name] is not None:
+            given[name] = nested(**given[name])
+    for one in dataclasses.fields(kind):  # `image:` with nothing behind it
+        if given.get(one.name, 0) is None and type(None) not in get_args(get_type_hints(kind)[one.name]):
+            del given[one.name]
+    return kind(**given)
+
+
+def _resolve(data: dict[str, Any], model: dict[str, Any], training: dict[str, Any], base: FilePath, task: str) -> Found:
+    """Makes paths absolute, in place."""
+    for name in ("path", "tokenizer"):
+        if isinstance(model.get(name), str):
+            try:
+                model[name] = model_place(model[name], base)
+            except PlaceError as error:
+                yield ("model", name), f"model.{name}: {error}"
+    if data.get("dataset") is not None:
+        if (base / data["dataset"]).exists():
+            data["dataset"] = str((base / data["dataset"]).absolute())
+    else:
+        for name in ("train", "eval"):
+            given = data.get(name)
+            if given is not None:
+                try:
+                    data[name] = [absolute(one, base) for one in ([given] if isinstance(given, str) else given)]
+                    for one in data[name]:
+                        files(one)
+                except PlaceError as error:
+                    yield ("data", name), f"data.{name}: {error}"
+    training.update(resolved_training(training, base, task))
+
+
+def _contradictions(recipe: Recipe) -> Found:
+    """What is of its type and still cannot be."""
+    data, model, spec = recipe.data, recipe.model, recipe.spec
+    if data.train is None and data.dataset is None:
+        yield ("data",), "data.train is missing: a file, or several (or data.dataset)."
+    if model.path is None and "model_type" not in model.config:
+        yield ("model",), "model.path is missing (or, for a model from scratch, model.config with a model_type)."
+    if model.tokenizer is not None and model.learn_tokenizer is not None:
+        yield ("model", "tokenizer"), "model.tokenizer and model.learn_tokenizer exclude each other. Take one out."
+    if model.learn_tokenizer is not None and model.path is not None and not model.from_scratch:
+        said = "pretrained weights know the tokens of their own tokenizer. Take it out, or set model.from_scratch."
+        yield ("model", "learn_tokenizer"), f"model.learn_tokenizer: {said}"
+    has_one = model.path is not None or model.tokenizer is not None or model.learn_tokenizer is not None
+    if not has_one and "image" not in spec.needs:
+        yield ("model",), "a model from scratch needs model.tokenizer, or model.learn_tokenizer."
+    if data.eval is None and data.dataset is None and not 0 <= data.eval_share < 1:
+        yield ("data", "eval_share"), f"data.eval_share: {data.eval_share} is no share: it must be from 0 to below 1."
+    if not 0 < data.mask_share < 1:
+        yield ("data", "mask_share"), f"data.mask_share: {data.mask_share} is no share: it must be above 0 and below 1."
+    roles = (*spec.needs, *spec.takes)
+    for role in data.columns:
+        if role not in roles:
+            said = f"{recipe.task} has no use for it.{near(str(role), roles)} It takes: {', '.join(roles)}."
+            yield ("data", "columns", str(role)), f"data.columns.{role}: {said}"
+    yield from _idle(recipe)
+
+
+def _idle(recipe: Recipe) -> Found:
+    """Entries that are set and do nothing in this task."""
+    partial = {name for spec in TASKS.values() for name in spec.only}
+    defaults = DataPart()
+    for name in sorted(partial - set(recipe.spec.only)):
+        if getattr(recipe.data, name) != getattr(defaults, name):
+            tasks = ", ".join(task for task, spec in TASKS.items() if name in spec.only)
+            yield ("data", name), f"data.{name} has no effect in {recipe.task}; it belongs to {tasks}. Take it out."

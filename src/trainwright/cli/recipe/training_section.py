@@ -1,0 +1,68 @@
+"""The part `training` of a configuration file: the fields of TrainingArguments, checked by TrainingArguments itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from trainwright.config.arguments import TrainingArguments
+from trainwright.config.cli_options import FALSE_WORDS, TRUE_WORDS
+from trainwright.config.fields import MAYBE_PATHS, PATHS
+from trainwright.config.legacy import OLD_NAMES
+from trainwright.config.seq2seq import Seq2SeqTrainingArguments
+from trainwright.errors import ArgumentError
+
+WORDS = {**dict.fromkeys((*TRUE_WORDS, "on"), True), **dict.fromkeys((*FALSE_WORDS, "off"), False)}
+
+
+def arguments_class(*, generates: bool) -> type[TrainingArguments]:
+    return Seq2SeqTrainingArguments if generates else TrainingArguments
+
+
+def training_names(*, generates: bool) -> list[str]:
+    """The fields, and the older names that are still understood."""
+    fields = [one.name for one in dataclasses.fields(arguments_class(generates=generates)) if one.init]
+    return [*fields, *OLD_NAMES]
+
+
+def resolved_training(training: Mapping[str, Any], base: Path, task: str) -> dict[str, Any]:
+    """The same with absolute paths, words such as `yes` as what they mean, and a directory to write to."""
+    kinds = get_type_hints(Seq2SeqTrainingArguments)
+    result = dict(training)
+    result.setdefault("output_dir", f"runs/{task}")
+    for name, value in result.items():
+        kind = kinds.get(name)
+        if isinstance(value, str) and (kind is bool or set(get_args(kind)) == {bool, type(None)}):
+            result[name] = WORDS.get(value.lower(), value)
+        if isinstance(value, str) and (name in PATHS or (name in MAYBE_PATHS and (base / value).exists())):
+            result[name] = str((base / Path(value).expanduser()).absolute())
+    return result
+
+
+def make_arguments(training: Mapping[str, Any], *, generates: bool) -> TrainingArguments:
+    """The arguments of a run.
+
+    Raises:
+        ArgumentError: tells all that is wrong with them.
+    """
+    return arguments_class(generates=generates)(**training)
+
+
+def problems_of_training(training: Mapping[str, Any], *, generates: bool) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What TrainingArguments has against these values, each at the entry that it names first."""
+    kinds = get_type_hints(Seq2SeqTrainingArguments)
+    wrong = [name for name, value in training.items() if kinds.get(name) is bool and not isinstance(value, bool)]
+    for name in wrong:
+        yield ("training", name), f"training.{name}: {training[name]!r} is neither true nor false."
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an older name is warned about when training starts
+            make_arguments({name: value for name, value in training.items() if name not in wrong}, generates=generates)
+    except (ArgumentError, TypeError) as error:
+        for problem in getattr(error, "problems", None) or (str(error),):
+            named = [word for word in re.findall(r"\w+", problem) if word in training]
+            yield ("training", *named[:1]), f"training: {problem}"

@@ -1,0 +1,66 @@
+"""Language models: causal ones go on with a text, masked ones fill in hidden words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.cli.tasks.encoding import Columns, encoded, pieces
+from trainwright.cli.tasks.models import load_config, load_model
+from trainwright.cli.tasks.source import TaskSource, texts
+from trainwright.cli.tasks.task_metrics import best_guess, guessed_tokens
+from trainwright.cli.tasks.task_objects import TaskObjects
+from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
+
+
+def causal(material: TaskSource, args: Any) -> TaskObjects:
+    """A sample is a text with the token that ends it; a text that is too long is several samples."""
+    from transformers import DataCollatorForLanguageModeling
+
+    tokenizer = load_tokenizer(material, args, ["text"])
+    config = load_config(material, tokenizer)
+    length = max_length(material, tokenizer, config)
+    column, end = material.recipe.column("text"), [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+
+    def encode(columns: Columns) -> Columns:
+        rows = tokenizer(texts(columns[column]), add_special_tokens=False, verbose=False)["input_ids"]
+        return {"input_ids": [piece for row in rows for piece in pieces([*row, *end], length)]}
+
+    return _parts(material, config, encode, tokenizer, DataCollatorForLanguageModeling(tokenizer, mlm=False))
+
+
+def masked(material: TaskSource, args: Any) -> TaskObjects:
+    """Tokens are hidden anew whenever a sample is read."""
+    from transformers import DataCollatorForLanguageModeling
+
+    tokenizer = load_tokenizer(material, args, ["text"])
+    if tokenizer.mask_token is None:
+        material.wrong("this tokenizer has no token that hides another (mask_token).", "model", "tokenizer")
+    config = load_config(material, tokenizer)
+    length = max_length(material, tokenizer, config)
+    column = material.recipe.column("text")
+
+    def encode(columns: Columns) -> Columns:
+        found = tokenizer(texts(columns[column]), truncation=True, max_length=length, return_overflowing_tokens=True)
+        return {name: list(found[name]) for name in ("input_ids", "attention_mask")}
+
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=material.recipe.data.mask_share)
+    return _parts(material, config, encode, tokenizer, collator, scores=guessed_tokens)
+
+
+def _parts(
+    material: TaskSource, config: Any, encode: Any, tokenizer: Any, collator: Any, scores: Any = None
+) -> TaskObjects:
+    train = encoded(material.train, encode)
+    held = encoded(material.eval, encode) if len(material.eval) else None
+    if len(train) == 0:
+        material.wrong("no text is left that has two tokens or more.", "data", "train")
+    return TaskObjects(
+        model=load_model(material, config),
+        train=train,
+        eval=held,
+        processing_class=tokenizer,
+        data_collator=collator,
+        compute_metrics=scores,
+        preprocess_logits=None if scores is None else best_guess,
+        about=f"{len(tokenizer)} tokens in the vocabulary",
+    )

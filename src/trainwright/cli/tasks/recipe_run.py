@@ -1,0 +1,108 @@
+"""A run of the command line: train or go on, evaluate, save, and the file that a resume reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainwright._types import PREFIX_CHECKPOINT_DIR, write_text
+from trainwright.checkpoint.store import CheckpointStore
+from trainwright.cli.recipe.recipe_reader import checked, read_tree
+from trainwright.cli.recipe.schema import Recipe
+from trainwright.cli.recipe.yaml_tree import Tree, dump
+from trainwright.cli.tasks.trainer_builder import make_trainer
+from trainwright.errors import RecipeError
+
+RECIPE_NAME = "recipe.yaml"
+HEAD = "# What this run was started with; `trainwright resume` reads it. Paths are absolute, tokens are left out.\n"
+NOT_SHOWN = ("_runtime", "_per_second", "epoch")
+
+Say = Callable[[str, str], None]  # a word for what it is about, and the line
+
+
+def run(recipe: Recipe, tree: Tree, say: Say) -> dict[str, float]:
+    """Trains as the recipe says, and returns the scores of the last evaluation."""
+    trainer = make_trainer(recipe, tree, say)
+    args = trainer.args
+    if args.should_save:
+        write_text(Path(args.output_dir) / RECIPE_NAME, HEAD + dump(plain(recipe)))
+    result = trainer.train()
+    trainer.save_metrics("train", result.metrics)
+    scores: dict[str, float] = {}
+    if trainer.eval_dataset is not None:
+        scores = _last_evaluation(trainer) or trainer.evaluate()
+        trainer.save_metrics("eval", scores)
+        say("result", readable(scores))
+    trainer.save_model()
+    trainer.save_state()
+    say("written", f"{args.output_dir} (model, results, checkpoints, journal)")
+    return scores
+
+
+def _last_evaluation(trainer: Any) -> dict[str, float]:
+    """The scores of the model as it is now, where it was evaluated after the last step; otherwise none."""
+    if trainer.args.load_best_model_at_end:
+        return {}
+    logged = [entry for entry in trainer.state.log_history if entry.get("step") == trainer.state.global_step]
+    found = [entry for entry in logged if "eval_loss" in entry]
+    return {name: value for name, value in found[-1].items() if name != "step"} if found else {}
+
+
+def refuse_a_second_run(recipe: Recipe, tree: Tree) -> None:
+    """A new run beside the checkpoints of another would mix the two."""
+    training = recipe.training
+    steps = CheckpointStore(training["output_dir"]).steps()
+    if steps and not training.get("overwrite_output_dir") and not training.get("resume_from_checkpoint"):
+        folder = training["output_dir"]
+        problem = (
+            f"training.output_dir: {folder} has a run already, saved at step {steps[-1]}. Go on with it by "
+            f"`trainwright resume {folder}`, delete its checkpoints with --set training.overwrite_output_dir=true, "
+            "or name another directory."
+        )
+        tree.refuse([(("training", "output_dir"), problem)])
+
+
+def read_run(folder: Path, overrides: Sequence[str]) -> tuple[Recipe, Tree]:
+    """The recipe of a run (or of the run that a checkpoint is of), told to go on.
+
+    Raises:
+        RecipeError: the directory is none of such a run.
+    """
+    is_checkpoint = folder.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
+    run_folder = folder.parent if is_checkpoint else folder
+    path = run_folder / RECIPE_NAME
+    if not path.is_file():
+        raise RecipeError(f"{run_folder} has no {RECIPE_NAME}, so it is no run that `trainwright train` began.")
+    tree = read_tree(path, overrides)
+    where = str(folder) if is_checkpoint else "auto"
+    tree.set(("training", "resume_from_checkpoint"), where, origin="trainwright resume")
+    tree.set(("training", "output_dir"), str(run_folder), origin="trainwright resume")  # it may have been moved
+    return checked(tree, run_folder), tree
+
+
+def readable(scores: dict[str, float]) -> str:
+    """What an evaluation found, without its times; with the perplexity where there is nothing but a loss."""
+    found = {name.removeprefix("eval_"): value for name, value in scores.items() if not name.endswith(NOT_SHOWN)}
+    if set(found) == {"loss"} and found["loss"] < 50:
+        found["perplexity"] = math.exp(found["loss"])
+    return ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+
+
+def plain(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as a file says it: only what differs from the defaults, without tokens."""
+    training = {name: value for name, value in recipe.training.items() if not name.endswith("_token")}
+    training.pop("resume_from_checkpoint", None)
+    return {"task": recipe.task, "model": _set(recipe.model), "data": _set(recipe.data), "training": training}
+
+
+def _set(part: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for one in dataclasses.fields(part):
+        value = getattr(part, one.name)
+        default = one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+        if value != default:
+            found[one.name] = _set(value) if dataclasses.is_dataclass(value) else value
+    return found

@@ -1,0 +1,181 @@
+"""The rows of a recipe: read, filtered, shuffled, held out; with the errors that name the entry to change."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from trainwright.cli.recipe.paths import files
+from trainwright.cli.recipe.recipe_reader import near
+from trainwright.cli.recipe.schema import DataPart, Recipe
+from trainwright.cli.recipe.yaml_tree import Tree
+from trainwright.cli.tasks.local_files import Row, read_rows
+from trainwright.errors import DataError, MissingPackageError
+
+Rows = Any  # a list of rows, or a datasets.Dataset: both have a length and give rows by number
+
+EVAL_SPLITS = ("validation", "valid", "dev", "test")
+
+
+@dataclass
+class TaskSource:
+    """What a task works on.
+
+    Attributes:
+        train, eval: rows; `eval` is empty where nothing is held out.
+        tree: knows where in the file each entry stands.
+    """
+
+    recipe: Recipe
+    tree: Tree
+    train: Rows
+    eval: Rows
+
+    @property
+    def parts(self) -> list[tuple[str, Rows]]:
+        """Those that have rows, by name."""
+        return [(name, rows) for name, rows in (("train", self.train), ("eval", self.eval)) if len(rows)]
+
+    def wrong(self, problem: str, *path: str) -> NoReturn:
+        """Refuses, naming the entry."""
+        self.tree.refuse([(path, f"{'.'.join(path)}: {problem}")])
+        raise AssertionError
+
+    def column(self, rows: Rows, role: str) -> list[Any]:
+        """The cells of the column that has what the task calls `role`."""
+        name = self.recipe.column(role)
+        return list(rows[name]) if hasattr(rows, "column_names") else [row.get(name) for row in rows]
+
+    def has(self, role: str) -> bool:
+        return role in self.recipe.data.columns
+
+
+def load(recipe: Recipe, tree: Tree) -> TaskSource:
+    """Reads what a recipe names.
+
+    Raises:
+        RecipeError: files or columns are not there, or no row is left.
+        DataError: a file is not what it is said to be.
+    """
+    material = TaskSource(recipe, tree, [], [])
+    try:
+        train, held = _splits(recipe.data)
+    except (DataError, MissingPackageError) as error:
+        material.wrong(str(error), "data", "train" if recipe.data.dataset is None else "dataset")
+    _check_columns(material, train)
+    train, held = (_chosen(rows, recipe.data.where) if recipe.data.where else rows for rows in (train, held))
+    train = _shuffled(train, recipe.data.split_seed)
+    if held is None and recipe.data.eval_share > 0:
+        num = int(len(train) * recipe.data.eval_share)
+        train, held = _taken(train, num, len(train)), _taken(train, 0, num)
+    elif held is not None:
+        held = _shuffled(held, recipe.data.split_seed)
+    material.train = _cut(train, recipe.data.max_train_rows)
+    material.eval = _cut([] if held is None else held, recipe.data.max_eval_rows)
+    if len(material.train) == 0:
+        cause = "where" if recipe.data.where else "train" if recipe.data.dataset is None else "dataset"
+        material.wrong("no row is left to train on.", "data", cause)
+    if len(material.eval):
+        _check_columns(material, material.eval)
+    return material
+
+
+def _splits(data: DataPart) -> tuple[Rows, Rows | None]:
+    """Rows to train on, and those to evaluate on where they are named."""
+    if data.dataset is not None:
+        return _of_dataset(data)
+    return _of_files(data.train, data), None if data.eval is None else _of_files(data.eval, data)
+
+
+def _of_files(paths: str | Sequence[str] | None, data: DataPart) -> list[Row]:
+    named = [paths] if isinstance(paths, str) else list(paths or ())
+    return [row for one in named for path in files(one) for row in read_rows(Path(path), data)]
+
+
+def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingPackageError("data.dataset needs a package: pip install 'trainwright[datasets]'") from error
+    assert data.dataset is not None
+    try:
+        is_saved = Path(data.dataset).is_dir() and any(Path(data.dataset).glob("*.json"))
+        found = datasets.load_from_disk(data.dataset) if is_saved else datasets.load_dataset(data.dataset, data.subset)
+    except Exception as error:  # whatever the package raises, this dataset is of no use
+        raise DataError(f"{data.dataset} could not be loaded: {error}") from None
+    if isinstance(found, datasets.Dataset):
+        return found, None
+    train = data.train if isinstance(data.train, str) else "train"
+    held = data.eval if isinstance(data.eval, str) else next((name for name in EVAL_SPLITS if name in found), None)
+    for name in (train, held):
+        if name is not None and name not in found:
+            raise DataError(f"it has no split {name!r}.{near(name, list(found))} Splits: {', '.join(found)}.")
+    return found[train], None if held is None else found[held]
+
+
+def _check_columns(material: TaskSource, rows: Rows) -> None:
+    """Each column that the task wants must be there."""
+    recipe = material.recipe
+    if len(rows) == 0:
+        return
+    there = list(rows.column_names) if hasattr(rows, "column_names") else list(rows[0])
+    problems = []
+    for role in (*recipe.spec.needs, *(role for role in recipe.spec.takes if material.has(role))):
+        name = recipe.column(role)
+        if role == "image" and is_range(name):
+            continue
+        if name not in there:
+            said = f"no column is called {name!r}.{near(name, there)} There are: {', '.join(there[:20])}."
+            problems.append((("data", "columns", role), f"data.columns.{role}: {said}"))
+    for name in recipe.data.where:
+        if name not in there:
+            said = f"no column is called {name!r}.{near(name, there)} There are: {', '.join(there[:20])}."
+            problems.append((("data", "where", str(name)), f"data.where.{name}: {said}"))
+    material.tree.refuse(problems)
+
+
+def is_range(name: str) -> bool:
+    """Whether this means several columns: `0-63`."""
+    first, sign, last = name.partition("-")
+    return bool(sign) and first.isdigit() and last.isdigit()
+
+
+def _chosen(rows: Rows, where: dict[str, Any]) -> Rows:
+    if rows is None:
+        return None
+    wanted = {
+        name: {str(one) for one in (value if isinstance(value, list) else [value])} for name, value in where.items()
+    }
+
+    def fits(row: Row) -> bool:
+        return all(str(row.get(name)) in values for name, values in wanted.items())
+
+    return rows.filter(fits) if hasattr(rows, "column_names") else [row for row in rows if fits(row)]
+
+
+def _shuffled(rows: Rows, seed: int) -> Rows:
+    """Tables are often sorted by label."""
+    if hasattr(rows, "column_names"):
+        return rows.shuffle(seed=seed)
+    return random.Random(seed).sample(rows, k=len(rows))
+
+
+def _taken(rows: Rows, start: int, end: int) -> Rows:
+    return rows.select(range(start, end)) if hasattr(rows, "column_names") else rows[start:end]
+
+
+def _cut(rows: Rows, most: int | None) -> Rows:
+    return rows if most is None or len(rows) <= most else _taken(rows, 0, most)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another package says at first; the rest is advice about its own functions."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def texts(cells: Iterable[Any]) -> list[str]:
+    """Cells as text; an empty one is empty text."""
+    return ["" if cell is None else str(cell) for cell in cells]

@@ -1,0 +1,205 @@
+"""Windows of a fixed number of samples, split into micro-batches of similar cost for all processes and slots.
+
+Each optimizer step trains on the same samples as with a random order. They are sorted by length, longest first, and cut
+into one group for each process and each slot of the accumulation, so that the costliest group is as cheap as can be;
+then groups whose costs are neighbours go to the same slot of different processes. Long samples end up in small groups,
+short ones in large groups.
+
+    cost(group) = samples x (longest + 0.001 x longest²)        padding counts; the square is that of attention
+
+The least bound on the cost of all groups is found by bisection: for a bound, the fewest groups are made by filling one
+after the other up to it. Within that bound each group is then given its share of the cost that is left.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from trainwright.data.batch_sampler import BatchOrder
+from trainwright.data.cursor import OrderKind
+from trainwright.data.lengths import lengths_digest
+from trainwright.errors import ArgumentError
+
+ATTENTION_COST = 0.001
+
+
+class BatchRebalanceSampler(BatchOrder):
+    """Micro-batches of one process, of similar cost on every process and in every slot of a window.
+
+    Iterated over by itself it gives the lists of indices of process `rank`. A trainer takes the groups of all processes
+    (`indices`) and shares them out itself.
+
+    Args:
+        lengths: of each sample.
+        effective_batch_size: samples per optimizer step, over all processes.
+        dp_size: processes.
+        grad_accum: micro-batches per optimizer step.
+        shuffle: draw a new order for each epoch.
+        seed: epoch e is drawn from `seed + e`.
+        rank: this process.
+        drop_last: leave out the last samples, which do not fill a window.
+
+    Raises:
+        ArgumentError: fewer samples in a window than groups.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        effective_batch_size: int,
+        dp_size: int,
+        grad_accum: int,
+        shuffle: bool = True,
+        seed: int = 42,
+        rank: int = 0,
+        drop_last: bool = True,
+    ) -> None:
+        super().__init__()
+        if min(dp_size, grad_accum) < 1 or effective_batch_size < dp_size * grad_accum:
+            raise ArgumentError(
+                f"effective_batch_size={effective_batch_size} samples cannot be split into dp_size={dp_size} x "
+                f"grad_accum={grad_accum} groups of one sample at least."
+            )
+        self.lengths = [int(length) for length in lengths]
+        self.effective_batch_size = effective_batch_size
+        self.dp_size = dp_size
+        self.grad_accum = grad_accum
+        self.shuffle = shuffle
+        self.seed = seed
+        self.rank = rank
+        self.drop_last = drop_last
+        self.unit = f"batch_rebalance of {effective_batch_size} samples into {dp_size} x {grad_accum}"
+        full, rest = divmod(len(self.lengths), effective_batch_size)
+        self._rest = 0 if drop_last else rest
+        self._full = full
+        self.num_samples = full * effective_batch_size + self._rest
+
+    @property
+    def num_groups(self) -> int:
+        """Micro-batches in a window, over all processes."""
+        return self.dp_size * self.grad_accum
+
+    def __len__(self) -> int:
+        """Micro-batches in an epoch on one process."""
+        return (self._full + (self._rest > 0)) * self.grad_accum
+
+    def of_all_processes(self) -> BatchOrder:
+        return _OfAllProcesses(self)
+
+    def windows(self, epoch: int) -> Iterator[list[int]]:
+        """The samples of each optimizer step."""
+        num = len(self.lengths)
+        generator = torch.Generator().manual_seed(self.seed + epoch)
+        order = torch.randperm(num, generator=generator).tolist() if self.shuffle else list(range(num))
+        for start in range(0, self.num_samples, self.effective_batch_size):
+            yield order[start : start + self.effective_batch_size]
+
+    def indices(self, epoch: int) -> Iterable[list[int]]:
+        """The micro-batches of this process: one of each slot."""
+        first: list[int] = []
+        for window in self.windows(epoch):
+            first = first or window
+            while len(window) < self.num_groups:  # a tail too small for every process to get its part: some come twice
+                window = window + first[: self.num_groups - len(window)]
+            yield from self._split(window)[self.rank :: self.dp_size]
+
+    def describe(self) -> OrderKind:
+        return {"kind": "batch_rebalance", "unit": self.unit, "shuffle": self.shuffle, "lengths": self._digest}
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        return lengths_digest(self.lengths)
+
+    def num_tokens(self, epoch: int) -> int:
+        groups = (group for window in self.windows(epoch) for group in self._split(window))
+        return sum(len(group) * max(self.lengths[i] for i in group) for group in groups)
+
+    def _split(self, window: list[int]) -> list[list[int]]:
+        """The groups of a window, costliest first: neighbours share a slot."""
+        ordered = sorted(window, key=self.lengths.__getitem__, reverse=True)
+        sizes = balanced_sizes([self.lengths[i] for i in ordered], min(self.num_groups, len(ordered)))
+        groups, start = [], 0
+        for size in sizes:
+            groups.append(ordered[start : start + size])
+            start += size
+        return sorted(groups, key=lambda group: -cost(len(group), self.lengths[group[0]]))
+
+
+class _OfAllProcesses(BatchOrder):
+    """The groups of all processes in turn, each sample once; in one process they are all its own."""
+
+    def __init__(self, sampler: BatchRebalanceSampler) -> None:
+        super().__init__()
+        self.sampler = sampler
+        self.seed = sampler.seed
+        self.unit = sampler.unit
+        self.num_samples = sampler.num_samples
+
+    def __len__(self) -> int:
+        of = self.sampler
+        return of._full * of.num_groups + min(of._rest, of.num_groups)
+
+    def indices(self, epoch: int) -> Iterable[list[int]]:
+        self.sampler.seed = self.seed
+        for window in self.sampler.windows(epoch):
+            yield from self.sampler._split(window)
+
+    def describe(self) -> OrderKind:
+        return self.sampler.describe()
+
+    def num_tokens(self, epoch: int) -> int:
+        return self.sampler.num_tokens(epoch)
+
+
+def cost(num_samples: int, longest: int) -> float:
+    """Of a micro-batch, padded to its longest sample."""
+    return num_samples * (longest + ATTENTION_COST * longest * longest)
+
+
+def balanced_sizes(lengths: Sequence[int], num_groups: int) -> list[int]:
+    """Sizes of consecutive groups of samples whose greatest cost is the least possible.
+
+    Args:
+        lengths: of the samples, longest first.
+        num_groups: at most as many as samples.
+    """
+    unit = [cost(1, length) for length in lengths]
+    low, high = unit[0], cost(len(lengths), lengths[0])
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        if len(_fill(unit, middle)) <= num_groups:
+            high = middle
+        else:
+            low = middle
+    return _level(unit, num_groups, bound=high * (1 + 1e-9))
+
+
+def _fill(unit: Sequence[float], bound: float) -> list[int]:
+    """Sizes of groups that are filled one after the other as far as the bound allows."""
+    sizes, start = [], 0
+    while start < len(unit):
+        size = max(int(bound / unit[start]), 1) if unit[start] else len(unit)
+        sizes.append(min(size, len(unit) - start))
+        start += sizes[-1]
+    return sizes
+
+
+def _level(unit: Sequence[float], num_groups: int, *, bound: float) -> list[int]:
+    """Sizes of exactly so many groups within the bound, the others near the mean cost of what is left."""
+    sizes, start = [], 0
+    for group in range(num_groups):
+        left, groups_after = len(unit) - start, num_groups - group - 1
+        if groups_after == 0:
+            sizes.append(left)
+            break
+        most = min(max(int(bound / unit[start]), 1), left - groups_after)
+        wished = round(sum(unit[start:]) / (groups_after + 1) / unit[start])
+        size = min(max(wished, 1), most)
+        while size < most and len(_fill(unit[start + size :], bound)) > groups_after:
+            size += 1  # what is left would not fit into the groups that are left
+        sizes.append(size)
+        start += size
+    return sizes

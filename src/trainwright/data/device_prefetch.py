@@ -1,0 +1,118 @@
+"""Copies the next batches to the device while the step before them is computed; this process never waits for a copy.
+
+A batch that was fetched ahead is copied on a stream of its own, out of pinned memory. When it is given out, the stream
+that computes is told to wait for that copy (the device waits, not this process), and the allocator is told that this
+stream uses the memory too: a batch that is let go while kernels still read it is not written over.
+
+What is not a pinned tensor, or lies in an object of another kind than mappings that can be changed, lists and tuples,
+stays as it is; `_prepare_inputs` moves it as ever.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+AT_MOST_BYTES = 256 * 2**20  # of a window: all its batches are on the device at once, where one by one they need not be
+
+
+@dataclass(slots=True)
+class PrefetchedBatch:
+    """A batch whose tensors may still be on their way.
+
+    Attributes:
+        batch: as it will be when they have arrived.
+        tensors: of it that were sent.
+        event: when the last of them has arrived; None where none was sent.
+    """
+
+    batch: object
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    event: torch.Event | None = None
+
+
+class DevicePrefetcher:
+    """Copies batches to a device on a stream of its own.
+
+    Args:
+        device: to which batches are copied.
+        stream: on which it copies.
+        computing: tells the stream on which the batches are used.
+    """
+
+    def __init__(self, device: torch.device, *, stream: torch.Stream, computing: Callable[[], torch.Stream]) -> None:
+        self._device = device
+        self._stream = stream
+        self._computing = computing
+        self._bytes_left = AT_MOST_BYTES
+
+    def begin_window(self) -> None:
+        """Resets the limit on the bytes of a window: the batches copied so far are about to be used."""
+        self._bytes_left = AT_MOST_BYTES
+
+    def send(self, batch: object) -> PrefetchedBatch:
+        """Begins to copy a batch to the device; `receive` must be called before it is used."""
+        sent = PrefetchedBatch(batch)
+        with self._stream:
+            sent.batch = self._moved(batch, sent.tensors)
+            if sent.tensors:
+                sent.event = self._stream.record_event()
+        return sent
+
+    def receive(self, sent: PrefetchedBatch) -> Any:  # of the type that was sent
+        """Returns the batch, safe to use on the stream that computes now."""
+        if sent.event is not None:
+            computing = self._computing()
+            computing.wait_event(sent.event)
+            for tensor in sent.tensors:
+                tensor.record_stream(computing)
+        return sent.batch
+
+    def _moved(self, value: Any, tensors: list[torch.Tensor]) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._copied(value, tensors)
+        if isinstance(value, MutableMapping):
+            return _with_values(value, {key: self._moved(part, tensors) for key, part in value.items()})
+        if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_make")):
+            parts = [self._moved(part, tensors) for part in value]
+            return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+        return value
+
+    def _copied(self, tensor: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
+        if tensor.device.type != "cpu" or tensor.nbytes > self._bytes_left or not tensor.is_pinned():
+            return tensor
+        self._bytes_left -= tensor.nbytes
+        tensors.append(tensor.to(self._device, non_blocking=True))
+        return tensors[-1]
+
+
+def _with_values(mapping: MutableMapping[object, object], values: dict[object, object]) -> object:
+    """A mapping of the same kind, with whatever else it carries."""
+    if type(mapping) is dict:
+        return values
+    changed = copy.copy(mapping)
+    for key, value in values.items():
+        if value is not mapping[key]:
+            changed[key] = value
+    return changed
+
+
+def make_prefetcher(dataloader: object, device: torch.device) -> DevicePrefetcher | None:
+    """The copies of a dataloader's batches; None where nothing can be copied beside the computation.
+
+    Args:
+        dataloader: its batches are copied if they are pinned.
+        device: to which they go.
+    """
+    if device.type in ("cpu", "mps") or not getattr(dataloader, "pin_memory", False):
+        return None
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type != device.type:
+        return None
+    return DevicePrefetcher(
+        device, stream=torch.Stream(device), computing=lambda: torch.accelerator.current_stream(device)
+    )

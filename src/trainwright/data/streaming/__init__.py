@@ -1,0 +1,1 @@
+"""Iterable datasets: reading, sharing, batching and the state that a checkpoint keeps of them."""

@@ -1,0 +1,191 @@
+"""Chunks of a stream that is being read: what becomes one batch on each process. Nothing here knows of workers.
+
+There are chunks of so many items, and chunks of batches that are formed by length from a look-ahead (`lookahead_buffer.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tqdm.auto import tqdm
+
+from trainwright._types import Item
+from trainwright.data.sharding import ChunkPart, RankShare
+from trainwright.data.streaming.lookahead_buffer import Former, LookaheadBuffer, State, next_lookahead
+from trainwright.data.streaming.stream_state import StreamPlace
+from trainwright.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStream:
+    """A stream from which items are read.
+
+    Attributes:
+        items: from here on.
+        at: items before the first of these.
+        place: behind what is trained.
+        begin: seeds what is drawn while the portion with a number is read.
+        state: the dataset's own state; None if it has none.
+        shows_progress: of what is passed over.
+    """
+
+    items: Iterator[Item]
+    at: int
+    place: StreamPlace
+    begin: Callable[[int], None]
+    state: Callable[[], State]
+    shows_progress: bool = False
+
+    def bar(self, stop: int) -> tqdm[NoReturn]:
+        """A progress bar of the items that are passed over, up to a position."""
+        shown = self.shows_progress and self.at < stop
+        return tqdm(
+            total=max(stop - self.at, 0), desc="Passing over trained items", disable=not shown, leave=False, delay=2
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What becomes a batch on each process.
+
+    Attributes:
+        length: things that are shared out: items, or batches where they are formed by length.
+        rows: what the collator gets of a part of them; of all for None.
+        place: behind it.
+        size: what it adds to the position.
+        number: by which what is drawn in collating it is seeded.
+        num_samples: in it, where that is not the size.
+    """
+
+    length: int
+    rows: Callable[[ChunkPart | None], list[Item]]
+    place: StreamPlace
+    size: int
+    number: int
+    num_samples: int | None = None
+
+
+def chunks_of_items(opened: OpenStream, share: RankShare, *, drop_last: bool) -> Iterator[Chunk]:
+    """Chunks of so many items. Reads past what is trained at once, and the chunks when they are asked for.
+
+    Args:
+        opened: the stream.
+        share: says how many items a chunk has.
+        drop_last: leave out a last chunk that is smaller.
+
+    Raises:
+        DataError: the stream has become shorter than what is trained.
+    """
+    position = _pass_over(opened, share.chunk_size)
+    return _chunks_of_items(opened, share.chunk_size, position, drop_last=drop_last)
+
+
+def _pass_over(opened: OpenStream, size: int) -> int:
+    position, stop = opened.at, opened.place.samples
+    with opened.bar(stop) as bar:
+        while position < stop:
+            if position > 0:
+                opened.begin(position // size)
+            number = sum(1 for _ in itertools.islice(opened.items, min(size, stop - position)))
+            if number == 0:
+                _raise_shorter(position, stop)
+            position += number
+            bar.update(number)
+    return position
+
+
+def _chunks_of_items(opened: OpenStream, size: int, position: int, *, drop_last: bool) -> Iterator[Chunk]:
+    while True:
+        if position > 0:  # before the first one the iterator was started
+            opened.begin(position // size)
+        items = list(itertools.islice(opened.items, size))
+        if not items or (len(items) < size and drop_last):
+            return
+        position += len(items)
+        state = opened.state()
+        yield Chunk(
+            length=len(items),
+            rows=_slicer(items),
+            place=StreamPlace(samples=position, state=state, state_at=0 if state is None else position),
+            size=len(items),
+            number=position // size,
+        )
+        if len(items) < size:
+            return
+
+
+def _slicer(items: list[Item]) -> Callable[[ChunkPart | None], list[Item]]:
+    return lambda part: items if part is None else items[part.start : part.stop]
+
+
+def chunks_of_batches(
+    opened: OpenStream, share: RankShare, former: Former, *, seed_of: Callable[[int], int]
+) -> Iterator[Chunk]:
+    """Chunks of batches that are formed by length. Reads past what is trained at once.
+
+    Args:
+        opened: the stream.
+        share: says how many batches a chunk has.
+        former: forms the batches.
+        seed_of: from the start of a look-ahead to the seed from which the order of its batches is drawn.
+
+    Raises:
+        DataError: the stream has become shorter than what is trained.
+    """
+
+    def begin_block(number: int) -> State:
+        if number > 0:
+            opened.begin(number)
+        return opened.state() if number > 0 else None
+
+    state = opened.place.state if opened.at > 0 else None
+    buffer = LookaheadBuffer(opened.items, begin_block, block=former.block, at=opened.at, state=state)
+    start = opened.place.start
+    with opened.bar(start) as bar:
+        while buffer.start < start:
+            size = min(former.block, start - buffer.start)
+            if not buffer.fill(size):
+                _raise_shorter(buffer.start + len(buffer), start)
+            buffer.drop(size)
+            bar.update(size)
+    return _chunks_of_batches(buffer, opened.place, share.num_processes, former, seed_of)
+
+
+def _chunks_of_batches(
+    buffer: LookaheadBuffer, place: StreamPlace, width: int, former: Former, seed_of: Callable[[int], int]
+) -> Iterator[Chunk]:
+    """As many batches at a time as there are processes."""
+    position, multiple = place.samples, place.multiple or width
+    done = place.taken if place.multiple else place.samples  # where nothing but their number is known
+    while ahead := next_lookahead(buffer, former, multiple=multiple, seed=seed_of(buffer.start)):
+        formed, size = ahead
+        skipped = min(done, len(formed.groups))
+        done -= skipped
+        for first in range(skipped, len(formed.groups), width):
+            last = min(first + width, len(formed.groups))
+            position += width
+            state_at, state = buffer.mark
+            yield Chunk(
+                length=last - first,
+                rows=formed.batches_from(first),
+                place=StreamPlace(
+                    samples=position, state=state, state_at=state_at, start=buffer.start, taken=last, multiple=multiple
+                ),
+                size=width,
+                number=position,
+                num_samples=formed.num_samples(first, last),
+            )
+        buffer.drop(size)
+        multiple = width
+    if done > 0:
+        _raise_shorter(buffer.start, buffer.start + 1)
+
+
+def _raise_shorter(given: int, trained: int) -> NoReturn:
+    raise DataError(
+        f"The stream gave {given} items, and {trained} of them were trained when the checkpoint was written: it has "
+        "become shorter. Resume with the same data."
+    )

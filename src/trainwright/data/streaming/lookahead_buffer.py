@@ -1,0 +1,242 @@
+"""Batches formed by length from a stream: a bounded look-ahead is read, and batches are taken out of it.
+
+A look-ahead is the next samples of the stream: at least `size` of them, and enough for `min_batches` batches and one
+batch for each process. Of these as many are taken, from the front, as make a whole number of batches for every
+process; the rest goes first into the next look-ahead. So no batch is half empty and no process waits, until the stream
+ends: what is left then is shared like any tail. Which samples a look-ahead takes depends on where it starts, on the
+samples' lengths and on the number of processes; with its start and its number of batches it can be formed again.
+
+Items are read in blocks that begin at multiples of `block`, so that what is drawn while a block is read, and the state
+behind it, do not depend on where a resume began to read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainwright._types import Item
+from trainwright.config.plans import SamplingPlan
+from trainwright.data.batch_sampler import BatchOrder
+from trainwright.data.cursor import OrderKind
+from trainwright.data.lengths import Lengths
+from trainwright.data.packing.sampler import CURE, PackedOrder
+from trainwright.data.sharding import ChunkPart
+from trainwright.data.token_budget import TokenBudget
+from trainwright.errors import DataError
+
+State = object  # of the user's dataset, as its `state_dict` returns it
+
+
+def formed_by_length(
+    lengths: Sequence[int] | Lengths, plan: SamplingPlan, *, seed: int, drop_last: bool
+) -> TokenBudget | PackedOrder:
+    """Batches of samples with these lengths, as the plan forms them.
+
+    Args:
+        lengths: of each sample.
+        plan: has a budget of tokens, or the length of a row.
+        seed: base of the order.
+        drop_last: leave out rows that do not fill a batch.
+
+    Raises:
+        DataError: a sample is empty, or longer than a batch or row takes.
+    """
+    if plan.max_tokens is not None:
+        return TokenBudget(lengths, plan.max_tokens, seed=seed, multiple_of=plan.pad_to)
+    assert plan.row_length is not None
+    return PackedOrder(
+        lengths,
+        plan.row_length,
+        plan.batch_size,
+        seed=seed,
+        splits_long=plan.splits_long,
+        drop_last=drop_last,
+        length_of=plan.length_of,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """Forms batches of the samples of a look-ahead into a stream.
+
+    Attributes:
+        size: samples of a look-ahead, at least.
+        min_batches: batches that can be formed of it, at least.
+        block: items that are read at once.
+    """
+
+    plan: SamplingPlan
+    size: int = 1024
+    min_batches: int = 16
+    block: int = 64
+
+    @property
+    def packed_input(self) -> str | None:
+        """The entry whose tokens are packed into rows; None where samples stay rows of their own."""
+        return self.plan.length_of if self.plan.row_length is not None else None
+
+    @property
+    def unit(self) -> str:
+        """The settings that decide what a batch is."""
+        return f"{formed_by_length([1], self.plan, seed=0, drop_last=False).unit} from look-aheads of {self.size}"
+
+    def describe(self) -> OrderKind:
+        """Everything that the batches depend on besides the stream, the seed and the number of processes."""
+        return {
+            "unit": self.unit,
+            "min_batches": self.min_batches,
+            "block": self.block,
+            "pad_to": self.plan.pad_to,
+            "splits_long": self.plan.splits_long,
+            "length_of": self.plan.length_of,
+        }
+
+    def order(self, lengths: Sequence[int], *, seed: int = 0, drop_last: bool = False) -> BatchOrder:
+        """The batches of samples with these lengths.
+
+        Args:
+            lengths: of the samples of a look-ahead.
+            seed: from which the order of batches is drawn.
+            drop_last: it is the last look-ahead, and a batch that is not full may be left out.
+        """
+        return formed_by_length(lengths, self.plan, seed=seed, drop_last=drop_last and self.plan.drop_last)
+
+    def length(self, item: Item, number: int) -> int:
+        """Tokens of an item of the stream, counted: there is no index by which a column could be asked.
+
+        Args:
+            item: as the stream gives it.
+            number: of the item in the stream, for messages.
+
+        Raises:
+            DataError: it has none, or more than fit.
+        """
+        name, plan = self.plan.length_of, self.plan
+        if not isinstance(item, Mapping) or name not in item:
+            has = ", ".join(sorted(item)) if isinstance(item, Mapping) else f"a {type(item).__name__}"
+            raise DataError(
+                f"Batches are formed by the length of {name!r}, and item {number} of the stream has {has}. Give the "
+                "items that entry (tokenize the stream by map), or pass a processing_class whose first input they have."
+            )
+        length = len(item[name])
+        limit, cure = plan.row_length, CURE
+        if plan.max_tokens is not None:
+            limit, cure = plan.max_tokens, "Raise the budget, or cut the samples."
+        if length < 1 or (length > (limit or length) and not plan.splits_long):
+            setting = "max_tokens_per_batch" if plan.max_tokens is not None else "packing_length"
+            what = f"more than {setting}={limit}. {cure}" if length else "none. Leave such samples out."
+            raise DataError(f"Item {number} of the stream has {length} tokens, {what}")
+        return length
+
+
+class LookaheadBuffer:
+    """Items of a stream from a position on, and the last place before it from which they can be read again.
+
+    Args:
+        items: of the stream.
+        begin_block: called with its number before a block is read; returns the dataset's state there.
+        block: items that are read at once.
+        at: items of the stream before the first of these.
+        state: the dataset's state there, if it has one.
+    """
+
+    def __init__(
+        self, items: Iterator[Item], begin_block: Callable[[int], State], *, block: int, at: int, state: State
+    ) -> None:
+        self.items: list[Item] = []
+        self.start = at
+        self._source = items
+        self._begin_block = begin_block
+        self._block = block
+        self._opened = at
+        self._has_ended = False
+        self._marks = [(at, state)]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def mark(self) -> tuple[int, State]:
+        """Items before a place in the stream that is not behind the start, and the dataset's state there."""
+        return self._marks[0]
+
+    def fill(self, size: int) -> bool:
+        """Reads until there are so many items; returns False where the stream has fewer."""
+        while len(self.items) < size and not self._has_ended:
+            at = self.start + len(self.items)
+            state = self._begin_block(at // self._block)
+            if at != self._opened and state is not None:
+                self._marks.append((at, state))
+            more = list(itertools.islice(self._source, self._block - at % self._block))
+            self.items += more
+            self._has_ended = not more
+        return len(self.items) >= size
+
+    def drop(self, size: int) -> None:
+        """Removes the first items: they are in batches."""
+        del self.items[:size]
+        self.start += size
+        while len(self._marks) > 1 and self._marks[1][0] <= self.start:
+            del self._marks[0]
+
+
+class LookaheadBatches:
+    """The batches of one look-ahead, in order. Samples are looked up when a batch is asked for."""
+
+    def __init__(self, items: list[Item], order: BatchOrder) -> None:
+        self._dataset = order.wrap(items)
+        self._order = order
+        self.groups = list(order.indices(0))
+
+    def batches_from(self, first: int) -> Callable[[ChunkPart | None], list[Item]]:
+        """The batch of a process with a part, of as many batches as there are processes."""
+
+        def batch(part: ChunkPart | None) -> list[Item]:
+            return self._dataset[self.groups[first + (0 if part is None else part.start)]]
+
+        return batch
+
+    def num_samples(self, start: int, stop: int) -> int:
+        """Samples in some of the batches."""
+        return sum(self._order.num_samples_of(group) for group in self.groups[start:stop])
+
+
+def next_lookahead(
+    buffer: LookaheadBuffer, former: Former, *, multiple: int, seed: int
+) -> tuple[LookaheadBatches, int] | None:
+    """The batches of the next look-ahead and how many samples they take; None when the stream has ended.
+
+    Args:
+        buffer: is filled as far as the look-ahead needs it.
+        former: forms the batches.
+        multiple: of so many batches their number is one, unless the stream ends.
+        seed: from which the order of the batches is drawn.
+    """
+    lengths: list[int] = []
+    num, has_all = former.size, False
+    count = 0
+    while not has_all and count <= max(multiple, former.min_batches):
+        has_all = not buffer.fill(num)
+        new = buffer.items[len(lengths) : num]
+        lengths += [former.length(item, buffer.start + len(lengths) + i) for i, item in enumerate(new)]
+        count = len(former.order(lengths)) if lengths and not has_all else 0
+        num += -(-num // 2)
+    if not lengths:
+        return None
+    size = len(lengths) if has_all else _largest(lengths, former, (count - 1) // multiple * multiple)
+    order = former.order(lengths[:size], seed=seed, drop_last=has_all)
+    return LookaheadBatches(buffer.items[:size], order), size
+
+
+def _largest(lengths: list[int], former: Former, num_batches: int) -> int:
+    """Of how many samples, from the front, so many batches can be formed, the last one full."""
+    fits, too_many = 0, len(lengths)
+    while too_many - fits > 1:
+        size = (fits + too_many) // 2
+        if len(former.order(lengths[:size])) <= num_batches:
+            fits = size
+        else:
+            too_many = size
+    return fits

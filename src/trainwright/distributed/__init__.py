@@ -1,0 +1,1 @@
+"""Processes of a run: rank and world, process group, collectives, watchdog. It knows no arguments."""

@@ -1,0 +1,98 @@
+"""The evaluation loop: batches through `prediction_step`, one after the other. What comes of them is in `prediction_accumulator.py`.
+
+With several processes, a batch that only stands in (`TailBatch` without samples) keeps a process in step with the
+others; what it makes of it does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from trainwright._types import Batch, TailBatch, has_length
+from trainwright.errors import DataError
+from trainwright.evaluation.eval_context import EvalContext
+from trainwright.evaluation.outputs import EvalLoopOutput
+from trainwright.evaluation.prediction_accumulator import PredictionAccumulator
+from trainwright.hooks import EvalHooks
+from trainwright.state.run_state import RunState
+from trainwright.tensor_tree import find_batch_size
+
+
+def evaluation_loop(
+    session: EvalContext, run: RunState, hooks: EvalHooks, dataloader: Iterable[Batch], *, prefix: str
+) -> EvalLoopOutput:
+    """Runs the model over a dataloader.
+
+    Returns:
+        Predictions and labels (None unless kept), metrics named `<prefix>_...`, and the number of samples.
+    """
+    known = _num_samples(dataloader, hooks)
+    results = PredictionAccumulator(session, known)
+    run.interrupts.open()  # nothing is half done while evaluating: a signal may end it at once
+    try:
+        num_seen, found_labels = _collect(session, run, hooks, dataloader, results)
+    finally:
+        run.interrupts.close()
+    if known is None:
+        num_seen = int(session.total(torch.tensor(num_seen)))
+    if num_seen == 0 and known in (None, 0):
+        raise DataError("The evaluation set is empty: its dataloader gave no batch. Give it at least one sample.")
+    return results.output(prefix, num_samples=num_seen if known is None else known, found_labels=found_labels)
+
+
+def _collect(
+    session: EvalContext, run: RunState, hooks: EvalHooks, dataloader: Iterable[Batch], results: PredictionAccumulator
+) -> tuple[int, bool]:
+    """Runs all batches; returns how many samples this process had, and whether there were labels."""
+    num_seen, found_labels = 0, False
+    batches = _with_last(dataloader) if session.plan.streams_metrics else ((batch, False) for batch in dataloader)
+    for inputs, is_last in batches:
+        counts = not isinstance(inputs, TailBatch) or inputs.num_samples > 0
+        rows = find_batch_size(inputs) or 0
+        num_seen += rows if counts else 0
+        step = hooks.prediction_step(session.model, inputs, session.loss_only, ignore_keys=session.ignore_keys)
+        found_labels = found_labels or step[2] is not None
+        if session.needs_labels and session.compute_metrics is not None and step[2] is None and not session.loss_only:
+            raise_no_labels(session.label_names, inputs)
+        shown = _shown(session, hooks, inputs)
+        results.add(inputs, step, rows=rows or 1, shown=shown, counts=counts, is_last=is_last)
+        del step  # or this batch's output would lie beside the next one's
+        session.events.fire("on_prediction_step", run)
+        run.interrupts.passes()
+    return num_seen, found_labels
+
+
+def _shown(session: EvalContext, hooks: EvalHooks, inputs: Batch) -> Any:
+    """What metrics see of the inputs: all of a batch when they take batches, else the main input."""
+    if "inputs" not in session.plan.include:
+        return None
+    return hooks._prepare_input(inputs if session.plan.streams_metrics else inputs[session.main_input])
+
+
+def raise_no_labels(label_names: Sequence[str], inputs: Batch) -> None:
+    raise DataError(
+        f"compute_metrics was given, but the evaluation batches have no labels: looked for "
+        f"{', '.join(label_names) or 'labels, of which this model takes none'}; found {', '.join(inputs)}. Rename the "
+        "column, name it with label_names=[...], or take compute_metrics away."
+    )
+
+
+def _num_samples(dataloader: Any, hooks: EvalHooks) -> int | None:
+    dataset = getattr(dataloader, "dataset", None)
+    if has_length(dataset):
+        return len(dataset)
+    return hooks.num_examples(dataloader) if has_length(dataloader) else None
+
+
+def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Each batch, and whether it is the last one."""
+    iterator = iter(batches)
+    end: Any = object()
+    current = next(iterator, end)
+    while current is not end:
+        following = next(iterator, end)
+        yield current, following is end
+        current = following

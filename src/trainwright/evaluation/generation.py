@@ -1,0 +1,190 @@
+"""A batch for generation: what of it is the prompt, what the answer, and tensors brought to a common width.
+
+An encoder-decoder reads its inputs and writes the answer from nothing; its labels are the answer. A decoder-only model
+continues its prompt, and evaluation data for it comes in two forms, both of which are taken:
+
+    together   input_ids = prompt + answer, labels = -100 over the prompt, then the answer   (as for training)
+    apart      input_ids = prompt, labels = answer, of any length
+
+Which one it is shows in the labels: together they repeat the input wherever they are not -100. What comes out is the
+same for both: prompts at the right edge (generation goes on from there), answers at the left edge, and the rows on
+which the loss is taken. Running the model is left to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainwright._types import IGNORE_INDEX, Batch
+from trainwright.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is generated from, and what it is judged by.
+
+    Attributes:
+        inputs: arguments of `generate`.
+        labels: the answers, one row for each sample; None where the batch has none.
+        for_loss: the batch that the loss is taken on; None without labels.
+        prompt_width: tokens at the start of each generated row that repeat the prompt.
+        is_joined: the loss is taken on rows made of prompt and answer, which the batch has apart.
+    """
+
+    inputs: Batch
+    labels: torch.Tensor | None
+    for_loss: Batch | None
+    prompt_width: int = 0
+    is_joined: bool = False
+
+
+def task_of(batch: Batch, label_names: Sequence[str]) -> Task:
+    """For a model that writes its answer from nothing: all inputs but the labels, and what was made of them."""
+    labels = batch.get("labels")
+    made_of_labels: set[str] = set()
+    decoder_input = batch.get("decoder_input_ids")
+    if labels is not None and decoder_input is not None and labels.shape == decoder_input.shape:
+        made_of_labels = {"decoder_input_ids", "decoder_attention_mask"}  # it would only have to go on from the answer
+    skipped = {"labels", *label_names} | made_of_labels
+    inputs = {name: value for name, value in batch.items() if name not in skipped}
+    return Task(inputs=inputs, labels=labels, for_loss=None if labels is None else dict(batch))
+
+
+def prompted_task_of(batch: Batch, label_names: Sequence[str], *, pad_token_id: int) -> Task:
+    """For a model that continues its prompt.
+
+    Raises:
+        DataError: there is no prompt, or nothing tells where it ends and padding begins.
+    """
+    ids, labels = batch["input_ids"], batch.get("labels")
+    mask = whole = _mask_of(batch, pad_token_id)
+    together = labels is not None and _repeats(ids, labels)
+    if together and labels is not None:
+        mask = mask & (labels.ne(IGNORE_INDEX).cumsum(dim=1) == 0)
+    _check_prompts(mask, together=together)
+    inputs = _prompts(batch, mask, skipped={"labels", *label_names}, pad_token_id=pad_token_id)
+    width = inputs["input_ids"].shape[1]
+    if labels is None:
+        return Task(inputs=inputs, labels=None, for_loss=None, prompt_width=width)
+    if together:
+        for_loss = _at_left(batch, whole, pad_token_id=pad_token_id)
+    else:
+        for_loss = _joined(batch, inputs, labels, pad_token_id=pad_token_id)
+    answers = pack(labels, labels.ne(IGNORE_INDEX), fill=IGNORE_INDEX)
+    return Task(inputs=inputs, labels=answers, for_loss=for_loss, prompt_width=width, is_joined=not together)
+
+
+def pack(rows: torch.Tensor, keep: torch.Tensor, *, fill: int, at_right: bool = False) -> torch.Tensor:
+    """The kept entries of each row in their order, at the left or the right edge, as wide as the longest."""
+    width = int(keep.sum(dim=1).max()) if keep.numel() else 0
+    order = keep.to(torch.uint8).argsort(dim=1, stable=True, descending=not at_right)
+    packed = rows.gather(1, order).masked_fill(~keep.gather(1, order), fill)
+    return packed[:, packed.shape[1] - width :] if at_right else packed[:, :width]
+
+
+def pad_right(rows: torch.Tensor, width: int, *, fill: int) -> torch.Tensor:
+    """Rows filled up to a width; wider ones as they are."""
+    missing = width - rows.shape[-1]
+    return rows if missing <= 0 else torch.nn.functional.pad(rows, (0, missing), value=fill)
+
+
+def new_tokens(generated: Any, task: Task, *, batch_size: int) -> torch.Tensor:
+    """What a model wrote, without the prompt; one row for each sample.
+
+    Raises:
+        DataError: there are several rows for a sample.
+    """
+    rows: torch.Tensor = generated["sequences"] if isinstance(generated, Mapping) else generated
+    if rows.shape[0] != batch_size:
+        raise DataError(
+            f"generate() gave {rows.shape[0]} rows for {batch_size} samples; predictions are one row for each sample. "
+            "Set num_return_sequences=1."
+        )
+    prompt = task.inputs.get("input_ids")
+    width = task.prompt_width
+    # Models that embed the prompt themselves give back what is new and nothing else.
+    if width == 0 or rows.shape[1] < width or prompt is None or not torch.equal(rows[:, :width], prompt):
+        return rows
+    return rows[:, width:]
+
+
+def _mask_of(batch: Batch, pad_token_id: int) -> torch.Tensor:
+    ids: torch.Tensor = batch["input_ids"]
+    mask: torch.Tensor | None = batch.get("attention_mask")
+    if mask is not None and mask.shape == ids.shape:
+        return mask.bool()
+    if "labels" not in batch or batch["labels"].shape != ids.shape:
+        at_end = ids[:, -1].eq(pad_token_id)
+        if bool(at_end.any()):
+            raise DataError(
+                "A batch of prompts has padding at its right end and no attention_mask to tell which tokens are "
+                "padding. Let the collator pad on the left (tokenizer.padding_side = 'left'), or return an "
+                "attention_mask."
+            )
+    return torch.ones_like(ids, dtype=torch.bool)
+
+
+def _repeats(ids: torch.Tensor, labels: torch.Tensor) -> bool:
+    """Whether the labels are those of the input itself, -100 where there is none."""
+    if ids.shape != labels.shape:
+        return False
+    counts = labels.ne(IGNORE_INDEX)
+    return bool((labels.eq(ids) | ~counts).all())
+
+
+def _check_prompts(mask: torch.Tensor, *, together: bool) -> None:
+    empty = ~mask.any(dim=1)
+    if not bool(empty.any()):
+        return
+    row = int(empty.int().argmax())
+    why = "its labels begin at the first token" if together else "its attention_mask is zero everywhere"
+    raise DataError(
+        f"predict_with_generate needs a prompt to go on from, and row {row} of an evaluation batch has none: {why}. "
+        "Set the labels of the prompt to -100, or give the prompt alone as input_ids and the answer as labels."
+    )
+
+
+def _prompts(batch: Batch, keep: torch.Tensor, *, skipped: set[str], pad_token_id: int) -> Batch:
+    """All that goes along with the prompt's tokens, at the right edge; what has no token dimension as it is."""
+    ids: torch.Tensor = batch["input_ids"]
+    moved: Batch = {}
+    for name, value in batch.items():
+        if name in skipped or name in ("position_ids", "attention_mask"):  # positions follow from the mask
+            continue
+        along = isinstance(value, torch.Tensor) and value.shape == ids.shape
+        fill = pad_token_id if name == "input_ids" else 0
+        moved[name] = pack(value, keep, fill=fill, at_right=True) if along else value
+    moved["attention_mask"] = pack(keep.to(ids.dtype), keep, fill=0, at_right=True)
+    return moved
+
+
+def _at_left(batch: Batch, mask: torch.Tensor, *, pad_token_id: int) -> Batch:
+    """The batch with its padding at the right: padding at the left would shift the positions that a model counts."""
+    if "position_ids" in batch or bool(mask[:, 0].all()):
+        return dict(batch)
+    fills = {"input_ids": pad_token_id, "labels": IGNORE_INDEX}
+    return {
+        name: pack(value, mask, fill=fills.get(name, 0)) if getattr(value, "shape", None) == mask.shape else value
+        for name, value in batch.items()
+    }
+
+
+def _joined(batch: Batch, prompts: Batch, labels: torch.Tensor, *, pad_token_id: int) -> Batch:
+    """Prompt and answer in one row, padded at the right so that positions count from the first token."""
+    is_answer = labels.ne(IGNORE_INDEX)
+    ids, mask = prompts["input_ids"], prompts["attention_mask"].bool()
+    keep = torch.cat([mask, is_answer], dim=1)
+    tokens = torch.cat([ids, labels], dim=1)
+    targets = torch.cat([torch.full_like(ids, IGNORE_INDEX), labels], dim=1)
+    like_tokens = {name for name, value in batch.items() if getattr(value, "shape", None) == batch["input_ids"].shape}
+    others = {name: value for name, value in batch.items() if name not in like_tokens | {"labels"}}
+    return {
+        **others,
+        "input_ids": pack(tokens, keep, fill=pad_token_id),
+        "attention_mask": pack(keep.to(ids.dtype), keep, fill=0),
+        "labels": pack(targets, keep, fill=IGNORE_INDEX),
+    }

@@ -1,0 +1,116 @@
+"""One array that fills up row by row, in linear time and without a second copy of itself.
+
+It is allocated once when the number of rows is known. A batch that is longer in some dimension makes it grow by half,
+so that a rising series of lengths costs a constant number of copies; at the end it is cut to what was used. Both
+are done block by block, and each block's memory is given back when it has been moved. What no batch reached is -100.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trainwright._types import IGNORE_INDEX
+from trainwright.errors import DataError
+from trainwright.evaluation.memmap import ArrayStorage
+
+BLOCK_BYTES = 1 << 24
+
+
+class GrowingArray:
+    """Rows of one kind (logits, labels, ...).
+
+    Args:
+        num_rows: rows to expect; None where unknown.
+        storage: where the array lies.
+    """
+
+    def __init__(self, num_rows: int | None, storage: ArrayStorage) -> None:
+        self._expected = num_rows
+        self._storage = storage
+        self._array: Any = None
+        self._num = 0
+        self._widths: tuple[int, ...] = ()
+        self._is_padded = False
+
+    def add(self, rows: Any) -> None:
+        """More rows, at the end.
+
+        Raises:
+            DataError: they have another number of dimensions, or are no arrays at all.
+        """
+        rows = np.atleast_1d(np.asarray(rows))
+        if self._array is None:
+            self._widths = rows.shape[1:]
+            self._array = self._storage.empty((max(self._expected or 0, len(rows)), *self._widths), rows.dtype)
+        if rows.ndim != self._array.ndim:
+            raise DataError(
+                f"A batch of results has {rows.ndim} dimensions {rows.shape} where earlier ones had "
+                f"{self._array.ndim}; they cannot be one array. Set eval_do_concat_batches=False to get them as a list."
+            )
+        widths = tuple(map(max, self._widths, rows.shape[1:]))
+        last = self._num + len(rows)
+        self._is_padded |= not widths == self._widths == rows.shape[1:]
+        self._make_room(last, widths, rows.dtype)
+        self._widen(widths)
+        if rows.shape[1:] != widths:
+            self._array[_region(self._num, last, widths)] = IGNORE_INDEX
+        self._array[_region(self._num, last, rows.shape[1:])] = rows
+        self._num = last
+
+    def result(self) -> Any:
+        """The array, without the room that was not needed. Nothing may be added afterwards."""
+        array, shape = self._array, (self._num, *self._widths)
+        if array.shape == shape:
+            return np.asarray(array)
+        flat, size = array.reshape(-1), int(np.prod(shape))
+        if array.shape[1:] != self._widths:  # rows move forward, so none is overwritten before it has moved
+            row_size = int(np.prod(self._widths))
+            for first, last in _blocks(array, self._num):
+                block = array[_region(first, last, self._widths)].copy()
+                flat[first * row_size : last * row_size] = block.reshape(-1)
+        if isinstance(array, np.memmap):
+            return np.asarray(flat[:size]).reshape(shape)
+        del flat
+        array.resize(shape, refcheck=False)
+        return array
+
+    def _make_room(self, num: int, widths: tuple[int, ...], dtype: Any) -> None:
+        """An array that is large enough and of a type that holds both the old rows and the new ones."""
+        have, dtype = self._array.shape, np.promote_types(self._array.dtype, dtype)
+        if self._is_padded and dtype.kind in "bu":  # these have no -100
+            dtype = np.promote_types(dtype, np.int8)
+        need = (num, *widths)
+        if dtype == self._array.dtype and all(n <= size for n, size in zip(need, have, strict=True)):
+            return
+        shape = tuple(size if n <= size else max(n, size * 3 // 2) for n, size in zip(need, have, strict=True))
+        larger, old = self._storage.empty(shape, dtype), self._array
+        self._storage.give_back(old)
+        for first, last in reversed(_blocks(old, self._num)):
+            moved = _region(first, last, self._widths)
+            larger[moved] = old[moved]
+            if not isinstance(old, np.memmap):
+                old.resize((first, *old.shape[1:]), refcheck=False)
+        self._array = larger
+
+    def _widen(self, widths: tuple[int, ...]) -> None:
+        """Earlier rows reach as far as the longest now."""
+        for axis, (before, now) in enumerate(zip(self._widths, widths, strict=True)):
+            if before < now:
+                inner, outer = map(slice, widths[:axis]), map(slice, self._widths[axis + 1 :])
+                region = (slice(self._num), *inner, slice(before, now), *outer)
+                self._array[region] = IGNORE_INDEX
+        self._widths = widths
+
+
+def _region(first: int, last: int, widths: tuple[int, ...]) -> tuple[slice, ...]:
+    """Rows from `first` to before `last`, as far as `widths` in the other dimensions."""
+    return (slice(first, last), *map(slice, widths))
+
+
+def _blocks(array: Any, num: int) -> list[tuple[int, int]]:
+    """Cuts the first `num` rows into pieces of some megabytes."""
+    row_bytes = max(1, array.nbytes // max(1, len(array)))
+    size = max(1, BLOCK_BYTES // row_bytes)
+    return [(first, min(first + size, num)) for first in range(0, num, size)]

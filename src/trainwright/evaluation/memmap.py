@@ -1,0 +1,71 @@
+"""Where a large result lies: in memory, or in a file without a name, which goes with the last array that reads it.
+
+What is put into memory and what is not is decided when an array is made: its pages are only taken as rows are
+written, so what was promised to earlier arrays counts as taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+logger = logging.getLogger(__name__)
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory_bytes() -> int:
+    """Memory that this process may still take: the machine's, or its container's if that is less."""
+    machine = int(psutil.virtual_memory().available)
+    try:
+        limit = int((CGROUP / "memory.max").read_text(encoding="ascii"))
+        used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+    except (OSError, ValueError):  # no container, no limit ("max"), or another system
+        return machine
+    return max(0, min(machine, limit - used + int(stat.get("inactive_file", 0))))
+
+
+class ArrayStorage:
+    """Makes arrays for the results of one evaluation.
+
+    Args:
+        share: of the memory that is free now; what goes beyond it lies in files.
+        folder: where these files are; where there is none, the system's folder for temporary files.
+    """
+
+    def __init__(self, *, share: float, folder: str | None = None) -> None:
+        self._left_bytes = share * free_memory_bytes()
+        self._folder = folder if folder is not None and Path(folder).is_dir() else None
+        self._has_told = False
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array whose content is yet to be written."""
+        dtype = np.dtype(dtype)
+        size_bytes = math.prod(shape) * dtype.itemsize
+        if size_bytes <= self._left_bytes or size_bytes == 0 or dtype.hasobject:
+            self._left_bytes -= size_bytes
+            return np.empty(shape, dtype=dtype)
+        self._tell(size_bytes)
+        with tempfile.TemporaryFile(prefix=".trainwright-results-", dir=self._folder) as file:
+            return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
+
+    def give_back(self, array: Any) -> None:
+        """What an array took counts as free again."""
+        if not isinstance(array, np.memmap):
+            self._left_bytes += array.nbytes
+
+    def _tell(self, size_bytes: int) -> None:
+        if not self._has_told:
+            logger.warning(
+                "The results of this evaluation need %.1f GB and little more than %.1f GB of memory are free: they go "
+                "to a temporary file in %s. preprocess_logits_for_metrics, or a metric with update() and compute(), "
+                "keeps less.", size_bytes / 1e9, max(self._left_bytes, 0) / 1e9, self._folder or tempfile.gettempdir(),
+            )  # fmt: skip
+        self._has_told = True

@@ -1,0 +1,68 @@
+"""Results as a person reads them, and as files at the root of the output directory."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainwright._types import write_text
+
+
+def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics for reading: memory in MB, run times as h:mm:ss, FLOPs in GF, other floats to four decimals."""
+    return {name: _readable(name, value) for name, value in metrics.items()}
+
+
+def print_metrics(split: str, metrics: Mapping[str, Any]) -> None:
+    shown = metrics_format(metrics)
+    names = max((len(str(name)) for name in shown), default=0)
+    values = max((len(str(value)) for value in shown.values()), default=0)
+    print(f"***** {split} metrics *****")
+    for name in sorted(shown):
+        print(f"  {name: <{names}} = {shown[name]!s:>{values}}")
+
+
+def save_metrics(output_dir: str | Path, split: str, metrics: Mapping[str, Any], *, combined: bool = True) -> None:
+    """Writes `<split>_results.json`, and with `combined` adds to `all_results.json`."""
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / f"{split}_results.json", dict(metrics))
+    if combined:
+        path = folder / "all_results.json"
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        _write_json(path, {**before, **metrics})
+
+
+def plain_numbers(value: Any) -> Any:
+    """Numpy scalars and one-element tensors, nested anywhere, as Python numbers, so that JSON takes them."""
+    if isinstance(value, Mapping):
+        return {key: plain_numbers(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain_numbers(item) for item in value)
+    if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+        return value.item()
+    return value
+
+
+denumpify_detensorize = plain_numbers  # the original's name
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    write_text(path, json.dumps(values, indent=4, sort_keys=True))
+
+
+def _readable(name: str, value: Any) -> Any:
+    if "_mem_" in name:
+        return f"{value >> 20}MB"
+    if "_runtime" in name:
+        seconds = datetime.timedelta(seconds=int(value))
+        return f"{seconds}.{int((abs(value) % 1) * 100):02d}"
+    if name == "total_flos":
+        return f"{int(value) >> 30}GF"
+    return round(value, 4) if isinstance(value, float) else value

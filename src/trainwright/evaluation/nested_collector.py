@@ -1,0 +1,89 @@
+"""Collecting an evaluation's results: nested batches of tensors into one nested array. Each array is in `growing_array.py`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from trainwright.errors import DataError
+from trainwright.evaluation.growing_array import GrowingArray
+from trainwright.evaluation.memmap import ArrayStorage
+from trainwright.tensor_tree import leaves, map_nested, nested_detach, nested_numpify
+
+
+class NestedCollector:
+    """Collects one thing (predictions, labels, ...) over the batches of an evaluation.
+
+    Args:
+        num_samples: rows to expect; None where unknown.
+        concat: one array for all batches; False keeps a list with one entry for each batch.
+        move_every: batches after which results are moved off the device; None: all at the end.
+        storage: where arrays lie; None: in memory.
+    """
+
+    def __init__(
+        self,
+        num_samples: int | None,
+        *,
+        concat: bool = True,
+        move_every: int | None = None,
+        storage: ArrayStorage | None = None,
+    ) -> None:
+        self._num_samples = num_samples
+        self._concat = concat
+        self._move_every = move_every
+        self._storage = ArrayStorage(share=1.0) if storage is None else storage
+        self._waiting: deque[Any] = deque()
+        self._batches: list[Any] = []  # without concatenation
+        self._store: Any = None  # nested Rows with it
+
+    def add(self, batch: Any) -> None:
+        self._waiting.append(nested_detach(batch))
+        on_device = any(leaf.device.type != "cpu" for leaf in _tensors(batch))
+        if not on_device or (self._move_every is not None and len(self._waiting) >= self._move_every):
+            self._move()
+
+    def result(self) -> Any:
+        """The collected arrays, nested as the batches were; None if nothing was added."""
+        self._move()
+        if not self._concat:
+            return self._batches or None
+        return None if self._store is None else map_nested(lambda rows: rows.result(), self._store)
+
+    def _move(self) -> None:
+        while self._waiting:
+            arrays = nested_numpify(self._waiting.popleft())
+            if not self._concat:
+                self._batches.append(arrays)
+                continue
+            if self._store is None:
+                self._store = map_nested(lambda _: GrowingArray(self._num_samples, self._storage), arrays)
+            _add_nested(self._store, arrays)
+
+
+def _add_nested(store: Any, arrays: Any) -> None:
+    if isinstance(store, GrowingArray):
+        store.add(arrays)
+    elif isinstance(store, Mapping):
+        _check_same_parts(sorted(map(str, store)), sorted(map(str, arrays)))
+        for key in store:
+            _add_nested(store[key], arrays[key])
+    else:
+        _check_same_parts([str(len(store))], [str(len(arrays))])
+        for part, array in zip(store, arrays, strict=True):
+            _add_nested(part, array)
+
+
+def _check_same_parts(before: list[str], now: list[str]) -> None:
+    if before != now:
+        raise DataError(
+            f"A batch of results has the parts {', '.join(now)} where earlier ones had {', '.join(before)}; they "
+            "cannot be joined. Leave one out with ignore_keys, or set eval_do_concat_batches=False to get a list."
+        )
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]

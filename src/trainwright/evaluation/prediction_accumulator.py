@@ -1,0 +1,119 @@
+"""What an evaluation collects of its batches, and the metrics made of it. The batches are `eval_loop.py`'s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainwright._types import Batch
+from trainwright.errors import DataError
+from trainwright.evaluation.eval_context import EvalContext
+from trainwright.evaluation.loss_average import LossAverage
+from trainwright.evaluation.memmap import ArrayStorage
+from trainwright.evaluation.metrics_io import plain_numbers
+from trainwright.evaluation.nested_collector import NestedCollector
+from trainwright.evaluation.outputs import EvalLoopOutput, EvalPrediction
+from trainwright.evaluation.streaming_metrics import StreamingMetric, is_streaming
+from trainwright.tensor_tree import map_nested
+
+
+class PredictionAccumulator:
+    """Losses, predictions and labels of one evaluation, as far as somebody asked for them."""
+
+    def __init__(self, session: EvalContext, num_samples: int | None) -> None:
+        plan = session.plan
+        self.session = session
+        self._mean = LossAverage()
+        self._metrics: Any = {}
+        self._stream: StreamingMetric | None = None
+        metrics = session.compute_metrics
+        if is_streaming(metrics) and not session.loss_only:
+            self._stream = StreamingMetric(metrics, session.device)
+        self._by_batch = self._stream is None and plan.streams_metrics and metrics is not None
+        storage = ArrayStorage(share=plan.memory_share, folder=plan.spill_folder)
+        self._logits, self._labels, self._inputs, self._losses = (
+            NestedCollector(num_samples, concat=plan.concat_batches, move_every=plan.move_every, storage=storage)
+            for _ in range(4)
+        )
+
+    def add(
+        self,
+        inputs: Batch,
+        step: tuple[torch.Tensor | None, Any, Any],
+        *,
+        rows: int,
+        shown: Any,
+        counts: bool,
+        is_last: bool,
+    ) -> None:
+        """One batch of `rows` samples: what `prediction_step` made of `inputs`.
+
+        `shown` is what metrics see of the inputs. A batch that does not count is one that only keeps this process in
+        step with the others; nothing of it is kept.
+        """
+        session, (loss, logits, labels) = self.session, step
+        if loss is not None and counts:
+            self._mean.add(loss, session.rule.weight(inputs, session.label_names, rows))
+        if logits is None and labels is None and not session.plan.include:  # nothing but the loss
+            return
+        losses = loss.detach().mean().repeat(rows) if loss is not None and "loss" in session.plan.include else None
+        if logits is not None and session.preprocess_logits is not None:
+            logits = session.preprocess_logits(logits, labels)
+        if self._stream is not None and self._stream.adds_processes_up and not session.keeps_results:
+            if counts and logits is not None and labels is not None:
+                self._stream.add(logits, labels)
+            return
+        parts = [logits, labels, shown, losses]
+        logits, labels, shown, losses = (session.gather(part if counts else _no_rows(part)) for part in parts)
+        if logits is not None and labels is not None:
+            self._feed(logits, labels, shown, losses, is_last=is_last)
+        if not session.keeps_results:
+            return
+        collectors = (self._logits, self._labels, self._inputs, self._losses)
+        for collector, value in zip(collectors, (logits, labels, shown, losses), strict=True):
+            if value is not None:
+                collector.add(value)
+
+    def _feed(self, logits: Any, labels: Any, shown: Any, losses: Any, *, is_last: bool) -> None:
+        """Metrics that take a batch at a time get it now."""
+        if self._stream is not None:
+            self._stream.add(logits, labels)
+        elif self._by_batch and self.session.compute_metrics is not None:
+            prediction = EvalPrediction(logits, labels, inputs=shown, losses=losses)
+            result = self.session.compute_metrics(prediction, compute_result=is_last)
+            self._metrics = result if is_last else self._metrics
+
+    def output(self, prefix: str, *, num_samples: int, found_labels: bool) -> EvalLoopOutput:
+        """Everything, with metrics named `<prefix>_...`."""
+        session = self.session
+        collectors = (self._logits, self._labels, self._inputs, self._losses)
+        predictions, labels, inputs, losses = (collector.result() for collector in collectors)
+        if self._stream is not None:
+            self._metrics = self._stream.result() if found_labels else {}
+        elif predictions is not None and labels is not None and session.compute_metrics and not self._by_batch:
+            self._metrics = session.compute_metrics(EvalPrediction(predictions, labels, inputs=inputs, losses=losses))
+        mean = self._mean.mean(skip_non_finite=session.plan.skip_non_finite, total=session.total)
+        named = {} if mean is None else {f"{prefix}_loss": mean}
+        return EvalLoopOutput(predictions, labels, _prefixed(self._metrics, prefix, named), num_samples)
+
+
+def _prefixed(metrics: Any, prefix: str, losses: dict[str, float]) -> dict[str, Any]:
+    """All metrics under their full names. A metric called `loss` takes the place of the mean loss."""
+    if not isinstance(metrics, dict):
+        raise DataError(
+            f"compute_metrics returned a {type(metrics).__name__}; it must return a dict of names and numbers, "
+            "for example {'accuracy': 0.9}."
+        )
+    named = dict(losses)
+    for name, value in plain_numbers(metrics).items():
+        if name not in losses:
+            named[name if name.startswith(f"{prefix}_") else f"{prefix}_{name}"] = value
+    return named
+
+
+def _no_rows(value: Any) -> Any:
+    """A value of the same structure without a single row; a list has an entry for each sample."""
+    if isinstance(value, list):
+        return []
+    return map_nested(lambda leaf: torch.atleast_1d(leaf)[:0] if isinstance(leaf, torch.Tensor) else leaf, value)  # type: ignore[no-untyped-call]

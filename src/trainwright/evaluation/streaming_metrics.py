@@ -1,0 +1,86 @@
+"""Metrics that are fed batch by batch: any object with `update` (or `add_batch`) and `compute`.
+
+torchmetrics and `evaluate` have such objects; their names for the two arguments are translated. What an object is given
+is what the model returned: logits, unless `preprocess_logits_for_metrics` makes something else of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from trainwright.errors import DataError
+from trainwright.tensor_tree import nested_numpify
+
+PREDICTIONS = ("predictions", "preds", "pred", "y_pred", "logits", "input")
+REFERENCES = ("references", "target", "targets", "labels", "label_ids", "y_true")
+
+
+def is_streaming(metric: Any) -> bool:
+    """Whether this is a metric with a memory of its own, and no function of an EvalPrediction."""
+    feeds = callable(getattr(metric, "update", None)) or callable(getattr(metric, "add_batch", None))
+    return feeds and callable(getattr(metric, "compute", None)) and not isinstance(metric, type)
+
+
+class StreamingMetric:
+    """One evaluation with such an object.
+
+    Args:
+        metric: an object with `update` or `add_batch`, and `compute`; `reset`, where it has one, is called first.
+        device: where the batches are; a metric that can move is moved there.
+    """
+
+    def __init__(self, metric: Any, device: Any = None) -> None:
+        self._metric = metric
+        self._takes_arrays = not callable(getattr(metric, "update", None))
+        self._feed: Any = metric.add_batch if self._takes_arrays else metric.update
+        self._names = _names_of(self._feed)
+        self._name = type(metric).__name__
+        if callable(getattr(metric, "reset", None)):
+            metric.reset()
+        if isinstance(metric, torch.nn.Module) and device is not None:
+            metric.to(device)
+
+    @property
+    def adds_processes_up(self) -> bool:
+        """Whether `compute` itself brings the processes together, so that each is fed what it has."""
+        parts = [*self._metric.values()] if isinstance(self._metric, torch.nn.ModuleDict) else [self._metric]
+        return bool(parts) and all(callable(getattr(part, "sync", None)) for part in parts)
+
+    def add(self, predictions: Any, references: Any) -> None:
+        """One batch."""
+        if self._takes_arrays:
+            predictions, references = nested_numpify(predictions), nested_numpify(references)
+        if self._names is None:
+            self._feed(predictions, references)
+        else:
+            self._feed(**dict(zip(self._names, (predictions, references), strict=True)))
+
+    def result(self) -> dict[str, Any]:
+        """What the metric computes of all batches; a single number is named after the metric's class."""
+        value = self._metric.compute()
+        if isinstance(value, Mapping):
+            return dict(value)
+        if isinstance(value, (int, float)) or getattr(value, "size", None) == 1 or _is_one_number(value):
+            return {self._name: value}
+        raise DataError(
+            f"{self._name}.compute() returned a {type(value).__name__}; it must return a dict of names and numbers, or "
+            "one number."
+        )
+
+
+def _names_of(feed: Any) -> tuple[str, str] | None:
+    """The names under which a metric takes predictions and references; None: by position."""
+    try:
+        parameters = inspect.signature(feed).parameters
+    except (TypeError, ValueError):
+        return None
+    found = [next((name for name in names if name in parameters), None) for names in (PREDICTIONS, REFERENCES)]
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+
+def _is_one_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1

@@ -1,0 +1,91 @@
+"""A lane: work that is done behind training's back, one thing at a time, in order. The process's end waits for it."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
+from typing import Any
+
+LOOK_S = 0.1  # how often a wait asks whether it should end
+
+
+class PushInProgress:
+    """Uploads that belong together, as `trainer.push_in_progress`.
+
+    Attributes:
+        jobs: a future for each.
+    """
+
+    def __init__(self, jobs: list[Future[Any]] | None = None) -> None:
+        self.jobs: list[Future[Any]] = [] if jobs is None else jobs
+
+    def is_done(self) -> bool:
+        return all(job.done() for job in self.jobs)
+
+    def wait_until_done(self, *, unless: Callable[[], bool] = bool) -> bool:
+        """Waits for all of them; returns False as soon as `unless` says so."""
+        while not self.is_done():
+            if unless():
+                return False
+            futures.wait(self.jobs, timeout=LOOK_S)
+        return True
+
+    def cancel(self) -> None:
+        """Drops what has not begun; what has goes on."""
+        self.jobs = [job for job in self.jobs if not (job.cancel() or job.done())]
+
+
+class UploadQueue:
+    """Runs work on a thread, which lasts as long as there is work."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_left = 0
+        self._thread: threading.Thread | None = None
+        self._is_abandoned = False
+
+    def submit(self, work: Callable[[], Any], job: Future[Any] | None = None) -> Future[Any]:
+        """Does `work` when all before it is done; its result, or what it raised, is in the future."""
+        job = Future() if job is None else job
+        with self._lock:
+            self._work.put((job, work))
+            self._num_left += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="hub-uploads", daemon=True)
+                self._thread.start()
+                _before_the_end(self._wait_at_the_end)
+        return job
+
+    def abandon(self) -> None:
+        """The end of the process no longer waits: somebody is in a hurry."""
+        self._is_abandoned = True
+
+    def _run(self) -> None:
+        while True:
+            job, work = self._work.get()
+            if job.set_running_or_notify_cancel():
+                try:
+                    job.set_result(work())
+                except BaseException as error:
+                    job.set_exception(error)
+            with self._lock:
+                self._num_left -= 1
+                if self._num_left == 0:
+                    self._thread = None
+                    return
+
+    def _wait_at_the_end(self) -> None:
+        thread = self._thread
+        while thread is not None and thread.is_alive() and not self._is_abandoned:
+            thread.join(LOOK_S)
+            thread = self._thread
+
+
+def _before_the_end(work: Callable[[], None]) -> None:
+    """Calls `work` when the process ends, while pools of threads still take work: clients use them to upload."""
+    getattr(threading, "_register_atexit", atexit.register)(work)

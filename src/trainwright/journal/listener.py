@@ -1,0 +1,112 @@
+"""JournalListener: turns the events of a run into entries of its journal. It listens; it is no callback of the user's."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from trainwright.journal.record import Journal, NullJournal
+from trainwright.journal.timeline import summary
+from trainwright.state.clock import Clock
+
+
+class JournalListener:
+    """Hears every event before the callbacks do, so that the journal has what was logged as it was logged.
+
+    Attributes:
+        journal: of the run under way; none before the first `train()`, and none where output is not saved.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.journal: Journal = NullJournal()
+        self._clock = clock
+        self._warnings = WarningRecorder(self)
+        self.step_now: Callable[[], int] = int
+
+    def begin(
+        self, journal: Journal, step_now: Callable[[], int], *, checkpoint: str | None, facts: dict[str, Any]
+    ) -> None:
+        """A run starts, or goes on from a checkpoint; `facts` describe it, `step_now` says how far it is."""
+        self.journal, self.step_now = journal, step_now
+        journal.write("start" if checkpoint is None else "resume", step=step_now(), checkpoint=checkpoint, **facts)
+        self._warnings.listen()
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._warnings.write_down()
+        values = dict(kwargs["logs"])
+        is_evaluation = any(name.startswith("eval_") for name in values)
+        self.journal.write("evaluation" if is_evaluation else "log", step=state.global_step, values=values)
+        if values.get("num_non_finite_losses"):
+            number = values["num_non_finite_losses"]
+            self.incident(state.global_step, f"{number} losses since the last log were not finite.")
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._warnings.write_down()
+        self.journal.write("save", step=state.global_step, best=state.best_model_checkpoint)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.journal.write("end", step=state.global_step, best=state.best_model_checkpoint)
+
+    def end(self) -> dict[str, float]:
+        """Everything is done, the callbacks' last event too; returns where the time went."""
+        self._warnings.write_down()
+        self._warnings.stop()
+        seconds = self._clock.read()
+        self.journal.write("time", time_by_phase=summary(seconds))
+        return seconds
+
+    def on_exception(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        error = kwargs["exception"]
+        text = "".join(traceback.format_exception(error)) if isinstance(error, BaseException) else str(error)
+        self.journal.write("failed", step=state.global_step, error=type(error).__name__, traceback=text)
+        self.end()
+
+    def incident(self, step: int, text: str) -> None:
+        """Something that a person should know of."""
+        self.journal.write("incident", step=step, text=text)
+
+
+class WarningRecorder(logging.Handler):
+    """Writes down what the package warns of while a run lasts, from whichever thread; what is said again only once.
+
+    It waits for the next log or save with that: a step writes nothing.
+    """
+
+    def __init__(self, keeper: JournalListener) -> None:
+        super().__init__(logging.WARNING)
+        self._waiting: list[dict[str, Any]] = []
+        self._known: set[str] = set()
+        self._keeper = keeper
+        self._logger = logging.getLogger(__name__.partition(".")[0])
+
+    def listen(self) -> None:
+        self.stop()
+        self._known.clear()
+        self._logger.addHandler(self)
+
+    def stop(self) -> None:
+        self._logger.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._show(record)
+        text = record.getMessage()
+        if text not in self._known:
+            self._known.add(text)
+            self._waiting.append({"step": self._keeper.step_now(), "text": text, "source": record.name})
+
+    def write_down(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for entry in waiting:
+            self._keeper.journal.write("warning", **entry)
+
+    def _show(self, record: logging.LogRecord) -> None:
+        """Where nobody set logging up python shows warnings by itself, but not beside a handler such as this one."""
+        place: logging.Logger | None = logging.getLogger(record.name)
+        while place is not None:
+            if any(handler is not self for handler in place.handlers):
+                return
+            place = place.parent if place.propagate else None
+        if logging.lastResort is not None and record.levelno >= logging.lastResort.level:
+            logging.lastResort.handle(record)

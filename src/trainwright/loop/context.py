@@ -1,0 +1,77 @@
+"""Session: the parts of one run, put together once and then only read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainwright._types import Batch
+from trainwright.config.plans import StepPlan
+from trainwright.hooks import BatchSource, Events, FirstStepObserver, LoopEngine, RandomStates
+from trainwright.loop.micro_batch_retry import MicroBatchRetry
+from trainwright.loss_normalization import LossRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart:
+    """Where a run begins.
+
+    Attributes:
+        epoch: first epoch, from 0.
+        batches: micro-batches of that epoch that are trained already.
+        checkpoint: directory whose random states are loaded at that point; None for a fresh run.
+        owes_evaluation: the evaluation after the last step was cut off; it is made up for before anything else.
+        owes_save: and so was the save that was to follow it.
+    """
+
+    epoch: int = 0
+    batches: int = 0
+    checkpoint: str | None = None
+    owes_evaluation: bool = False
+    owes_save: bool = False
+
+
+class NullObserver:
+    """Nobody watches the first step."""
+
+    def window(self, batches: Sequence[Batch]) -> None: ...
+
+    def gradients(self, loss: torch.Tensor) -> None: ...
+
+
+NULL_OBSERVER = NullObserver()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopContext:
+    """What `fit` works with.
+
+    Attributes:
+        model: as the engine wrapped it.
+        scheduler_follows_metrics: the schedule is driven by evaluations, not by steps.
+        saves_on_interrupt: a run that a signal ends saves its last finished step.
+        random_states: set where a run that an error ends saves its last finished step too; with them it stands there
+            as if nothing had been drawn since.
+        first_look: watches the first step of this run.
+        smaller_batches: tries a window again that did not fit into memory; None: the error ends the run.
+    """
+
+    engine: LoopEngine
+    model: Any
+    optimizer: Any
+    scheduler: Any
+    loader: BatchSource
+    plan: StepPlan
+    rule: LossRule
+    events: Events
+    start: RunStart
+    scheduler_follows_metrics: bool = False
+    first_look: FirstStepObserver = NULL_OBSERVER
+    smaller_batches: MicroBatchRetry | None = None
+    saves_on_interrupt: bool = False
+    random_states: RandomStates | None = None
+    trial: Any = None
+    ignore_keys_for_eval: list[str] | None = None

@@ -1,0 +1,98 @@
+"""Out of memory in a step: the window is tried again with smaller micro-batches (`auto_find_batch_size`).
+
+Each micro-batch is cut into parts and gradients are accumulated over all of them, so the optimizer step still sees the
+same samples with the same weights: the effective batch stays. The weights are those from before the failed step, since
+nothing was updated, and so are the random states, which are put back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainwright._types import Batch
+from trainwright.hooks import LoopEngine, RandomStates
+from trainwright.state.run_state import RunState
+from trainwright.tensor_tree import find_batch_size
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchPart:
+    """A micro-batch, or a part of one that was cut.
+
+    Attributes:
+        of_micro_batch: its share of the micro-batch's samples.
+        of_window: its share of the window's samples.
+    """
+
+    inputs: Batch
+    of_micro_batch: float = 1.0
+    of_window: float = 1.0
+
+
+def parts_of(batches: list[Batch], num_parts: int, *, needs_shares: bool) -> list[MicroBatchPart]:
+    """The micro-batches of a window, each cut into `num_parts` (or single samples, where it has fewer).
+
+    Without cuts, and where the loss does not need the shares, samples are not counted.
+    """
+    if num_parts == 1 and (len(batches) == 1 or not needs_shares):
+        return [MicroBatchPart(batch) for batch in batches]
+    sizes = [find_batch_size(batch) or 1 for batch in batches]
+    total = sum(sizes)
+    return [
+        MicroBatchPart(inputs, num / size, num / total)
+        for batch, size in zip(batches, sizes, strict=True)
+        for inputs, num in cut_window(batch, size, num_parts)
+    ]
+
+
+def cut_window(batch: Batch, size: int, num_parts: int) -> Iterator[tuple[Batch, int]]:
+    """Parts of a batch of `size` samples; what has no such first dimension goes into every part."""
+    if num_parts == 1:
+        yield batch, size
+        return
+    for rows in torch.arange(size).tensor_split(min(num_parts, size)):
+        first, last = int(rows[0]), int(rows[-1]) + 1
+        yield {name: _slice(value, first, last, size) for name, value in batch.items()}, last - first
+
+
+def _slice(value: Any, first: int, last: int, size: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value[first:last] if value.dim() > 0 and value.shape[0] == size else value
+    return value[first:last] if isinstance(value, (list, tuple)) and len(value) == size else value
+
+
+class MicroBatchRetry:
+    """Lets a window be tried again until it fits; used only with `auto_find_batch_size`."""
+
+    def __init__(self, engine: LoopEngine, randomness: RandomStates) -> None:
+        self._engine = engine
+        self._randomness = randomness
+
+    def prepare(self, run: RunState) -> Any:
+        """What is needed to go back to before the window."""
+        return self._randomness.capture(), run.meter.count, run.flos, run.tokens
+
+    def take_back(self, run: RunState, before: Any, error: BaseException, largest: int) -> None:
+        """Undoes a window that did not fit, and cuts micro-batches into twice as many parts from now on.
+
+        Raises the error again if it is of another kind, or if single samples do not fit.
+        """
+        if not self._engine.is_out_of_memory(error) or run.num_parts >= largest:
+            raise error
+        run.num_parts *= 2
+        states, count, run.flos, run.tokens = before
+        self._engine.zero_grad()
+        self._engine.empty_cache()
+        self._randomness.restore(states)
+        run.meter.rewind(count)
+        logger.warning(
+            "Out of memory at step %d: micro-batches are cut into %d parts from here on, with gradients accumulated "
+            "over them, so the effective batch stays the same.", run.state.global_step + 1, run.num_parts,
+        )  # fmt: skip

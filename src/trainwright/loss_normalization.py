@@ -1,0 +1,144 @@
+"""LossRule: the only arithmetic on a loss between the model's output and `backward`.
+
+A window is the micro-batches of one optimizer step. Two kinds of losses come in:
+
+    counted   the model (or `compute_loss_func`) was told how many items the window has and divided its sum by that.
+              Micro-batch losses then add up to the window's mean; nothing is left to do.
+    mean      each micro-batch came as its own mean. The window's loss is the mean of these means: divide by the
+              number of micro-batches.
+
+Worked example: a window of two micro-batches with 3 and 1 label tokens, losses per token (1, 2, 3) and (6).
+    counted   6/4 + 6/4          = 3.0     the mean over the 4 tokens, as one batch of both would give
+    mean      (2.0 + 6.0) / 2    = 4.0     the original's arithmetic for modules that return a mean
+
+Items are counted where the loss counts them: a causal loss compares position i with label i + 1, so label 0 is never
+a target and must not enter the divisor; with sequences of S tokens that would be wrong by (S - 1)/S.
+
+    items     a mean again, but weighted by the items it was taken over (`loss_weighting="items"`): the window's loss is
+              the mean over all its items, whatever the micro-batches' sizes:  2.0 * 3/4 + 6.0 * 1/4 = 3.0
+
+An auxiliary loss that a model adds to its own (a mixture of experts' balance) is a mean over each micro-batch, not a
+share of the window's sum: it is weighted by the micro-batch's share of the window's samples, so that a window's
+auxiliary loss does not grow with the number of its micro-batches.
+
+With P processes that average gradients, a counted loss was divided by the items of all processes, so it is multiplied
+by P to undo the averaging. The tail of an epoch may give them unequal parts: a mean is then weighted by its part, and a
+batch that only stands in, to keep a process in step, weighs nothing and none of its items is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from trainwright._types import IGNORE_INDEX, Batch, TailBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossRule:
+    """Settled when a run (or an evaluation) starts.
+
+    Attributes:
+        counts_items: somebody wants `num_items_in_batch`: the model's forward or `compute_loss_func`.
+        shifts_labels: label 0 of each row is never a target.
+        is_scaled: True: losses arrive scaled for the window; False: they are means; None: counted losses are scaled.
+        has_loss_func: a `compute_loss_func` makes the loss; its result is taken as scaled.
+        weights_items: weigh the mean of a micro-batch by its items.
+        aux_coefficient: factor with which the model added its output `aux_loss` to its loss; 0: it adds none.
+        num_processes: processes whose gradients are averaged, where items are counted over all of them; else 1.
+    """
+
+    counts_items: bool = False
+    shifts_labels: bool = False
+    is_scaled: bool | None = None
+    has_loss_func: bool = False
+    weights_items: bool = False
+    aux_coefficient: float = 0.0
+    num_processes: int = 1
+
+    def count(self, window: Sequence[Batch]) -> torch.Tensor | None:
+        """Label items of a window that enter the loss, as a scalar on the labels' device; None if nobody asks."""
+        if not (self.counts_items or self.weights_items) or not window or "labels" not in window[0]:
+            return None
+        try:
+            counts = [self._num_items(batch) for batch in window]
+        except (TypeError, AttributeError):  # labels that are no single tensor (object detection): nothing to count
+            return None
+        return counts[0] if len(counts) == 1 else torch.stack(counts).sum()
+
+    def weight(self, batch: Batch, label_names: Sequence[str], batch_size: int) -> torch.Tensor | int:
+        """Over how many items the mean loss of an evaluation batch was taken: label items, or samples without them."""
+        labels = batch.get("labels") if "labels" in label_names or not label_names else batch.get(label_names[0])
+        if _stands_in(batch):
+            return 0
+        if not isinstance(labels, torch.Tensor) or labels.is_floating_point() or "labels" not in batch:
+            return batch_size
+        return self._targets(batch).ne(IGNORE_INDEX).sum()
+
+    def apply(
+        self,
+        loss: torch.Tensor,
+        batch: Batch,
+        num_items: torch.Tensor | int | None,
+        *,
+        micro_batches: int,
+        share: float,
+    ) -> torch.Tensor:
+        """The loss to differentiate, from what `compute_loss` returned for a micro-batch.
+
+        `share` is below 1 for a part of a micro-batch that was cut because it did not fit: its part of the samples.
+        """
+        scaled = self.is_scaled
+        if scaled is None:
+            scaled = self.has_loss_func or (self.counts_items and num_items is not None)
+        if scaled:
+            return loss * 0.0 if _stands_in(batch) else loss
+        if self.weights_items and num_items is not None:
+            return loss * (self._num_items(batch) * self.num_processes / num_items)
+        if isinstance(batch, TailBatch):
+            loss = loss * batch.weight
+        return loss if micro_batches == share == 1 else loss * share / micro_batches
+
+    def weigh_auxiliary(self, loss: torch.Tensor, outputs: Any, *, sample_share: float) -> torch.Tensor:
+        """The loss with the model's auxiliary part weighted by the micro-batch's share of the window's samples."""
+        auxiliary = self._auxiliary(outputs)
+        return loss if auxiliary is None or sample_share == 1.0 else loss - (1.0 - sample_share) * auxiliary
+
+    def undo_averaging(self, loss: torch.Tensor, outputs: Any, num_items: torch.Tensor | int | None) -> torch.Tensor:
+        """Multiplies a counted loss by the processes over which its gradient will be averaged.
+
+        Not its auxiliary part: that is a mean on each process, which averaging leaves right.
+        """
+        if self.num_processes == 1 or num_items is None or not self.counts_items:
+            return loss
+        auxiliary = self._auxiliary(outputs)
+        scaled = loss * self.num_processes
+        return scaled if auxiliary is None else scaled - (self.num_processes - 1) * auxiliary
+
+    def _auxiliary(self, outputs: Any) -> torch.Tensor | None:
+        """What the model added to its loss besides the one over labels."""
+        if self.aux_coefficient == 0.0 or not isinstance(outputs, Mapping):
+            return None
+        auxiliary = outputs.get("aux_loss")
+        return None if auxiliary is None else self.aux_coefficient * auxiliary
+
+    def of_one_process(self) -> LossRule:
+        """The same for a loss that is not averaged over processes: an evaluation's."""
+        return self if self.num_processes == 1 else replace(self, num_processes=1)
+
+    def _num_items(self, batch: Batch) -> torch.Tensor:
+        count = self._targets(batch).ne(IGNORE_INDEX).sum()
+        return count * 0 if self.num_processes > 1 and _stands_in(batch) else count
+
+    def _targets(self, batch: Batch) -> torch.Tensor:
+        if "shift_labels" in batch:  # already shifted by the collator
+            return batch["shift_labels"]  # type: ignore[no-any-return]
+        labels: torch.Tensor = batch["labels"]
+        return labels[..., 1:] if self.shifts_labels else labels
+
+
+def _stands_in(batch: Batch) -> bool:
+    return isinstance(batch, TailBatch) and batch.num_samples == 0

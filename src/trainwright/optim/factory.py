@@ -1,0 +1,101 @@
+"""From a class and its arguments to an optimizer over a model: parameter groups, their decay, their rates."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright.errors import ArgumentError
+from trainwright.optim import lr_groups
+from trainwright.optim.layerwise_optimizer import step_in_backward
+from trainwright.optim.optimizer_class import depends_on_the_model, spec_of
+from trainwright.optim.parameter_groups import Group, decay_groups, with_decay
+from trainwright.optim.third_party_state import adapt, release_lomo_hooks
+
+logger = logging.getLogger(__name__)
+
+
+def build_optimizer(
+    cls: Any, kwargs: dict[str, Any], model: nn.Module, *, args: Any, decay_names: Iterable[str]
+) -> Any:
+    """An optimizer over the model's parameters, with the decay and the rates that `args` give each of them.
+
+    `kwargs` may hold "params" (groups), "optimizer_dict" (layer-wise; or groups, as sentence-transformers gives them)
+    or "model" in place of groups made here. A factory (a class that is no Optimizer) is made and called with the model.
+    """
+    kwargs = dict(kwargs)
+    if is_optimizer_factory(cls) or "model" in kwargs:
+        return _over_the_model(cls, kwargs, model, args)
+    holds_groups = isinstance(kwargs.get("optimizer_dict"), list)
+    given = kwargs.pop("optimizer_dict" if holds_groups else "params", None)
+    groups = _groups(given, model, args, decay_names)
+    if "optimizer_dict" in kwargs:
+        return _layerwise(cls, kwargs.pop("optimizer_dict"), kwargs, model, args, groups)
+    optimizer = cls(groups, **kwargs)
+    adapt(optimizer, model)
+    return optimizer
+
+
+def is_optimizer_factory(optimizer_cls_or_factory: Any) -> bool:
+    """Whether this is something that makes an optimizer from a whole model, rather than an optimizer class."""
+    return not (
+        isinstance(optimizer_cls_or_factory, type) and issubclass(optimizer_cls_or_factory, torch.optim.Optimizer)
+    )
+
+
+def _groups(given: Any, model: nn.Module, args: Any, decay_names: Iterable[str]) -> list[Group]:
+    if given is None:
+        groups = decay_groups(model, decay_names, args.weight_decay)
+    elif depends_on_the_model(spec_of(args)[1]):  # made by the name
+        groups = with_decay(given, model, decay_names, args.weight_decay)
+    else:  # a user's own, which say everything themselves
+        groups = list(given)
+    if lr_groups.is_asked_for(args):
+        groups = lr_groups.split(groups, lr_groups.by_id(model, lr_groups.own_rates(model, args)))
+    return groups
+
+
+def _over_the_model(cls: Any, kwargs: dict[str, Any], model: nn.Module, args: Any) -> Any:
+    name = getattr(cls, "__name__", type(cls).__name__)
+    if lr_groups.is_asked_for(args):
+        raise ArgumentError(
+            f"layerwise_lr_decay and lr_groups make parameter groups, and {name} takes the whole model. Drop them, or "
+            "choose another optimizer."
+        )
+    if is_optimizer_factory(cls):
+        return cls()(model, **kwargs)
+    if args.weight_decay > 0:
+        logger.warning("weight_decay=%s has no effect with %s, which has no parameter groups.", args.weight_decay, name)
+    _say_nothing_is_clipped(args)
+    release_lomo_hooks(model)
+    optimizer = cls(kwargs.pop("model"), **kwargs)
+    adapt(optimizer, model)
+    return optimizer
+
+
+def _layerwise(
+    cls: Any, parts: dict[Any, Any], kwargs: dict[str, Any], model: nn.Module, args: Any, groups: list[Group]
+) -> Any:
+    _say_nothing_is_clipped(args)
+    for group in groups:
+        own = {name: group[name] for name in ("lr", "weight_decay") if name in group}
+        for parameter in group["params"]:
+            if parameter in parts:
+                parts[parameter].param_groups[0].update(own)
+    for part in parts.values():
+        adapt(part, model)
+    optimizer = cls(parts, **kwargs)
+    step_in_backward(optimizer)
+    return optimizer
+
+
+def _say_nothing_is_clipped(args: Any) -> None:
+    if args.max_grad_norm:
+        logger.info(
+            "max_grad_norm=%s has no effect with optim=%r: gradients are used and freed during the backward pass.",
+            args.max_grad_norm, spec_of(args)[0],
+        )  # fmt: skip

@@ -1,0 +1,104 @@
+"""From arguments to the class of an optimizer and its arguments, by the name in `args.optim`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from trainwright.errors import ArgumentError
+from trainwright.optim.constraints import one_process
+from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer
+from trainwright.optim.muon import MuonWithAdamW, muon_groups
+from trainwright.optim.optim_args import check_names, parse_optim_args, read
+from trainwright.optim.optimizer_spec import OptimizerSpec
+from trainwright.optim.optimizer_table import OPTIMIZERS
+from trainwright.optim.packages import load_class
+from trainwright.optim.projection_targets import projected_groups, target_parameters
+
+Kwargs = dict[str, Any]
+ADAM_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}
+
+
+def optimizer_class_and_kwargs(args: Any, model: nn.Module | None = None) -> tuple[Any, Kwargs]:
+    """Class and keyword arguments for `args.optim`.
+
+    An optimizer that makes its own groups has them among these as "params"; "optimizer_dict" (layer-wise) and "model"
+    (LOMO) stand for what the class takes in place of groups.
+
+    Raises:
+        ArgumentError: the optimizer cannot do what the other settings ask, or does not take these `optim_args`.
+        MissingPackageError: its package is not installed.
+    """
+    name, spec = spec_of(args)
+    problems = [message for limit in spec.limits if (message := limit(name, args))]
+    if problems:
+        raise ArgumentError("\n".join(problems))
+    given = parse_optim_args(args.optim_args)
+    check_names(name, given, {**spec.options, **spec.projects})
+    cls = load_class(name, spec)
+    kwargs = {"lr": args.learning_rate, **_from_args(spec, args), **read(name, given, spec.options), **spec.fixed}
+    if "beta3" in kwargs:  # AdEMAMix takes its three in one
+        first, second = kwargs["betas"]
+        kwargs["betas"] = (kwargs.pop("beta1", first), kwargs.pop("beta2", second), kwargs.pop("beta3"))
+    if not depends_on_the_model(spec):
+        return cls, kwargs
+    if model is None:
+        raise ArgumentError(f"optim={name!r} depends on the model: call get_optimizer_cls_and_kwargs(args, model).")
+    if spec.whole_model:
+        return cls, {**kwargs, "model": model}
+    if cls is MuonWithAdamW:
+        return cls, {**kwargs, "params": muon_groups(model)}
+    settings = {**read(name, given, spec.projects), **(_adam(args) if spec.projects_adam else {})}
+    return _projected(cls, kwargs, model, args, settings)
+
+
+def steps_in_backward(args: Any) -> bool:
+    """Whether the optimizer that `args.optim` names updates weights while gradients are still being computed."""
+    return one_process in spec_of(args)[1].limits
+
+
+def spec_of(args: Any) -> tuple[str, OptimizerSpec]:
+    """The name and the row of the table that `args.optim` means."""
+    name = str(getattr(args.optim, "value", args.optim))
+    if name not in OPTIMIZERS:
+        raise ArgumentError(f"optim={name!r} is no optimizer. There are: {', '.join(sorted(OPTIMIZERS))}.")
+    return name, OPTIMIZERS[name]
+
+
+def depends_on_the_model(spec: OptimizerSpec) -> bool:
+    """Whether the arguments hold groups of the model's parameters, or the model itself."""
+    return spec.whole_model or bool(spec.projects) or spec.path.endswith(":MuonWithAdamW")
+
+
+def _projected(cls: Any, kwargs: Kwargs, model: nn.Module, args: Any, settings: Kwargs) -> tuple[Any, Kwargs]:
+    name, spec = spec_of(args)
+    chosen = target_parameters(model, args.optim_target_modules, optimizer=name)
+    groups = projected_groups(model, chosen, settings)
+    if not spec.layerwise:
+        return cls, {**kwargs, "params": groups}
+    parts = {
+        parameter: cls([{"params": [parameter], **(settings if name in chosen else {})}], **kwargs)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    return LayerWiseDummyOptimizer, {**kwargs, "params": groups, "optimizer_dict": parts}
+
+
+def _from_args(spec: OptimizerSpec, args: Any) -> Kwargs:
+    kwargs: Kwargs = {}
+    if spec.adam == "always":
+        kwargs |= _adam(args)
+    elif spec.adam == "betas":
+        kwargs["betas"] = _adam(args)["betas"]
+    elif spec.adam == "if set":
+        kwargs |= {name: value for name, value in _adam(args).items() if value != ADAM_DEFAULTS[name]}
+    if spec.decay:
+        kwargs["weight_decay"] = args.weight_decay
+    if spec.warmup:
+        kwargs["warmup_steps"] = args.get_warmup_steps(args.max_steps)
+    return kwargs
+
+
+def _adam(args: Any) -> Kwargs:
+    return {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}

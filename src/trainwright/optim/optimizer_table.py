@@ -1,0 +1,187 @@
+"""Optimizers by name, as data: where the class is, what it is given, which `optim_args` it takes, what it cannot do.
+
+The arguments are those that transformers gives the same name. Adding an optimizer is adding a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.optim.constraints import Limit, needs_cuda, no_accumulation, no_fp16, one_process, whole_warmup
+from trainwright.optim.optim_args import Option, dtype, flag, number, one_of, whole
+from trainwright.optim.optimizer_spec import OptimizerSpec, Package
+
+
+def _named(convert: Any, *names: str) -> dict[str, Option]:
+    return {name: Option(convert) for name in names}
+
+
+BITSANDBYTES = Package(name="bitsandbytes", install="bitsandbytes", at_least="0.46")
+GALORE = Package(name="galore-torch", install="galore-torch")
+APOLLO = Package(name="apollo-torch", install="apollo-torch")
+LOMO = Package(name="lomo-optim", install="lomo-optim")
+TORCHAO = Package(name="torchao", install="torchao", at_least="0.11")
+SCHEDULE_FREE = Package(name="schedulefree", install="schedulefree", at_least="1.4")
+
+IN_BACKWARD = (no_accumulation, no_fp16, one_process)
+RMSPROP = {**_named(number, "momentum", "alpha", "eps", "weight_decay"), "centered": Option(flag)}
+ADEMAMIX = {
+    **_named(number, "beta1", "beta2", "eps"),
+    "beta3": Option(number, 0.9999),
+    "alpha": Option(number, 5.0),
+    **_named(whole, "t_alpha", "t_beta3"),
+}
+PROJECTION = {"rank": Option(whole, 128), "update_proj_gap": Option(whole, 200)}
+GALORE_GROUP = {
+    **PROJECTION,
+    "scale": Option(number, 0.25),
+    "proj_type": Option(one_of("std", "reverse_std", "right", "left", "full"), "std"),
+}
+APOLLO_GROUP = {
+    **PROJECTION,
+    "proj": Option(one_of("random", "svd"), "random"),
+    "scale_type": Option(one_of("channel", "tensor"), "channel"),
+    "scale": Option(number, 1.0),
+    "proj_type": Option(one_of("std", "reverse_std", "right", "left"), "std"),
+}
+SCHEDULE_FREE_OPTIONS = {"weight_lr_power": Option(number, 2.0), "r": Option(number, 0.0)}
+EXTERNAL_RATE = {"scale_parameter": False, "relative_step": False}
+
+
+def _bnb(kind: str, *, bits: int, **more: Any) -> OptimizerSpec:
+    fixed = {"optim_bits": bits, **more.pop("fixed", {})}
+    return OptimizerSpec(path=f"bitsandbytes.optim:{kind}", package=BITSANDBYTES, fixed=fixed, **more)
+
+
+def _bnb_paged(kind: str, *, bits: int, paged: bool, **more: Any) -> OptimizerSpec:
+    return _bnb(kind, bits=bits, fixed={"is_paged": paged}, **more)
+
+
+def _galore(kind: str, *, layerwise: bool = False, limits: tuple[Limit, ...] = (), **more: Any) -> OptimizerSpec:
+    limits = (IN_BACKWARD if layerwise else ()) + limits
+    return OptimizerSpec(
+        path=f"galore_torch:{kind}", package=GALORE, projects=GALORE_GROUP, layerwise=layerwise, limits=limits, **more
+    )
+
+
+def _torchao(kind: str) -> OptimizerSpec:
+    options = {"block_size": Option(whole, 256), "bf16_stochastic_round": Option(flag, False)}
+    return OptimizerSpec(path=f"torchao.optim:{kind}", package=TORCHAO, adam="always", options=options)
+
+
+def _schedule_free(kind: str, **more: Any) -> OptimizerSpec:
+    limits = (whole_warmup,) if more.get("warmup") else ()
+    more = {"options": SCHEDULE_FREE_OPTIONS, **more}
+    return OptimizerSpec(path=f"schedulefree:{kind}", package=SCHEDULE_FREE, decay=True, limits=limits, **more)
+
+
+def _apollo(*, layerwise: bool) -> OptimizerSpec:
+    return OptimizerSpec(
+        path="apollo_torch:APOLLOAdamW",
+        package=APOLLO,
+        adam="if set",
+        projects=APOLLO_GROUP,
+        projects_adam=True,
+        layerwise=layerwise,
+        limits=IN_BACKWARD if layerwise else (),
+    )
+
+
+TORCH: dict[str, OptimizerSpec] = {
+    "adamw_torch": OptimizerSpec(path="torch.optim:AdamW", adam="always"),
+    "adamw_torch_fused": OptimizerSpec(path="torch.optim:AdamW", adam="always", fixed={"fused": True}),
+    "adamw_torch_xla": OptimizerSpec(
+        path="torch_xla.amp.syncfree:AdamW", package=Package(name="torch_xla", install="torch_xla"), adam="always"
+    ),
+    "adamw_torch_npu_fused": OptimizerSpec(
+        path="torch_npu.optim:NpuFusedAdamW", package=Package(name="torch_npu", install="torch_npu"), adam="always"
+    ),
+    "adamw_anyprecision": OptimizerSpec(
+        path="torchdistx.optimizers:AnyPrecisionAdamW",
+        package=Package(name="torchdistx", install="git+https://github.com/pytorch/torchdistx"),
+        adam="always",
+        options={
+            "use_kahan_summation": Option(flag, False),
+            "momentum_dtype": Option(dtype, "float32"),
+            "variance_dtype": Option(dtype, "float32"),
+            "compensation_buffer_dtype": Option(dtype, "bfloat16"),
+        },
+    ),
+    "adamw_torch_4bit": _torchao("AdamW4bit"),
+    "adamw_torch_8bit": _torchao("AdamW8bit"),
+    "adafactor": OptimizerSpec(path="trainwright.optim.schedules:Adafactor", fixed=EXTERNAL_RATE),
+    "sgd": OptimizerSpec(
+        path="torch.optim:SGD",
+        options={**_named(number, "momentum", "dampening", "weight_decay"), "nesterov": Option(flag)},
+    ),
+    "adagrad": OptimizerSpec(path="torch.optim:Adagrad", options=_named(number, "lr_decay", "weight_decay", "eps")),
+    "rmsprop": OptimizerSpec(path="torch.optim:RMSprop", options=RMSPROP),
+    "muon": OptimizerSpec(
+        path="trainwright.optim.muon:MuonWithAdamW",
+        adam="always",
+        options={
+            "momentum": Option(number, 0.95),
+            "nesterov": Option(flag, True),
+            "ns_steps": Option(whole, 5),
+            "adjust_lr_fn": Option(one_of("original", "match_rms_adamw"), "match_rms_adamw"),
+        },
+    ),
+}
+EIGHT_BIT: dict[str, OptimizerSpec] = {
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit"), _bnb_paged("AdamW", bits=8, paged=False, adam="always")),
+    "paged_adamw_32bit": _bnb_paged("AdamW", bits=32, paged=True, adam="always"),
+    "paged_adamw_8bit": _bnb_paged("AdamW", bits=8, paged=True, adam="always"),
+    "ademamix": _bnb_paged("AdEMAMix", bits=32, paged=False, adam="always", options=ADEMAMIX),
+    "ademamix_8bit": _bnb_paged("AdEMAMix", bits=8, paged=False, adam="always", options=ADEMAMIX),
+    "paged_ademamix_32bit": _bnb_paged("AdEMAMix", bits=32, paged=True, adam="always", options=ADEMAMIX),
+    "paged_ademamix_8bit": _bnb_paged("AdEMAMix", bits=8, paged=True, adam="always", options=ADEMAMIX),
+    "lion_32bit": _bnb_paged("Lion", bits=32, paged=False, adam="betas"),
+    "lion_8bit": _bnb_paged("Lion", bits=8, paged=False, adam="betas"),
+    "paged_lion_32bit": _bnb_paged("Lion", bits=32, paged=True, adam="betas"),
+    "paged_lion_8bit": _bnb_paged("Lion", bits=8, paged=True, adam="betas"),
+    **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_32bit"), _bnb("RMSprop", bits=32, options=RMSPROP)),
+    "rmsprop_bnb_8bit": _bnb("RMSprop", bits=8, options=RMSPROP),
+}
+OTHERS: dict[str, OptimizerSpec] = {
+    "galore_adamw": _galore("GaLoreAdamW", adam="if set"),
+    "galore_adamw_8bit": _galore("GaLoreAdamW8bit", adam="if set", limits=(needs_cuda,)),
+    "galore_adafactor": _galore("GaLoreAdafactor", fixed=EXTERNAL_RATE),
+    "galore_adamw_layerwise": _galore("GaLoreAdamW", adam="if set", layerwise=True),
+    "galore_adamw_8bit_layerwise": _galore("GaLoreAdamW8bit", adam="if set", layerwise=True, limits=(needs_cuda,)),
+    "galore_adafactor_layerwise": _galore("GaLoreAdafactor", layerwise=True, fixed=EXTERNAL_RATE),
+    "apollo_adamw": _apollo(layerwise=False),
+    "apollo_adamw_layerwise": _apollo(layerwise=True),
+    "lomo": OptimizerSpec(path="lomo_optim:Lomo", package=LOMO, whole_model=True, limits=IN_BACKWARD),
+    "adalomo": OptimizerSpec(
+        path="lomo_optim:AdaLomo", package=LOMO, whole_model=True, limits=(*IN_BACKWARD, needs_cuda)
+    ),
+    "grokadamw": OptimizerSpec(
+        path="grokadamw:GrokAdamW",
+        package=Package(name="grokadamw", install="grokadamw"),
+        adam="if set",
+        options={
+            "alpha_init": Option(number, 0.98),
+            "lamb": Option(number, 2.0),
+            "gamma": Option(number, 0.1),
+            "grokking_signal_decay_rate": Option(number, 0.1),
+            "gradient_clipping": Option(number, 1.0),
+        },
+    ),
+    "schedule_free_radam": _schedule_free("RAdamScheduleFree", adam="always"),
+    "schedule_free_adamw": _schedule_free("AdamWScheduleFree", adam="always", warmup=True),
+    "schedule_free_sgd": _schedule_free(
+        "SGDScheduleFree", warmup=True, options={**SCHEDULE_FREE_OPTIONS, "momentum": Option(number)}
+    ),
+    "stable_adamw": OptimizerSpec(
+        path="optimi:StableAdamW",
+        package=Package(name="torch-optimi", install="torch-optimi"),
+        adam="always",
+        decay=True,
+        options={
+            "decouple_lr": Option(flag, False),
+            "max_lr": Option(number, None),
+            "kahan_sum": Option(flag, None),
+        },
+    ),
+}
+OPTIMIZERS: dict[str, OptimizerSpec] = {**TORCH, **EIGHT_BIT, **OTHERS}

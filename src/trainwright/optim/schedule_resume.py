@@ -1,0 +1,180 @@
+"""Rates and other settings of the optimizer after a resume: what changed takes effect, and no rate jumps by itself.
+
+**Another length.** A run of T0 steps stands at step s0 and is to take T1 steps. Its schedule is f0(s), a factor of the
+base rate; the schedule of a fresh run of T1 steps is f1(s). Following f1 from s0 on would jump. So the run follows
+
+    g(s) = f1(s) + (a - f1(s0)) * (T1 - s) / (T1 - s0)       where the run stands above f1: the excess fades away,
+                                                             and never above a, or f1 where that is higher
+    g(s) = e + (f1(s) - e) * (a - e) / (f1(s0) - e)          where it stands below: f1's course in the room below a
+
+with a = f0(s0), where it stands, and e = f1(T1), where f1 ends (0 in the second line if a is below it). Both begin at a
+and end at e. A run that is over (s0 >= T0) stands at the rate of its last step, a = f0(T0 - 1): what a schedule says
+beyond its end was never meant to be trained with.
+
+    linear, base 1e-3, T0 = 20, s0 = 20, T1 = 40: a = f0(19) = 1/20, f1(20) = 1/2, e = 0, so g(s) = f1(s) / 10:
+    step 20 had 5e-5, step 21 has 5e-5, step 31 has 2.5e-5, step 41 would have 0. (f1 itself: step 21 at 5e-4.)
+
+What a schedule says at s0 may not depend on the length (constant, inverse_sqrt, in warm-up by steps): then g is f1.
+The lengths that a run has had, and since when, are kept in the schedule's state, so a later resume follows g too.
+
+**Another base rate** applies from here, at the position and with the shape of the schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from trainwright.optim.schedules import follows_metrics
+
+Factor = Callable[[int], float]
+HORIZONS = "horizons"  # in the schedule's state: [[first step, length], ...]
+
+# Argument -> settings of a parameter group that it makes.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "learning_rate": ("lr", "initial_lr"),
+    "lr_groups": ("lr", "initial_lr"),
+    "layerwise_lr_decay": ("lr", "initial_lr"),
+    "weight_decay": ("weight_decay",),
+    "adam_beta1": ("betas", "beta1", "momentum"),
+    "adam_beta2": ("betas", "beta2"),
+    "adam_epsilon": ("eps",),
+}
+NOT_FROM_OPTIONS = ("params", "lr", "initial_lr", "weight_decay")
+SHAPES = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
+OF_RATES = {"learning_rate", "lr_groups", "layerwise_lr_decay", *SHAPES}
+BASES = ("base_lrs", "_init_lrs")
+OF_PLATEAUS = (
+    "mode", "factor", "patience", "threshold", "threshold_mode", "cooldown", "warmup", "min_lrs", "max_lrs", "eps",
+    "window_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedSettings:
+    """Settings by the arguments: of each parameter group, and of the schedule."""
+
+    groups: list[dict[str, Any]]
+    schedule: dict[str, Any]
+
+
+def settings_of(optimizer: Any, scheduler: Any) -> RequestedSettings:
+    """What the arguments asked for, before a checkpoint's states are loaded over it."""
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in getattr(optimizer, "param_groups", ())]
+    return RequestedSettings(groups, {k: v for k, v in vars(_plain(scheduler)).items() if k in (*OF_PLATEAUS, *BASES)})
+
+
+def changed_rate(optimizer: Any, asked: RequestedSettings) -> tuple[float, float] | None:
+    """The first base rate that a loaded state has otherwise than was asked for, and that; None if there is none."""
+    for group, fresh in zip(getattr(optimizer, "param_groups", ()), asked.groups, strict=False):
+        before, now = group.get("initial_lr"), fresh.get("initial_lr")
+        if before is not None and now is not None and float(before) != float(now):
+            return float(before), float(now)
+    return None
+
+
+def apply_changes(
+    optimizer: Any, scheduler: Any, asked: RequestedSettings, changed: Mapping[str, tuple[Any, Any]]
+) -> None:
+    """After loading: settings whose argument differs from the checkpoint's take effect; the others stay as loaded.
+
+    `changed`: argument -> (of the checkpoint, of this run).
+    """
+    scheduler = _plain(scheduler)
+    names = {name for argument in changed for name in SETTINGS.get(argument, ())}
+    follows = follows_metrics(scheduler)
+    for group, fresh in zip(getattr(optimizer, "param_groups", ()), asked.groups, strict=False):
+        own = set(fresh) - set(NOT_FROM_OPTIONS) if "optim_args" in changed else set()
+        group.update({name: fresh[name] for name in (names | own) & set(fresh) if not (follows and name == "lr")})
+        if follows and "learning_rate" in changed:  # moved by evaluations: it keeps its ratio to the base rate
+            before, now = changed["learning_rate"]
+            group["lr"] = group["lr"] * now / before if before else fresh["lr"]
+    if follows and "lr_scheduler_kwargs" in changed:
+        vars(scheduler).update({k: v for k, v in asked.schedule.items() if k in OF_PLATEAUS})
+    if "lr" in names:
+        vars(scheduler).update({k: v for k, v in asked.schedule.items() if k in BASES})
+    if isinstance(scheduler, LambdaLR) and changed.keys() & OF_RATES:
+        _set_rates(scheduler)
+
+
+def continue_towards(
+    scheduler: Any, build: Callable[[Optimizer, int], Any], *, before: int, now: int, is_new: bool = False
+) -> bool:
+    """Lets a loaded schedule go on towards another length without a jump; True if the rate depends on it.
+
+    Args:
+        build: the schedule of a fresh run of so many steps over an optimizer.
+        is_new: the schedule is another one than the checkpoint's, so what that one was following is over.
+        before: length of the run that wrote the checkpoint.
+        now: length of this one.
+    """
+    scheduler = _plain(scheduler)
+    if not isinstance(scheduler, LambdaLR):
+        return False
+    if is_new:
+        vars(scheduler).pop(HORIZONS, None)
+        return False
+    horizons = [list(one) for one in getattr(scheduler, HORIZONS, None) or [[0, before]]]
+    if horizons[-1][1] != now:
+        horizons.append([scheduler.last_epoch, now])
+    if len(horizons) == 1:
+        return False
+    factors = [_factors(build, scheduler, length) for _, length in horizons]
+    course, length = factors[0], horizons[0][1]
+    for (since, following), fresh in zip(horizons[1:], factors[1:], strict=True):
+        course = [_continued(f0, f1, since, length, following) for f0, f1 in zip(course, fresh, strict=True)]
+        length = following
+    here = scheduler.last_epoch
+    depends = any(f(here) != g(here) or f(now - 1) != g(now - 1) for f, g in zip(factors[-2], factors[-1], strict=True))
+    scheduler.lr_lambdas = list(course)
+    setattr(scheduler, HORIZONS, horizons)
+    _set_rates(scheduler)
+    return depends
+
+
+def _continued(f0: Factor, f1: Factor, since: int, before: int, now: int) -> Factor:
+    """g of the file's head; before `since`, what was."""
+    stands = f0(since if since < before else max(before - 1, 0))
+    fresh, end = f1(since), f1(now)
+    if stands == fresh or since >= now:
+        return lambda s: f1(s) if s >= since else f0(s)
+    floor = end if stands >= end < fresh else 0.0
+
+    def course(s: int) -> float:
+        if s < since:
+            return f0(s)
+        if stands > fresh:
+            fading = (stands - fresh) * max(now - s, 0) / (now - since)
+            return min(f1(s) + fading, max(stands, f1(s)))
+        return floor + (f1(s) - floor) * (stands - floor) / (fresh - floor)
+
+    return course
+
+
+def _factors(build: Callable[[Optimizer, int], Any], scheduler: LambdaLR, length: int) -> list[Factor]:
+    """The schedule of a fresh run of so many steps, one factor for each group."""
+    rate = scheduler.optimizer.defaults.get("lr", scheduler.base_lrs[0])
+    stand_in = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate)
+    made = build(stand_in, length)
+    return list(made.lr_lambdas) * len(scheduler.base_lrs)
+
+
+def _set_rates(scheduler: LambdaLR) -> None:
+    """The rates of the step that comes next, by base rates and factors as they are now."""
+    rates = [base * f(scheduler.last_epoch) for base, f in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+    scheduler._last_lr = rates
+
+
+def _plain(scheduler: Any) -> Any:
+    """The schedule inside a backend's wrapper."""
+    return getattr(scheduler, "scheduler", scheduler)

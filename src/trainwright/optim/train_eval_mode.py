@@ -1,0 +1,56 @@
+"""Training and evaluation mode of a model and of optimizers that have such modes (schedule-free ones).
+
+An evaluation in the middle of training must leave no trace in the weights. The mode of each module is remembered, as a
+part of a model may be in evaluation mode by the user's wish. A schedule-free optimizer moves the weights to the average
+and back, which rounds; so the weights are remembered as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def train_mode(model: Any, optimizer: Any) -> None:
+    model.train()
+    if callable(getattr(optimizer, "train", None)):
+        optimizer.train()
+
+
+def eval_mode(model: Any, optimizer: Any) -> None:
+    if callable(getattr(model, "eval", None)):
+        model.eval()
+    if callable(getattr(optimizer, "eval", None)):
+        optimizer.eval()
+
+
+class EvalModeGuard:
+    """A model in evaluation mode until training goes on.
+
+    Args:
+        model: the user's module.
+        optimizer: the one that trains it.
+    """
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        self._modes = [(module, module.training) for module in model.modules()]
+        self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if callable(getattr(optimizer, "eval", None)):
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            self._weights = [(parameter, parameter.detach().clone()) for parameter in parameters]
+        eval_mode(model, optimizer)
+
+    def discard_saved_weights(self) -> None:
+        """A checkpoint has the weights as they are now; who resumes from it goes on from these, so we do too."""
+        self._weights = []
+
+    def end(self, model: Any, optimizer: Any) -> None:
+        """Training goes on as if nothing had happened."""
+        train_mode(model, optimizer)
+        for module, was_training in self._modes:
+            if module.training != was_training:
+                module.training = was_training
+        with torch.no_grad():
+            for parameter, before in self._weights:
+                parameter.copy_(before)

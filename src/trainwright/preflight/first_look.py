@@ -1,0 +1,63 @@
+"""FirstLook: watches the first step of a run, so that a check needs no step of its own. It never ends a run.
+
+It reads numbers back once, in that step, and draws no random numbers; what is trained is the same with it or without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from trainwright._types import Batch
+from trainwright.preflight.all_checks import CHECKS
+from trainwright.preflight.check_registry import BATCH, START, STEP, look_at
+from trainwright.preflight.facts import CheckFacts, FirstStep
+from trainwright.preflight.finding import CheckReport
+
+BATCHES = 4  # of a window that are looked at
+
+assert CHECKS  # filled by the import
+
+
+class FirstLook:
+    """The cheap part of a check-up, over a run as it begins.
+
+    Args:
+        facts: what is known before step 1.
+        tell: is given what was found at each of the three moments.
+    """
+
+    def __init__(self, facts: CheckFacts, tell: Callable[[CheckReport], None]) -> None:
+        self._facts = facts
+        self._tell = tell
+
+    def start(self) -> None:
+        self._tell(look_at(self._facts, (START,)))
+
+    def window(self, batches: Sequence[Batch]) -> None:
+        """The micro-batches of the first step have come, and nothing was done with them yet."""
+        if all(isinstance(batch, dict) or hasattr(batch, "keys") for batch in batches):
+            self._facts = replace(self._facts, batches=batches[:BATCHES])
+            self._tell(look_at(self._facts, (BATCH,)))
+
+    def gradients(self, loss: torch.Tensor) -> None:
+        """The gradients of the first step are there, and its loss."""
+        self._facts = replace(
+            self._facts,
+            step=FirstStep(loss=float(loss), without_gradient=parameters_without_gradient(self._facts.model)),
+        )
+        self._tell(look_at(self._facts, (STEP,)))
+        self._facts = replace(self._facts, batches=None, step=None)
+
+
+def parameters_without_gradient(model: Any) -> tuple[str, ...]:
+    """Trainable parameters that have no gradient; none where nobody has one, as another keeps them all.
+
+    One without elements is another process's.
+    """
+    trainable = [(name, p.grad is None) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
+    names = tuple(name for name, is_lost in trainable if is_lost)
+    return () if len(names) == len(trainable) else names

@@ -1,0 +1,139 @@
+"""Tracker: counts the bytes of the tensors that are alive while a step runs, real ones or stand-ins without memory.
+
+A tensor's memory counts from the operation that made it until nothing refers to it. What a kernel takes for itself
+while it runs is not seen; for the operations of usual models that is little.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trainwright.preflight.memory.memory_plan import PeakMemory
+
+BLOCK_BYTES = {"cuda": 512}  # allocators that round up
+
+
+class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts on one kind of device while it is entered.
+
+    Args:
+        device: of the step.
+
+    Attributes:
+        moment: what the step is at, as a person calls it; a backward pass is noticed by itself.
+        peaks: the fullest moment of each kind.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.moment = "forward"
+        self._device = device.type
+        self._block = BLOCK_BYTES.get(device.type, 1)
+        self._live: dict[int, tuple[int, str, str, Any]] = {}  # bytes, kind, module, the reference that tells its end
+        self._kinds: Counter[str] = Counter()
+        self._modules: Counter[str] = Counter()
+        self._path: list[str] = []
+        self._total = 0
+        self.peaks: dict[str, PeakMemory] = {}
+
+    def forget_peaks(self) -> None:
+        """From here on new peaks are looked for."""
+        self.peaks = {}
+
+    def count(self, tensors: Iterable[Any], kind: str) -> None:
+        """Counts tensors that are there already, or says what those are for that are counted."""
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            known = self._live.get(storage._cdata)
+            if known is None:
+                self._add(tensor, storage, kind, "")
+            elif known[1] != kind:
+                size, before, module, reference = known
+                self._live[storage._cdata] = size, kind, "", reference
+                self._kinds[before] -= size
+                self._kinds[kind] += size
+                self._modules[module] -= size if before == "activations" else 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "prim":  # questions about a tensor
+            return result
+        is_backward = torch._C._current_graph_task_id() != -1
+        kind = "activations" if self.moment == "forward" and (not is_backward or self._path) else "other"
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                storage = leaf.untyped_storage()
+                if storage._cdata not in self._live:
+                    self._add(leaf, storage, kind, self._path[-1] if self._path else "")
+        self._look("backward" if is_backward else self.moment)
+        return result
+
+    def _add(self, tensor: torch.Tensor, storage: torch.UntypedStorage, kind: str, module: str) -> None:
+        if tensor.device.type != self._device:
+            return
+        key, size = storage._cdata, -(-storage.nbytes() // self._block) * self._block
+        self._live[key] = size, kind, module, weakref.ref(storage, lambda _: self._remove(key))
+        self._total += size
+        self._kinds[kind] += size
+        if kind == "activations":
+            self._modules[module] += size
+
+    def _remove(self, key: int) -> None:
+        size, kind, module, _ = self._live.pop(key)
+        self._total -= size
+        self._kinds[kind] -= size
+        if kind == "activations":
+            self._modules[module] -= size
+
+    def _look(self, moment: str) -> None:
+        before = self.peaks.get(moment)
+        if before is None or self._total > before.total_bytes:
+            by_module = {name: size for name, size in self._modules.items() if size > 0}
+            by_kind = {kind: size for kind, size in self._kinds.items() if size > 0}
+            self.peaks[moment] = PeakMemory(
+                total_bytes=self._total, by_kind=by_kind, by_module=by_module, moment=moment
+            )
+
+    @contextmanager
+    def inside(self, model: nn.Module) -> Iterator[None]:
+        """While entered, what a module's forward makes counts as its own, and gradients as gradients."""
+        handles = []
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(self._enters(block_of(name))))
+            handles.append(module.register_forward_hook(self._leaves, always_call=True))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                register: Any = parameter.register_post_accumulate_grad_hook
+                handles.append(register(self._gradient_is_there))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enters(self, name: str) -> Callable[..., None]:
+        return lambda *_: self._path.append(name)
+
+    def _leaves(self, *_: Any) -> None:
+        self._path.pop()
+
+    def _gradient_is_there(self, parameter: torch.Tensor) -> None:
+        self.count([parameter.grad], "gradients")
+
+
+def block_of(name: str) -> str:
+    """The part of a model that a module is shown under: up to its first number, or two names deep."""
+    numbered = re.match(r"(.*?\.\d+)(\.|$)", name)
+    return numbered[1] if numbered else ".".join(name.split(".")[:2])

@@ -1,0 +1,123 @@
+"""MemoryPlan: where the memory of a training step goes, and the changes that would make it smaller. Only values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from trainwright.errors import ArgumentError
+
+KINDS = ("weights", "buffers", "gradients", "optimizer", "activations", "batch", "other")
+UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMemory:
+    """The fullest moment of a training step.
+
+    Attributes:
+        total_bytes: all tensors that are alive then.
+        by_kind: the same by what they are for, in the words of `KINDS`.
+        by_module: activations alive then, by the module whose forward made them.
+        moment: what the step was at: "forward", "backward", "clip" or "update".
+        is_measured: found with real tensors; else the step was gone through without computing anything.
+    """
+
+    total_bytes: int
+    by_kind: Mapping[str, int]
+    by_module: Mapping[str, int] = field(default_factory=dict)
+    moment: str = ""
+    is_measured: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsChange:
+    """Settings that take less memory.
+
+    Attributes:
+        settings: arguments to pass, by name.
+        price: what they cost instead.
+        peak_bytes: the peak with them; None if it could not be found out.
+        reason: why it could not.
+    """
+
+    settings: Mapping[str, object]
+    price: str
+    peak_bytes: int | None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """The peak of a step as the settings are, and with changes, the cheapest first.
+
+    Attributes:
+        budget_bytes: what there is; None where that is not known.
+        device: the kind of device that the step runs on.
+    """
+
+    peak: PeakMemory
+    changes: tuple[SettingsChange, ...] = ()
+    budget_bytes: int | None = None
+    device: str = "cpu"
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the step fits as it is; None without a budget."""
+        return None if self.budget_bytes is None else self.peak.total_bytes <= self.budget_bytes
+
+    @property
+    def cheapest(self) -> SettingsChange | None:
+        """The first change with which the step fits; None where it fits already, or with none of them."""
+        if self.budget_bytes is None or self.fits:
+            return None
+        budget = self.budget_bytes
+        fitting = (one for one in self.changes if one.peak_bytes is not None and one.peak_bytes <= budget)
+        return next(fitting, None)
+
+    def lines(self) -> Iterator[str]:
+        """The plan for a person."""
+        how = "measured" if self.peak.is_measured else "predicted"
+        yield f"memory of a step, {how}: {in_words(self.peak.total_bytes)} at its peak, in {self.peak.moment}"
+        for kind in KINDS:
+            if self.peak.by_kind.get(kind):
+                yield f"  {kind:14}{in_words(self.peak.by_kind[kind]):>12}"
+        for name, size in sorted(self.peak.by_module.items(), key=lambda one: -one[1])[:12]:
+            yield f"    {name or '(model)':40}{in_words(size):>12}"
+        if self.budget_bytes is not None:
+            yield f"budget: {in_words(self.budget_bytes)}; {self._verdict()}"
+        for change in self.changes:
+            text = f"not known: {change.reason}" if change.peak_bytes is None else in_words(change.peak_bytes)
+            yield f"  {change}: {text} ({change.price})"
+
+    def _verdict(self) -> str:
+        if self.fits:
+            return "it fits"
+        if self.cheapest is not None:
+            return f"it does not fit; the cheapest change that fits is {self.cheapest}"
+        return "it does not fit, nor with any of these changes"
+
+
+def in_words(size: int) -> str:
+    unit, name = next(
+        (one for one in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB")) if size >= one[0]), (1, "B")
+    )
+    return f"{size / unit:.4g} {name}"
+
+
+def parse_size(text: int | float | str | None) -> int | None:
+    """A number of bytes from "24GB", "80 GiB", or a number.
+
+    Raises:
+        ArgumentError: it is no size.
+    """
+    if text is None or isinstance(text, (int, float)):
+        return None if text is None else int(text)
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", text)
+    if found is None or found[2].upper() not in UNITS:
+        raise ArgumentError(f"budget={text!r} is no size of memory; give bytes as a number, or '24GB', '80GiB'.")
+    return int(float(found[1]) * UNITS[found[2].upper()])

@@ -1,0 +1,83 @@
+"""Runs the same trainer in processes of their own. They are new ones: the user's script is not run again in them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from trainwright.errors import ProcessFailedError
+
+TIMEOUT_S = 180.0
+GRADIENTS = "gradients.safetensors"
+
+
+def gradients_of(
+    recipe: dict[str, Any], *, num_processes: int, timeout_s: float = TIMEOUT_S
+) -> dict[str, torch.Tensor]:
+    """The gradients of the first step of a trainer that so many processes make by a recipe.
+
+    Args:
+        recipe: "trainer" and "arguments" are classes, "settings" and "parts" what they are called with.
+
+    Raises:
+        pickle.PicklingError, TypeError, AttributeError: the recipe cannot be handed to another process.
+        ProcessFailedError: a process failed, or took too long.
+    """
+    text = pickle.dumps(recipe)
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            _start(rank, num_processes, port, folder) for port in [_free_port()] for rank in range(num_processes)
+        ]
+        try:
+            for process in processes:
+                assert process.stdin is not None
+                with process.stdin:
+                    process.stdin.write(text)
+            for process in processes:
+                process.wait(timeout_s)
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            pass
+        finally:
+            for process in processes:
+                _end(process)
+        for rank, process in enumerate(processes):
+            if process.returncode != 0:
+                lines = (Path(folder) / f"{rank}.log").read_text(errors="replace").strip().splitlines()
+                raise ProcessFailedError(lines[-1] if lines else f"process {rank} ended with {process.returncode}")
+        return safetensors.torch.load_file(Path(folder) / GRADIENTS)
+
+
+def _start(rank: int, num_processes: int, port: int, folder: str) -> subprocess.Popen[bytes]:
+    world = {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_processes, "LOCAL_WORLD_SIZE": num_processes,
+        "MASTER_ADDR": "localhost", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    env = {**os.environ, **{name: str(value) for name, value in world.items()}}
+    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    with open(Path(folder) / f"{rank}.log", "wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainwright.preflight.prove.child_process", folder],
+            stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True,
+        )  # fmt: skip
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return int(one.getsockname()[1])

@@ -1,0 +1,146 @@
+"""What became of the runs below a directory: state, best metric, steps, time. Read from their journals."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from trainwright.journal.record import JOURNAL_NAME, Entry, Record, read
+
+DEPTH = 4  # directories below the one asked about
+STOPPED = ("SystemExit", "KeyboardInterrupt", "Interrupted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """One run.
+
+    Attributes:
+        seconds: that it trained, pauses between a stop and a resume left out.
+        best: name and value of the metric that decides which checkpoint is best.
+        written_at: seconds since 1970.
+    """
+
+    name: str
+    state: str
+    step: int
+    max_steps: int | None
+    best: tuple[str, float] | None
+    seconds: float
+    written_at: float
+
+    @property
+    def best_text(self) -> str:
+        return "" if self.best is None else f"{self.best[0]} {self.best[1]:.4g}"
+
+    @property
+    def steps_text(self) -> str:
+        return f"{self.step}" if self.max_steps is None else f"{self.step}/{self.max_steps}"
+
+
+def find_runs(folder: Path) -> list[RunSummary]:
+    """The last run of each journal below a directory, the one written last first."""
+    found = []
+    for path in _journals(folder, DEPTH):
+        try:
+            record = read(path)
+        except (OSError, ValueError):
+            continue
+        name = path.parent.relative_to(folder).as_posix()
+        found.append(summary(record, folder.resolve().name if name == "." else name))
+    return sorted(found, key=lambda run: -run.written_at)
+
+
+def _journals(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / JOURNAL_NAME).is_file():
+        yield folder / JOURNAL_NAME
+    if depth > 0:
+        for inner in sorted(folder.iterdir()):
+            if inner.is_dir() and not inner.is_symlink() and not inner.name.startswith((".", "checkpoint-")):
+                yield from _journals(inner, depth - 1)
+
+
+def summary(record: Record, name: str) -> RunSummary:
+    starts = [entry for entry in record.entries if entry["kind"] in ("start", "resume")]
+    last = starts[-1] if starts else {}
+    steps = [entry.get("step", 0) for entry in record.entries if isinstance(entry.get("step"), int)]
+    max_steps = last.get("plan", {}).get("max_steps")
+    return RunSummary(
+        name=name,
+        state=_state(record.entries, last),
+        step=max(steps, default=0),
+        max_steps=max_steps if isinstance(max_steps, int) and 0 < max_steps < 1 << 60 else None,
+        best=_best(record, last.get("arguments", {})),
+        seconds=sum(_lengths(record.entries)),
+        written_at=record.entries[-1].get("time", 0.0) if record.entries else 0.0,
+    )
+
+
+def _state(entries: list[Entry], last: dict[str, Any]) -> str:
+    since = entries[entries.index(last) + 1 :] if last else []
+    for entry in reversed(since):
+        if entry["kind"] == "failed":
+            return "stopped" if entry.get("error") in STOPPED else f"failed: {entry.get('error', '')}"
+        if entry["kind"] == "end":
+            return "done"
+    process = last.get("process") or {}
+    if not process or process.get("host") != socket.gethostname():
+        return "running or killed"
+    return "running" if _is_alive(process) else "killed"
+
+
+def _is_alive(process: dict[str, Any]) -> bool:
+    """A number may have been given to another process since; that one began later."""
+    try:
+        return bool(abs(psutil.Process(process["pid"]).create_time() - process["began"]) < 1.0)
+    except (psutil.Error, KeyError, TypeError):
+        return False
+
+
+def _best(record: Record, arguments: dict[str, Any]) -> tuple[str, float] | None:
+    name = arguments.get("metric_for_best_model") or "loss"
+    name = name if name.startswith("eval_") else f"eval_{name}"
+    values = [value for value in record.series(name)[1] if math.isfinite(value)]
+    if not values:
+        return None
+    greater = arguments.get("greater_is_better")
+    is_greater = not name.endswith("loss") if greater is None else greater
+    return name.removeprefix("eval_"), max(values) if is_greater else min(values)
+
+
+def _lengths(entries: list[Entry]) -> Iterator[float]:
+    """Seconds from each start to what was written last before the next one."""
+    began = last = None
+    for entry in entries:
+        when = entry.get("time")
+        if not isinstance(when, (int, float)):
+            continue
+        if entry["kind"] in ("start", "resume"):
+            if began is not None and last is not None:
+                yield last - began
+            began = when
+        last = when
+    if began is not None and last is not None:
+        yield last - began
+
+
+def ago(when: float, now: float) -> str:
+    """`5 min ago`, in the largest unit of which there is more than one."""
+    seconds = max(now - when, 0.0)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def readable_time(seconds: float) -> str:
+    """`1:02:03` or `2:03`."""
+    whole = int(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

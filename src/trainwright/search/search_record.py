@@ -1,0 +1,171 @@
+"""The record of a search, `search.json` in its output directory: every trial with what came of it. Written anew, as a
+whole, after each trial; a report is made of it. The backend's own storage is not its business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainwright._types import read_json, write_text
+from trainwright.search.base import TrialResult, is_better, values_of
+
+SEARCH_NAME = "search.json"
+MAX_BYTES = 1 << 28
+FINISHED, PRUNED, FAILED, INTERRUPTED = "finished", "pruned", "failed", "interrupted"
+
+
+@dataclass(slots=True)
+class TrialRecord:
+    """One trial.
+
+    Attributes:
+        values: the objectives; empty where it has none.
+        curve: (step, objectives) of each evaluation.
+        error: why it failed.
+        folder: where it wrote.
+    """
+
+    id: str
+    state: str
+    params: dict[str, Any] = field(default_factory=dict)
+    values: list[float] = field(default_factory=list)
+    curve: list[list[Any]] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    folder: str = ""
+    seconds: float | None = None
+
+
+@dataclass(slots=True)
+class SearchRecord:
+    """A search as far as it got."""
+
+    directions: list[str]
+    backend: str = ""
+    trials: list[TrialRecord] = field(default_factory=list)
+
+    def add(self, trial: TrialRecord) -> None:
+        """Adds a trial, in place of an earlier record of the same one."""
+        self.trials = [one for one in self.trials if one.id != trial.id] + [trial]
+
+    def finished(self) -> list[TrialRecord]:
+        return [trial for trial in self.trials if trial.state == FINISHED]
+
+    def best(self) -> list[TrialRecord]:
+        """The finished trials that none is better than: with one objective the best, the first where several are."""
+        done = self.finished()
+        best = [one for one in done if not any(is_better(o.values, one.values, self.directions) for o in done)]
+        return best if len(self.directions) > 1 else best[:1]
+
+    def errors(self) -> list[str]:
+        return [f"trial {trial.id}: {trial.error}" for trial in self.trials if trial.error]
+
+    def write(self, folder: str | Path) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_text(Path(folder) / SEARCH_NAME, json.dumps(plain(dataclasses.asdict(self)), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: str | Path) -> SearchRecord:
+        """The record of the search in a directory.
+
+        Raises:
+            FileNotFoundError: there was none.
+            ValueError: the file is no such record.
+        """
+        values = read_json(Path(folder) / SEARCH_NAME, max_bytes=MAX_BYTES)
+        try:
+            trials = [TrialRecord(**trial) for trial in values.pop("trials")]
+            return cls(**values, trials=trials)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{Path(folder) / SEARCH_NAME} is no record of a search: {error}") from error
+
+
+def finished(id: str, params: dict[str, Any], outcome: TrialResult) -> TrialRecord:
+    """The record of a trial that came to its end, or was pruned; one whose objective is no number has failed."""
+    values = [] if outcome.objective is None else values_of(outcome.objective)
+    is_bad = not all(math.isfinite(value) for value in values)
+    return TrialRecord(
+        id=id,
+        state=FAILED if is_bad else PRUNED if outcome.was_pruned else FINISHED,
+        params=params,
+        values=values,
+        curve=[[step, values_of(objective)] for step, objective in outcome.curve],
+        metrics=outcome.metrics,
+        error=f"the objective is {outcome.objective}" if is_bad else None,
+        folder=outcome.folder,
+    )
+
+
+def importance(trials: Sequence[TrialRecord], objective: int = 0) -> dict[str, float]:
+    """Parameter -> the share of the objective's variance that it explains by itself, from 0 to 1; largest first.
+
+    Of numbers the squared correlation of ranks, so that a logarithmic scale counts as any other; of other values the
+    share of the variance that lies between their groups. Interactions are not seen.
+    """
+    done = [trial for trial in trials if trial.state == FINISHED and len(trial.values) > objective]
+    names = dict.fromkeys(name for trial in done for name in trial.params)
+    shares: dict[str, float] = {}
+    for name in names:
+        pairs = [(trial.params[name], trial.values[objective]) for trial in done if name in trial.params]
+        if len({str(value) for value, _ in pairs}) > 1:
+            shares[name] = _share([value for value, _ in pairs], [score for _, score in pairs])
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _share(values: list[Any], scores: list[float]) -> float:
+    numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    heights = _ranks(scores)
+    if numeric:
+        return _correlation(_ranks(values), heights) ** 2
+    mean = sum(heights) / len(heights)
+    total = sum((height - mean) ** 2 for height in heights)
+    groups: dict[str, list[float]] = {}
+    for value, height in zip(values, heights, strict=True):
+        groups.setdefault(str(value), []).append(height)
+    between = sum(len(group) * (sum(group) / len(group) - mean) ** 2 for group in groups.values())
+    return between / total if total else 0.0
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 0; equal values share their mean."""
+    ordered = sorted(values)
+    places: dict[float, list[int]] = {}
+    for place, value in enumerate(ordered):
+        places.setdefault(value, []).append(place)
+    return [sum(places[value]) / len(places[value]) for value in values]
+
+
+def _correlation(one: list[float], other: list[float]) -> float:
+    mean, mean_of_other = sum(one) / len(one), sum(other) / len(other)
+    product = sum((a - mean) * (b - mean_of_other) for a, b in zip(one, other, strict=True))
+    sizes = sum((a - mean) ** 2 for a in one) * sum((b - mean_of_other) ** 2 for b in other)
+    return product / math.sqrt(sizes) if sizes else 0.0
+
+
+def table(trial: TrialRecord, directions: Sequence[str]) -> list[str]:
+    """The best trial for a person: its objectives and its parameters, aligned."""
+    kinds = {"minimize": "smallest", "maximize": "largest"}
+    rows = [("trial", trial.id)]
+    rows += [(f"objective ({kinds[d]})", f"{v:.6g}") for d, v in zip(directions, trial.values, strict=False)]
+    rows += [(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in trial.params.items()]
+    width = max(len(name) for name, _ in rows)
+    return ["best trial", *(f"  {name:<{width}}  {value}" for name, value in rows)]
+
+
+def plain(value: Any) -> Any:
+    """As strict JSON holds it."""
+    if isinstance(value, dict):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return plain(value.item()) if hasattr(value, "item") and getattr(value, "size", 1) == 1 else str(value)

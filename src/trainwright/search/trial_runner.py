@@ -1,0 +1,105 @@
+"""Attempts: trials one after the other, each written down with what came of it. Which come next is the backend's."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import SearchError, SearchSpaceError
+from trainwright.search import search_record
+from trainwright.search.backends import drawn
+from trainwright.search.base import SearchPlan, TrainerHandle, TrialResult, TrialSpec
+from trainwright.search.search_record import SearchRecord, TrialRecord
+
+logger = logging.getLogger(__name__)
+
+MODEL_FOLDER = "model"  # in a trial's directory: its model, while it is the best one and is wanted
+
+
+class TrialRunner:
+    """Runs trials and keeps the record of the search."""
+
+    def __init__(self, host: TrainerHandle, plan: SearchPlan, *, backend: str) -> None:
+        self._host = host
+        self._plan = plan
+        self._is_under_way = False
+        self.record = SearchRecord(directions=list(plan.directions), backend=backend)
+        if plan.settings.resume_search:
+            with suppress(FileNotFoundError):
+                self.record.trials = SearchRecord.read(host.args.output_dir).trials
+
+    def run(self, offer: TrialSpec, trial: Any) -> TrialResult:
+        """One trial, in all processes that train together.
+
+        Raises:
+            Exception: whatever the trial failed with; it is in the record then.
+        """
+        begun = time.monotonic()
+
+        def note(entry: TrialRecord) -> None:
+            entry.seconds = round(time.monotonic() - begun, 3)
+            self.note(entry)
+
+        params = dict(offer.params)
+        try:
+            self._host.check(params)  # before the others hear of it: what fails here fails without them
+            self._host.agree(lambda: offer)
+            self._is_under_way = True
+            outcome = self._host.run(offer, trial)
+        except (KeyboardInterrupt, SystemExit):
+            note(TrialRecord(offer.id, search_record.INTERRUPTED, params))
+            raise
+        except SearchSpaceError:
+            raise
+        except Exception as error:
+            note(TrialRecord(offer.id, search_record.FAILED, params, error=f"{type(error).__name__}: {error}"))
+            logger.warning("Trial %s failed: %s: %s", offer.id, type(error).__name__, error)
+            raise
+        self._is_under_way = False
+        note(search_record.finished(offer.id, params | drawn(trial), outcome))  # with what model_init drew
+        return outcome
+
+    @contextmanager
+    def ending_together(self) -> Iterator[None]:
+        """Around all trials: processes that wait for the next one hear that there is none.
+
+        Those of a trial that failed have failed with it.
+        """
+        try:
+            yield
+        finally:
+            if not self._is_under_way or self._host.num_processes == 1:
+                self._host.agree(lambda: None)
+
+    def note(self, entry: TrialRecord) -> None:
+        """Writes a trial down, and drops the models that are the best one's no longer."""
+        self.record.add(entry)
+        self.record.write(self._host.args.output_dir)
+        best = {one.folder for one in self.record.best()}
+        for one in self.record.trials if self._plan.settings.load_best_trial else ():
+            if one.folder and one.folder not in best:
+                shutil.rmtree(Path(one.folder) / MODEL_FOLDER, ignore_errors=True)
+
+    def require_one(self) -> None:
+        """After the last trial.
+
+        Raises:
+            SearchError: none came to its end, with the reasons.
+        """
+        if not self.record.finished():
+            reasons = self.record.errors()
+            raise SearchError(
+                f"None of {len(self.record.trials)} trials came to its end, so there is no best one. "
+                + ("\n  ".join(["They failed with:", *reasons]) if reasons else "All were pruned or cut off.")
+            )
+
+
+def follow(host: TrainerHandle, freeze: Callable[[TrialSpec], Any]) -> None:
+    """In the processes that do not decide: train each trial that the main one offers, until it offers no more."""
+    while (offer := host.agree(lambda: None)) is not None:
+        host.run(offer, freeze(offer))

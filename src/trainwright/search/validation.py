@@ -1,0 +1,131 @@
+"""What is asked of a search: split into what is whose, and refused before the first trial where it cannot work."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from trainwright.config import varied
+from trainwright.errors import DataError, MissingModelError, SearchSpaceError
+from trainwright.search.base import SearchPlan, SearchSettings
+
+DIRECTIONS = ("minimize", "maximize")
+CHOICES = {"failed_trials": ("continue", "stop"), "pruned_checkpoints": ("keep", "save", "delete")}
+
+
+def make_plan(
+    *, space: Any, num_trials: Any, direction: Any, compute_objective: Any, options: Mapping[str, Any]
+) -> SearchPlan:
+    """The plan of a search.
+
+    Raises:
+        SearchSpaceError: names what cannot be and what would.
+    """
+    names = [field.name for field in dataclasses.fields(SearchSettings)]
+    own = {name: value for name, value in options.items() if name in names}
+    for name, allowed in CHOICES.items():
+        if own.get(name, allowed[0]) not in allowed:
+            raise SearchSpaceError(f"{name}={own[name]!r} is not allowed. Allowed: {', '.join(map(repr, allowed))}.")
+    if isinstance(num_trials, bool) or not isinstance(num_trials, int) or num_trials < 1:
+        raise SearchSpaceError(f"n_trials={num_trials!r} is no number of trials; it must be a whole one, at least 1.")
+    for name, thing in (("hp_space", space), ("compute_objective", compute_objective)):
+        if thing is not None and not callable(thing):
+            raise SearchSpaceError(f"{name}={thing!r} cannot be called; pass a function.")
+    directions = tuple(direction) if isinstance(direction, (list, tuple)) else (direction,)
+    for one in directions or ("",):
+        if one not in DIRECTIONS:
+            raise SearchSpaceError(f"direction={direction!r}: use 'minimize' or 'maximize', or a list of these.")
+    if len(directions) > 1 and compute_objective is None:
+        raise SearchSpaceError(
+            f"direction has {len(directions)} entries, and the default objective is one number. Pass "
+            "compute_objective=a function that returns a list of as many."
+        )
+    rest = {name: value for name, value in options.items() if name not in names}
+    return SearchPlan(num_trials=num_trials, directions=directions, space=space,
+                settings=SearchSettings(**own), options=rest)  # fmt: skip
+
+
+def check_trainer_objects(*, model_init: Any, train_dataset: Any, eval_dataset: Any) -> None:
+    """What a search needs of a trainer.
+
+    Raises:
+        MissingModelError: trials would go on training one model.
+        DataError: there is nothing to train on, or nothing to judge trials by.
+    """
+    if model_init is None:
+        raise MissingModelError(
+            "hyperparameter_search needs a new model for each trial, and this trainer was given a model. Pass "
+            "model_init=a function that makes one."
+        )
+    if train_dataset is None:
+        raise DataError("hyperparameter_search trains, and there is no train_dataset. Pass one.")
+    if eval_dataset is None:
+        raise DataError("hyperparameter_search judges trials by an evaluation, and there is no eval_dataset. Pass one.")
+
+
+def check_names(args: Any, params: Any) -> None:
+    """Whether all that a space varies can be varied.
+
+    Raises:
+        SearchSpaceError: names what cannot, all of it.
+    """
+    if not isinstance(params, Mapping):
+        raise SearchSpaceError(
+            f"hp_space returned {type(params).__name__}; it must return a dict from names of arguments to values."
+        )
+    _refuse(problem for name in params if (problem := varied.problem_of_name(args, name)))
+
+
+def check_values(args: Any, values: Iterable[tuple[str, Any]]) -> None:
+    """Whether these are values that their fields can hold.
+
+    Raises:
+        SearchSpaceError: names those that are not.
+    """
+    _refuse(problem for name, value in values if (problem := varied.problem_of_value(args, name, value)))
+
+
+def check_options(given: Mapping[str, Any], known: Iterable[str], *, backend: str) -> None:
+    """Whether the backend knows all keywords that are left.
+
+    Raises:
+        SearchSpaceError: names one that it does not, and the nearest that it does.
+    """
+    ours = [field.name for field in dataclasses.fields(SearchSettings)]
+    names = [*known, *ours]
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise SearchSpaceError(
+                f"hyperparameter_search got {name}=..., which backend={backend!r} does not know.{hint} It takes "
+                f"{', '.join(sorted(names))}."
+            )
+
+
+def checked_objective(compute: Callable[..., Any], metrics: dict[str, Any], plan: SearchPlan) -> Any:
+    """The objective of an evaluation.
+
+    Raises:
+        SearchSpaceError: it is not as many numbers as there are directions.
+    """
+    objective = compute(metrics)
+    values = list(objective) if isinstance(objective, (list, tuple)) else [objective]
+    if len(values) != len(plan.directions):
+        raise SearchSpaceError(
+            f"compute_objective returned {objective!r}, and direction asks for {len(plan.directions)} "
+            f"number{'s' if len(plan.directions) > 1 else ''} ({', '.join(plan.directions)})."
+        )
+    for value in values:
+        if isinstance(value, str) or not hasattr(value, "__float__"):
+            raise SearchSpaceError(f"compute_objective returned {objective!r}; an objective is a number.")
+    numbers = [float(value) for value in values]
+    return numbers if plan.is_multi else numbers[0]
+
+
+def _refuse(problems: Iterable[str]) -> None:
+    found = list(problems)
+    if found:
+        raise SearchSpaceError("The search's space cannot be used: " + " ".join(found))

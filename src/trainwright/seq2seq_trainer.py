@@ -1,0 +1,222 @@
+"""Seq2SeqTrainer: evaluation and prediction by generation. How a batch is taken apart is in `evaluation/generation.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainwright import model_facts
+from trainwright._types import Batch
+from trainwright.config import resolve
+from trainwright.errors import GenerationConfigError, ModelError
+from trainwright.evaluation import generation
+from trainwright.evaluation.outputs import PredictionOutput
+from trainwright.trainer import Trainer
+
+DEFAULT_LENGTH = 20  # where neither the call nor the model says how long; generate() would warn and take about as much
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+class Seq2SeqTrainer(Trainer):
+    """A Trainer whose evaluations can generate (`predict_with_generate`), so that metrics see what the model writes.
+
+    Predictions are generated token ids; logits are not kept. Rows are filled up with the padding token to the length of
+    the model's generation config, and with -100 between batches that are longer than it. Encoder-decoders are given the
+    batch without its labels. Decoder-only models are given the prompt, and their predictions are what they add to it;
+    the evaluation data may be the training data (labels of the prompt -100) or prompts with the answers as labels.
+
+    Raises:
+        ModelError: `predict_with_generate` with a model that cannot generate, or without a padding token.
+        GenerationConfigError: `generation_config` cannot be found, or is not valid.
+    """
+
+    _gen_kwargs: dict[str, Any] = {}  # noqa: RUF012 -- exchanged for the time of a call, never changed
+
+    def _adopt_model(self, model: Any, model_init: Callable[..., Any] | None) -> None:
+        super()._adopt_model(model, model_init)
+        self._prepare_generation()
+
+    def _renew_model(self, trial: Any) -> None:
+        super()._renew_model(trial)
+        if self.model_init is not None:
+            self._prepare_generation()
+
+    def _prepare_generation(self) -> None:
+        """Gives the model the generation config that was asked for; finds out before step 1 what could not work."""
+        plan = resolve.generation(self.args)
+        if plan.config is not None:
+            self.model.generation_config = _completed(self.load_generation_config(plan.config), self.model)
+        if plan.predicts:
+            _check_can_generate(self.model)
+            self._pad_token_id()
+
+    @staticmethod
+    def load_generation_config(gen_config_arg: Any) -> Any:
+        """A valid GenerationConfig: a copy of the one given, or read from a file, a directory, or by a model's name."""
+        from transformers import GenerationConfig
+
+        config = deepcopy(gen_config_arg)
+        if not isinstance(gen_config_arg, GenerationConfig):
+            path = Path(gen_config_arg)
+            place, name = (path.parent, path.name) if path.is_file() else (gen_config_arg, None)
+            try:
+                config = GenerationConfig.from_pretrained(place, name)
+            except OSError as error:
+                raise GenerationConfigError(
+                    f"generation_config={str(gen_config_arg)!r} could not be loaded: {error} Give a GenerationConfig, "
+                    "a directory with a generation_config.json, such a file, or the name of a model."
+                ) from error
+        try:
+            config.validate(strict=True)  # as strict as saving it with the model will be
+        except ValueError as error:
+            raise GenerationConfigError(f"generation_config is not valid: {error} Mend it, or leave it out.") from error
+        return config
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **gen_kwargs: Any,
+    ) -> dict[str, float]:
+        """As `Trainer.evaluate`; further keywords (max_length, max_new_tokens, num_beams, ...) go to `generate`."""
+        with self._generation_of_a_call(gen_kwargs):
+            return super().evaluate(eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "test",
+        **gen_kwargs: Any,
+    ) -> PredictionOutput:
+        """As `Trainer.predict`; further keywords (max_length, max_new_tokens, num_beams, ...) go to `generate`."""
+        with self._generation_of_a_call(gen_kwargs):
+            return super().predict(test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
+
+    @contextmanager
+    def _generation_of_a_call(self, asked: dict[str, Any]) -> Iterator[None]:
+        """What a call says goes before the arguments; an evaluation within it (of one set of several) inherits it."""
+        before = self._gen_kwargs
+        self._gen_kwargs = resolve.generation(self.args).settings(before | asked)
+        try:
+            yield
+        finally:
+            self._gen_kwargs = before
+
+    def prediction_step(
+        self,
+        model: Any,
+        inputs: Batch,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """Loss, generated token ids and labels of one batch; keywords go to `generate`."""
+        if prediction_loss_only or not resolve.generation(self.args).predicts:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
+        batch = self._prepare_inputs(inputs)
+        task = self._task_of(batch)
+        if task.is_joined:  # the loop weighs the loss by labels: none of these is shifted away
+            inputs["labels"] = torch.nn.functional.pad(inputs["labels"], (1, 0), value=-100)
+        settings = self._settings_for(task, gen_kwargs or self._gen_kwargs)
+        tokens = self._generate(task, settings)
+        loss = None if task.for_loss is None else self._loss_of(model, task.for_loss)
+        labels = None if task.labels is None else self._padded(task.labels, task, settings)
+        return loss, self._padded(tokens, task, settings), labels
+
+    def _task_of(self, batch: Batch) -> generation.Task:
+        names = self.label_names or []
+        if not self._is_prompted(batch):
+            return generation.task_of(batch, names)
+        return generation.prompted_task_of(batch, names, pad_token_id=self._pad_token_id())
+
+    def _is_prompted(self, batch: Batch) -> bool:
+        """Whether the model continues its input, so that what it generates begins with it."""
+        config = getattr(model_facts.core_model(self.model), "config", None)
+        return config is not None and not getattr(config, "is_encoder_decoder", False) and "input_ids" in batch
+
+    def _settings_for(self, task: generation.Task, asked: dict[str, Any]) -> dict[str, Any]:
+        """Keywords of `generate`: what was asked, and what it would otherwise have to guess."""
+        settings = {name: value for name, value in asked.items() if value is not None}
+        config = getattr(self.model, "generation_config", None)
+        if config is None:  # a module with a `generate` of its own
+            return settings
+        lengths = ("max_length", "max_new_tokens")
+        if not any(name in settings or getattr(config, name, None) is not None for name in lengths):
+            settings["max_new_tokens" if task.prompt_width else "max_length"] = DEFAULT_LENGTH
+        if task.prompt_width and config.pad_token_id is None:
+            settings.setdefault("pad_token_id", self._pad_token_id())
+        return settings
+
+    def _generate(self, task: generation.Task, settings: dict[str, Any]) -> torch.Tensor:
+        with self._engine.generating(self.model) as needed, torch.no_grad():
+            rows = self.model.generate(**task.inputs, **{**needed, **settings})
+        first = next(value for value in task.inputs.values() if isinstance(value, torch.Tensor))
+        return generation.new_tokens(rows, task, batch_size=first.shape[0])
+
+    def _loss_of(self, model: Any, batch: Batch) -> torch.Tensor:
+        num_items = self._get_num_items_in_batch([batch], self.args.device)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss: torch.Tensor = self.compute_loss(model, dict(batch), num_items_in_batch=num_items)
+        return loss.detach().mean()
+
+    def _padded(self, rows: torch.Tensor, task: generation.Task, settings: dict[str, Any]) -> torch.Tensor:
+        config = getattr(self.model, "generation_config", None)
+        if task.prompt_width:  # how many tokens are new is only known where it was said
+            width = settings.get("max_new_tokens") or getattr(config, "max_new_tokens", None)
+            is_labels = rows is task.labels
+            return rows if width is None or is_labels else self._pad_tensors_to_max_len(rows, width)
+        if config is None:
+            return rows
+        max_length, max_new_tokens = config.max_length or DEFAULT_LENGTH, config.max_new_tokens
+        if rows.shape[-1] < max_length:
+            return self._pad_tensors_to_max_len(rows, max_length)
+        return rows if max_new_tokens is None else self._pad_tensors_to_max_len(rows, max_new_tokens + 1)
+
+    def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
+        return generation.pad_right(tensor, max_length, fill=self._pad_token_id())
+
+    def _pad_token_id(self) -> int:
+        """The token that fills rows up: the tokenizer's, else the model's, else the one that ends a text."""
+        sources = (
+            self.processing_class,
+            getattr(self.processing_class, "tokenizer", None),
+            getattr(self.model, "config", None),
+            getattr(self.model, "generation_config", None),
+        )
+        for source in sources:
+            for name in ("pad_token_id", "eos_token_id"):
+                value = getattr(source, name, None)
+                if value is not None:
+                    return int(value[0] if isinstance(value, (list, tuple)) else value)
+        raise ModelError(
+            "predict_with_generate fills generated rows up to one length, and neither processing_class nor the model's "
+            "config has a pad_token_id or an eos_token_id. Set model.config.pad_token_id, or pass the tokenizer as "
+            "processing_class."
+        )
+
+
+def _completed(config: Any, model: Any) -> Any:
+    """The config, with the model's own special tokens where it names none: without them generation cannot end."""
+    own = (getattr(model, "generation_config", None), getattr(model, "config", None))
+    for name in SPECIAL_TOKENS:
+        if getattr(config, name, None) is None:
+            setattr(config, name, next((v for c in own if (v := getattr(c, name, None)) is not None), None))
+    return config
+
+
+def _check_can_generate(model: Any) -> None:
+    core = model_facts.core_model(model)
+    can = getattr(core, "can_generate", None)
+    if callable(getattr(model, "generate", None)) and (can is None or can()):
+        return
+    raise ModelError(
+        f"predict_with_generate=True, but {type(core).__name__} cannot generate. Use a model with a language-model "
+        "head (AutoModelForSeq2SeqLM, AutoModelForCausalLM), or set predict_with_generate=False."
+    )

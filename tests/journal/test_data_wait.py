@@ -1,0 +1,47 @@
+"""The share of time that training waits for data is measured, and much of it is worth a word."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainwright.journal.data_wait import DataWait
+from trainwright.state.clock import DATA, OTHER, Clock
+
+from .._support.small import Diary, data, make_trainer
+
+
+class Slow(Diary):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        time.sleep(0.05)
+        return super().__getitem__(index)
+
+
+def test_slow_data_is_said_once_with_advice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = make_trainer(tmp_path, train_dataset=Slow(data.vectors(26)), logging_steps=6, num_train_epochs=2)
+    with caplog.at_level("WARNING", "trainwright.journal.data_wait"):
+        trainer.train()
+    said = [record.getMessage() for record in caplog.records if record.name == "trainwright.journal.data_wait"]
+    assert len(said) == 1
+    assert "Raise dataloader_num_workers, which is 0" in said[0]
+    assert "loss" in trainer.state.log_history[0]
+    assert not any("wait" in key for entry in trainer.state.log_history for key in entry)
+
+
+def test_quick_data_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "trainwright.journal.data_wait"):
+        make_trainer(tmp_path, num_train_epochs=1).train()
+    assert "Training waited" not in caplog.text
+
+
+def test_a_look_begins_anew() -> None:
+    clock = Clock()
+    wait = DataWait(clock)
+    clock.mark(DATA)
+    time.sleep(0.01)
+    clock.mark(OTHER)
+    assert 0 < wait.tell(num_steps=2, num_workers=0) <= 1
+    assert wait.tell(num_steps=2, num_workers=0) == 0.0

@@ -1,0 +1,108 @@
+"""Every check warns of its broken fixture and is content with the healthy one; the page about them lists them all."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainwright.preflight.all_checks import CHECKS
+from trainwright.preflight.check_registry import Check, look_at
+from trainwright.preflight.finding import ERROR, NOTE, WARNING, CheckReport, Finding
+
+from .._support.small import make_trainer
+from .fixtures import FIXTURES
+
+PAGE = Path(__file__).parents[2] / "docs" / "check_up.md"
+
+
+@pytest.fixture(autouse=True)
+def _no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+
+
+def test_every_check_has_fixtures() -> None:
+    assert FIXTURES.keys() == CHECKS.keys()
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_broken_trainer_is_caught(name: str, tmp_path: Path) -> None:
+    report = FIXTURES[name](tmp_path, True).check()
+    found = [one for one in report.of(name) if one.severity != NOTE]
+    assert found, str(report)
+    assert all(one.evidence and one.cure for one in found)
+    assert not report.is_fine
+    assert name in str(report)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_healthy_trainer_passes(name: str, tmp_path: Path) -> None:
+    report = FIXTURES[name](tmp_path, False).check()
+    assert [one for one in report.of(name) if one.severity != NOTE] == []
+    assert name not in dict(report.not_done), str(report)
+
+
+def test_a_healthy_trainer_has_nothing_worse_than_notes(tmp_path: Path) -> None:
+    report = make_trainer(tmp_path).check()
+    assert report.is_fine, str(report)
+    assert report.worst == NOTE
+    assert dict(report.not_done).keys() == {"pad_is_eos", "metrics"}
+    assert "there is no eval_dataset" in str(report)
+
+
+def test_the_gravest_comes_first_and_all_is_plain_values(tmp_path: Path) -> None:
+    report = FIXTURES["vocabulary"](tmp_path, True).check()
+    assert report.worst == report.findings[0].severity == ERROR
+    plain = report.to_dict()
+    assert plain["findings"][0]["check"] == "vocabulary"
+    assert str(models_vocabulary()) in plain["findings"][0]["evidence"]
+
+
+def models_vocabulary() -> int:
+    from .._support.small import models
+
+    return models.VOCAB
+
+
+def test_a_check_that_fails_is_not_done_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(facts: Any) -> Any:
+        raise ZeroDivisionError("by accident")
+        yield
+
+    monkeypatch.setitem(CHECKS, "padding", dataclasses.replace(CHECKS["padding"], look=fails))
+    trainer = make_trainer(tmp_path, max_steps=2)
+    assert dict(trainer.check().not_done)["padding"] == "ZeroDivisionError: by accident"
+    with caplog.at_level(logging.WARNING):
+        assert trainer.train().global_step == 2
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    facts = trainer._facts(None, str(tmp_path), optimizer=None, is_brief=False)
+    reasons = dict(look_at(facts, ("start", "batch", "step", "full")).not_done)
+    assert reasons["vocabulary"] == "there is no batch to look at"
+    assert reasons["in_the_optimizer"].startswith("there is no optimizer")
+
+
+def test_a_report_of_nothing_is_fine() -> None:
+    assert CheckReport().is_fine
+    assert CheckReport().worst is None
+    assert not CheckReport(findings=(Finding("x", WARNING, "seen"),)).is_fine
+
+
+def test_the_page_lists_every_check() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    listed = [line for line in text.splitlines() if line.startswith("| `")]
+    assert [row(one) for one in CHECKS.values()] == listed
+
+
+def row(check: Check) -> str:
+    when = {"start": "every run", "batch": "every run", "step": "every run", "full": "`check()`"}[check.when]
+    return f"| `{check.name}` | {check.about} | {when} |"

@@ -1,0 +1,81 @@
+"""The guard: order, retries, giving up, a full queue."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from trainwright.trackers import tracker_thread
+from trainwright.trackers.tracker_thread import PendingCalls, TrackerThread
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker_thread, "PAUSE_S", 0.0)
+
+
+def test_calls_are_made_in_order_on_one_other_thread() -> None:
+    made: list[Any] = []
+    one = TrackerThread("one")
+    for i in range(20):
+        one.submit(lambda i=i: made.append((i, threading.current_thread())))  # type: ignore[misc]
+    assert one.flush(30)
+    assert [i for i, _ in made] == list(range(20))
+    assert {thread for _, thread in made} != {threading.current_thread()}
+    assert len({thread for _, thread in made}) == 1
+
+
+def test_a_call_that_raises_is_tried_again_and_counts_as_made_if_it_then_works() -> None:
+    tries: list[int] = []
+
+    def second_time() -> None:
+        tries.append(1)
+        if len(tries) < 2:
+            raise OSError("not now")
+
+    one, missed = TrackerThread("one"), []
+    one.submit(second_time, missed=lambda: missed.append(1))
+    assert one.flush(30)
+    assert (len(tries), missed, one.is_disabled) == (2, [], False)
+
+
+def test_after_three_failed_calls_in_a_row_it_is_left_alone_until_reopened(caplog: pytest.LogCaptureFixture) -> None:
+    tries: list[int] = []
+    one, missed = TrackerThread("one"), []
+
+    def fails() -> None:
+        tries.append(1)
+        raise OSError("never")
+
+    for _ in range(10):
+        one.submit(fails, missed=lambda: missed.append(1))
+    assert one.flush(30)
+    assert one.is_disabled
+    assert (len(tries), len(missed)) == (tracker_thread.FAILURES_TO_STOP * tracker_thread.NUM_TRIES, 10)
+    assert caplog.text.count("OSError: never") == 1
+    one.reopen()
+    one.submit(lambda: tries.clear())
+    assert one.flush(30)
+    assert tries == []
+
+
+def test_what_does_not_fit_into_the_queue_is_missed_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker_thread, "QUEUE_LENGTH", 4)
+    one, missed, go_on = TrackerThread("one"), [], threading.Event()
+    for _ in range(20):
+        one.submit(lambda: go_on.wait(30) and None, missed=lambda: missed.append(1))
+    assert len(missed) >= 15
+    assert not one.flush(0.01)
+    go_on.set()
+    assert one.flush(30)
+
+
+def test_what_was_missed_is_taken_once() -> None:
+    missed = PendingCalls()
+    missed.add(2, ["loss"])
+    missed.add(2, ["epoch"])
+    assert len(missed) == 2
+    assert missed.take() == {2: {"loss", "epoch"}}
+    assert len(missed) == 0
