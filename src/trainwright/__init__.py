@@ -26,10 +26,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "HubStrategy",
         "IntervalStrategy",
         "OptimizerNames",
-        "ParallelMode",
         "SaveStrategy",
         "SchedulerType",
     ),
+    "trainwright.distributed.world": ("ParallelMode",),
     "trainwright.config.parser": (
         "DataClassType",
         "HfArg",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
@@ -14,6 +16,10 @@ from typing import Any, TypeAlias, TypeGuard
 Batch: TypeAlias = dict[str, Any]
 # A sample as the user's dataset gives it.
 Item: TypeAlias = Any
+StateDict: TypeAlias = dict[str, Any]  # tensors, numbers and nests of them, as `state_dict()` returns them
+# Torch's, or an object with its methods: DeepSpeed's, an optimizer package's, a user's own. They share no class.
+Optimizer: TypeAlias = Any
+Scheduler: TypeAlias = Any
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
 TRAINING_ARGS_NAME = "training_args.bin"
@@ -53,11 +59,11 @@ def _tail_batch(batch: Batch, num_samples: int, weight: float) -> TailBatch:
 
 @dataclass(slots=True)
 class Prepared:
-    """What an engine hands back: the objects as the loop must use them."""
+    """Model, optimizer and scheduler as the loop uses them, as an engine returns them."""
 
     model: Any  # the user's module, or the backend's wrapper around it
-    optimizer: Any
-    scheduler: Any
+    optimizer: Optimizer
+    scheduler: Scheduler
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -66,12 +72,57 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_pieces(path: str | Path, pieces: Iterable[bytes]) -> None:
-    """As `write_text`, of a text that comes in pieces."""
+    """Writes a file as `write_text` does, of a text in pieces."""
+    with replacing(path) as partial, partial.open("wb") as file:
+        file.writelines(pieces)
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Replaces a file at once: readers find the old file or the new one, whenever the process dies.
+
+    Args:
+        path: the file, which may not exist yet.
+
+    Yields:
+        The path to write to, in the same folder. It becomes `path` when the context ends; after an error it is removed.
+    """
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        file.writelines(pieces)
-    os.replace(partial, path)
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def json_value(value: Any) -> Any:
+    """Converts a value to what strict JSON has.
+
+    Args:
+        value: nested mappings and sequences of anything.
+
+    Returns:
+        Nested dicts and lists of strings, numbers, bools and None. Numbers of libraries become Python's; numbers that
+        are not finite, and all other objects, become text.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): json_value(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [json_value(inner) for inner in value]
+    value = python_number(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
+
+
+def python_number(value: Any) -> Any:
+    """Returns the Python number in a scalar, or an array or tensor of one element; any other value as it is."""
+    if not hasattr(value, "item"):
+        return value
+    numel = getattr(value, "numel", None)  # of a tensor, whose `size` is a method
+    return value.item() if (numel() if callable(numel) else getattr(value, "size", 1)) == 1 else value
 
 
 def read_json(path: str | Path, *, max_bytes: int) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class TrainwrightError(Exception):
     """Base of every error that Trainwright raises on purpose."""
@@ -90,3 +93,18 @@ class TrainwrightWarning(UserWarning):
 
 class LegacyNameWarning(FutureWarning):
     """An older name of an argument was used; it still works, and the message names the new one."""
+
+
+def did_you_mean(name: object, known: Iterable[object], *, quoted: bool = False) -> str:
+    """Suggests the known name that is nearest to an unknown one, as the last sentence of a message.
+
+    Args:
+        name: what the user wrote.
+        known: the names that there are.
+        quoted: whether the suggestion is in quotation marks, as a value is.
+
+    Returns:
+        " Did you mean ...?" with a space before it; empty where no name is near.
+    """
+    near = difflib.get_close_matches(str(name), [str(one) for one in known], n=1)
+    return f" Did you mean {near[0]!r}?" if near and quoted else f" Did you mean {near[0]}?" if near else ""

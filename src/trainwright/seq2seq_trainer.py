@@ -1,4 +1,4 @@
-"""Seq2SeqTrainer: evaluation and prediction by generation. How a batch is taken apart is in `evaluation/generation.py`."""
+"""Seq2SeqTrainer: evaluation and prediction by generation. Batches are prepared in `evaluation/generation.py`."""
 
 from __future__ import annotations
 

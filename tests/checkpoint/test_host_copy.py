@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright.checkpoint.host_copy import HostBuffers, NotPlainError, available_bytes
+from trainwright.checkpoint.host_copy import HostBuffers, NotPlainError
+from trainwright.host import available_bytes
 
 
 def trees() -> dict[str, Any]:

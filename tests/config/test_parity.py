@@ -15,12 +15,12 @@ from trainwright.config.enums import (
     HubStrategy,
     IntervalStrategy,
     OptimizerNames,
-    ParallelMode,
     SaveStrategy,
     SchedulerType,
 )
 from trainwright.config.fields import OlderFields, OurFields
 from trainwright.config.seq2seq import Seq2SeqTrainingArguments
+from trainwright.distributed.world import ParallelMode
 
 OURS_ONLY = {field.name for group in (OlderFields, OurFields) for field in dataclasses.fields(group)}
 PAIRS = [

@@ -1,4 +1,4 @@
-"""No backend is named outside `engine/` and `config/`: in no identifier, and in no string but a docstring."""
+"""No backend is named outside `engine/`, `config/` and `distributed/`: neither in identifiers nor in strings."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import pytest
 import trainwright
 
 SOURCE = Path(trainwright.__file__).parent
-AT_HOME = ("engine", "config")
+AT_HOME = ("engine", "config", "distributed")
 
 BRAND = re.compile(r"(?<![a-z])(deep_?speed|fsdp\d*|ddp|xla|data_?parallel)(?![a-z])")
 
@@ -19,12 +19,8 @@ DEMANDED = {
     "__init__.py": {"FSDPOption", "FSDP_MODEL_NAME"},
     "trainer.py": {"is_deepspeed_enabled", "is_fsdp_enabled", "deepspeed"},
     "facade/parts.py": {"is_deepspeed_enabled", "is_fsdp_enabled", "deepspeed"},
-    "types.py": {"FSDP_MODEL_NAME", "pytorch_model_fsdp"},
-    "optim/optimizer_table.py": {
-        "adamw_torch_xla",
-        "torch_xla",
-        "torch_xla.amp.syncfree:AdamW",
-    },  # a row that names a package
+    "_types.py": {"FSDP_MODEL_NAME", "pytorch_model_fsdp"},
+    "optim/optimizer_table.py": {"adamw_torch_xla", "torch_xla", "torch_xla.amp.syncfree:AdamW"},  # a row of a package
 }
 
 

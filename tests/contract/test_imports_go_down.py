@@ -14,23 +14,24 @@ SOURCE = Path(trainwright.__file__).parent
 # From the top; a part may import what is below it. Beside it: wings never, the others where there is no circle.
 PICTURE = (
     ("cli", "__main__"),
-    ("report", "compat", "tasks", "recipe"),
-    ("seq2seq",),
+    ("report", "compat"),
+    ("seq2seq_trainer",),
     ("trainer",),
     ("facade",),  # the trainer's hooks, one family to a file
-    ("assemble", "checks", "checkup"),
-    ("trackers",),
-    ("loop", "engine", "checkpoint", "data", "optim", "callbacks", "patches"),
-    ("metrics", "config", "search", "hub", "hooks", "journal", "model_facts"),
-    ("state", "errors", "types"),
+    ("assemble", "checks", "preflight"),
+    ("hub", "trackers", "search"),
+    ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks", "patches"),
+    ("config", "journal", "hooks", "loss_normalization"),
+    ("distributed",),
+    ("state", "model_facts", "tensor_tree", "errors", "host", "_types"),  # the ground
 )
 WINGS = PICTURE[7]
 FLOOR = {part: floor for floor, parts in enumerate(PICTURE) for part in parts}
 ONLY_FOR_THE_COMMAND_LINE = PICTURE[1]
 
-TRANSFORMERS = ("checkpoint.weights", "data.collators", "optim.schedules", "seq2seq", "patches", "compat", "tasks",
-                "config.zero3_init")  # fmt: skip
-ACCELERATE = ("engine", "config.accelerator")
+TRANSFORMERS = ("checkpoint.weights", "data.collators", "optim.schedules", "seq2seq_trainer", "patches", "compat",
+                "cli.tasks", "config.zero3_init")  # fmt: skip
+ACCELERATE = ("engine", "config.accelerator", "compat.distributed_helpers")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
 BROUGHT_ALONG = {
     "tensorboard": "trackers.tensorboard",
@@ -81,7 +82,7 @@ def going_up(imports: Iterable[Import]) -> list[str]:
             continue
         crosses = here in WINGS and there in WINGS
         upwards = there not in FLOOR or FLOOR[there] < FLOOR.get(here, 0)
-        reserved = there in ONLY_FOR_THE_COMMAND_LINE and here != "cli" and (here, there) != ("tasks", "recipe")
+        reserved = there in ONLY_FOR_THE_COMMAND_LINE and here != "cli"
         if crosses or upwards or reserved:
             wrong.append(str(one))
     return wrong
@@ -103,7 +104,7 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
         elif one.package == "ray":
             allowed = ("search.ray", "callbacks.ray_train")
         elif one.package == "torchao":  # optimizers with 8-bit states, and a recipe for fp8
-            allowed = ("optim", "engine.fp8")
+            allowed = ("optim", "engine.accelerate_setup")
         elif one.module.startswith("torch.utils.tensorboard"):
             allowed = ("trackers.tensorboard",)
         elif one.package in BROUGHT_ALONG:
@@ -111,6 +112,22 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
         if allowed is not None and not is_in(one.importer, allowed):
             wrong.append(str(one))
     return wrong
+
+
+# What a run on one device never uses.
+RARE = ("distributed.elastic_store", "config.zero3_init", "engine.data_parallel", "engine.distributed_base",
+        "engine.sharded_base", "distributed.collectives", "engine.sharded_state", "engine.deepspeed")  # fmt: skip
+
+
+def loaded_with(imports: Iterable[Import], names: Iterable[str]) -> set[str]:
+    """Modules of the package that are imported with these, by imports that are in no function."""
+    found: set[str] = set()
+    open_ = {f"{PACKAGE}.{name}" for name in names}
+    while open_:
+        found |= open_
+        asked = {one.module for one in imports if one.importer in open_ and not one.guarded}
+        open_ = {module for module in asked if module.startswith(f"{PACKAGE}.")} - found
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +142,14 @@ def test_every_part_has_its_place_in_the_picture() -> None:
 def test_imports_go_down(imports: list[Import]) -> None:
     assert len(imports) > 100
     assert going_up(imports) == []
+
+
+def test_rare_paths_are_imported_when_they_are_asked_for(imports: list[Import]) -> None:
+    known = {one.importer for one in imports}
+    assert {f"{PACKAGE}.{name}" for name in RARE} <= known
+    loaded = loaded_with(imports, ("trainer", "config.arguments", "engine.single"))
+    assert len(loaded) > 50
+    assert [name for name in RARE if f"{PACKAGE}.{name}" in loaded] == []
 
 
 def test_no_modules_import_each_other_in_a_circle(imports: list[Import]) -> None:
@@ -176,7 +201,7 @@ PLANTED = {
         "trainwright.state.throughput:2 imports trainwright.loop.fit",
     ),
     "assemble.py": (
-        "from trainwright.report import page",
+        "from trainwright.report import run_page",
         "trainwright.assemble:1 imports trainwright.report.run_page",
     ),
 }
@@ -204,11 +229,11 @@ def test_a_planted_import_is_found(name: str, tmp_path: Path) -> None:
 def test_a_planted_circle_is_found(tmp_path: Path) -> None:
     files = {
         "loop/fit.py": "def f():\n    from trainwright.loop import step",
-        "loop/step.py": "from trainwright.loop.context import Session",
+        "loop/step.py": "from trainwright.loop.context import LoopContext",
         "loop/context.py": "import trainwright.loop.fit",
         "evaluation/eval_loop.py": "from trainwright.loop import step",
     }
-    names = [f"trainwright.loop.{name}" for name in ("fit", "session", "step")]
+    names = [f"trainwright.loop.{name}" for name in ("context", "fit", "step")]
     assert circles(plant(tmp_path, files)) == [names]
 
 

@@ -1,4 +1,4 @@
-"""The watch: all processes stop at one place, whoever was signalled and however far each of them is."""
+"""The watchdog: all processes stop at one place, whoever was signalled and however far each of them is."""
 
 from __future__ import annotations
 

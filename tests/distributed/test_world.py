@@ -7,8 +7,8 @@ import torch
 import transformers
 
 from trainwright.config.arguments import TrainingArguments
-from trainwright.config.enums import ParallelMode
-from trainwright.distributed.world import World, configured_precision, world_of
+from trainwright.config.resolve import world_of
+from trainwright.distributed.world import ParallelMode, World, configured_precision
 from trainwright.errors import ArgumentError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -113,6 +113,33 @@ def test_the_precision_of_the_launcher_is_the_fallback(monkeypatch):
     assert configured_precision() == "bf16"
     assert TrainingArguments().mixed_precision == "bf16"
     assert TrainingArguments(fp16=True).mixed_precision == "fp16"
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Process groups that arguments have started, in a process that torchrun has launched."""
+    found = []
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    record = lambda world, **how: found.append((world.world_size, how["backend"], how["timeout"].seconds))  # noqa: E731
+    monkeypatch.setattr("trainwright.config.arguments.start_group", record)
+    return found
+
+
+def test_arguments_start_no_process_group_by_themselves(started):
+    args = TrainingArguments(use_cpu=True, deepspeed={"zero_optimization": {"stage": 2}})
+    asked = [args.device, args.world, args.n_gpu, args.parallel_mode, args.world_size, args.should_save, args.to_dict()]
+    assert len(asked) == 7
+    assert started == []
+
+
+def test_the_process_group_that_arguments_start_is_the_one_that_they_ask_for(started, monkeypatch):
+    monkeypatch.setattr("trainwright.config.arguments.distributed_state", lambda args: "accelerate's")
+    args = TrainingArguments(use_cpu=True, ddp_backend="gloo", ddp_timeout=77)
+    with args.main_process_first():
+        pass
+    assert args.distributed_state == "accelerate's"
+    assert started == [(8, "gloo", 77)] * 2
 
 
 def _first_then_others(rank, path):

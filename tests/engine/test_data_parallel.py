@@ -5,6 +5,7 @@ runs in `tests/distributed/test_nccl.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,58 +19,17 @@ from trainwright.distributed.world import World
 from trainwright.engine.data_parallel import DataParallelEngine, ReplicatedModel
 from trainwright.errors import ArgumentError
 
+from .._support.data_parallel_double import DEVICES, Double, two_devices
 from ..distributed.cases import CountsItems, accuracy, rows
 from ..parity import data, models
 from ..parity.sides import OURS, without_clock
 
-DEVICES = 2
-
-
-class Double:
-    """Writes down what each device would have got."""
-
-    def __init__(self) -> None:
-        self.parts: list[list[dict[str, Any]]] = []
-
-    def scatter(self, _: Any, inputs: Any, kwargs: dict[str, Any], device_ids: Any) -> Any:
-        num_rows = len(next(iter(kwargs.values())))
-        cuts = torch.arange(num_rows).chunk(DEVICES)
-        parts = [
-            {name: value[cut] if isinstance(value, torch.Tensor) else value for name, value in kwargs.items()}
-            for cut in cuts
-        ]
-        self.parts.append(parts)
-        return [()] * len(parts), parts
-
-    def gather(self, _: Any, outputs: list[Any], output_device: Any) -> Any:
-        first = outputs[0]
-        if isinstance(first, dict):
-            return {name: self.gather(_, [one[name] for one in outputs], output_device) for name in first}
-        if isinstance(first, tuple):
-            return tuple(self.gather(_, list(parts), output_device) for parts in zip(*outputs, strict=True))
-        return torch.stack(outputs) if first.ndim == 0 else torch.cat(outputs)
-
 
 @pytest.fixture
-def double(monkeypatch: pytest.MonkeyPatch) -> Double:
-    double = Double()
-    monkeypatch.setattr(nn.DataParallel, "scatter", lambda *a: double.scatter(*a))
-    monkeypatch.setattr(nn.DataParallel, "gather", lambda *a: double.gather(*a))
-    monkeypatch.setattr(nn.DataParallel, "replicate", lambda self, module, ids: [module] * len(ids))
-    monkeypatch.setattr(
-        nn.DataParallel, "parallel_apply",
-        lambda self, copies, inputs, kwargs: [c(*i, **k) for c, i, k in zip(copies, inputs, kwargs, strict=True)],
-    )  # fmt: skip
-    original = nn.DataParallel.__init__
-
-    def with_devices(self: Any, module: nn.Module) -> None:
-        original(self, module)
-        self.device_ids, self.output_device, self.dim = ["cpu"] * DEVICES, "cpu", 0
-        self.src_device_obj = torch.device("cpu")
-
-    monkeypatch.setattr(nn.DataParallel, "__init__", with_devices)
+def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
     monkeypatch.setattr(World, "n_gpu", DEVICES)
-    return double
+    with two_devices() as double:
+        yield double
 
 
 # name -> (model, samples); the last batches of 22 and 17 are cut into unequal parts

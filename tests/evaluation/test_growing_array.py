@@ -96,7 +96,7 @@ def files_of_this_process(folder: Path) -> list[str]:
 def test_beyond_its_share_a_result_lies_in_a_file_that_goes_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(memmap, "free_memory_bytes", lambda: 10_000)
+    monkeypatch.setattr(memmap, "available_bytes", lambda: 10_000)
     collector = NestedCollector(1000, storage=ArrayStorage(share=0.5, folder=str(tmp_path)))
     for start in range(0, 1000, 100):
         collector.add({"small": np.zeros(100, np.int8), "large": np.arange(start, start + 100.0)})
@@ -117,18 +117,6 @@ def test_what_earlier_arrays_will_take_counts() -> None:
     assert (type(first), type(second)) == (np.ndarray, np.memmap)
     storage.give_back(first)
     assert type(storage.empty((900,), np.int8)) is np.ndarray
-
-
-def test_a_container_has_less_than_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memmap, "CGROUP", tmp_path)
-    machine = psutil.virtual_memory().available
-    assert memmap.free_memory_bytes() > 0.5 * machine
-    (tmp_path / "memory.max").write_text("1000000")
-    (tmp_path / "memory.current").write_text("700000")
-    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 50000\n")
-    assert memmap.free_memory_bytes() == 350_000
-    (tmp_path / "memory.max").write_text("max")
-    assert memmap.free_memory_bytes() > 0.5 * machine
 
 
 @pytest.mark.parametrize(

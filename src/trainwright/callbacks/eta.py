@@ -1,4 +1,4 @@
-"""Pace: how long a step takes and how long a run will; pauses for evaluations and saves are counted apart."""
+"""Eta: how long a step takes and how long a run will; pauses for evaluations and saves are counted apart."""
 
 from __future__ import annotations
 

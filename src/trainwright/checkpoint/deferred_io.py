@@ -7,7 +7,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from trainwright.checkpoint.host_copy import HostBuffers, NotPlainError, available_bytes
+from trainwright.checkpoint.host_copy import HostBuffers, NotPlainError
+from trainwright.host import available_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -43,8 +43,8 @@ def check_free_space(root: Path, needed: int, *, what: str) -> None:
 
 def shortage_message(root: Path, needed: int, free: int, *, what: str) -> str:
     return (
-        f"{what} needs at least {size_text(needed)}, and {size_text(free)} are free at {root}. Make room, choose another "
-        "output_dir, save less (save_only_model=True), or keep fewer checkpoints (save_total_limit)."
+        f"{what} needs at least {size_text(needed)}, and {size_text(free)} are free at {root}. Make room, choose "
+        "another output_dir, save less (save_only_model=True), or keep fewer checkpoints (save_total_limit)."
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainwright._types import replacing
 from trainwright.checkpoint.manifest import DIGEST, Manifest
 
 # Small files save nothing worth having, and they are the ones that people edit in place.
@@ -33,13 +34,11 @@ def link_unchanged(staging: Path, files: Mapping[str, Mapping[str, Any]], before
 
 
 def _link(source: Path, staged: Path) -> bool:
-    beside = staged.with_name(f"{staged.name}.link")
     try:
         if source.is_symlink() or not filecmp.cmp(source, staged, shallow=False):
             return False
-        os.link(source, beside)
-        os.replace(beside, staged)
+        with replacing(staged) as beside:
+            os.link(source, beside)
     except OSError:  # gone meanwhile, or a file system without links: the file stays as it was written
-        beside.unlink(missing_ok=True)
         return False
     return True

@@ -6,16 +6,13 @@ import copy
 import mmap
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, TypeAlias
 
-import psutil
 import torch
 
 ALIGNMENT = 64
 Place: TypeAlias = tuple[torch.device, int, int]
 Kind: TypeAlias = tuple[int, bool]  # size of a storage in bytes, and whether its copy is pinned
-GROUPS_OF_PROCESSES = Path("/sys/fs/cgroup")
 
 
 class NotPlainError(Exception):
@@ -150,14 +147,3 @@ def _place(storage: torch.UntypedStorage) -> Place:
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def available_bytes() -> int:
-    """Memory that this process may still take: of the machine, or of the group it is confined to."""
-    available = int(psutil.virtual_memory().available)
-    try:
-        limit = (GROUPS_OF_PROCESSES / "memory.max").read_text(encoding="ascii").strip()
-        used = int((GROUPS_OF_PROCESSES / "memory.current").read_text(encoding="ascii"))
-        return available if limit == "max" else min(available, max(int(limit) - used, 0))
-    except (OSError, ValueError):  # another system
-        return available

@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from trainwright._types import PREFIX_CHECKPOINT_DIR
 from trainwright.checkpoint.hardlinks import link_unchanged
 from trainwright.checkpoint.manifest import Manifest, describe_files, files_below, find_problem
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
+from trainwright.host import is_process_alive
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +119,7 @@ class CheckpointStore:
         return [
             (path, match)
             for path, match in names
-            if match and match["host"] == here and not _is_alive(int(match["pid"])) and path.absolute() not in used
+            if match and match["host"] == here and not _is_of_other(int(match["pid"])) and path.absolute() not in used
         ]
 
     def latest(self) -> Path | None:
@@ -212,5 +211,5 @@ def _flush_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _is_alive(pid: int) -> bool:
-    return pid != os.getpid() and psutil.pid_exists(pid)
+def _is_of_other(pid: int) -> bool:
+    return pid != os.getpid() and is_process_alive(pid)

@@ -15,7 +15,6 @@ from torch import nn
 
 from trainwright._types import is_instance_of, optional_class, read_json
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
-from trainwright.config.zero3_init import whole_models
 from trainwright.errors import CheckpointError
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
@@ -212,6 +211,8 @@ def _in_the_models_names(model: Any, state_dict: dict[str, torch.Tensor]) -> dic
         return state_dict
     if not (state_dict.keys() - own.keys() and own.keys() - state_dict.keys()):
         return state_dict
+    from trainwright.config.zero3_init import whole_models
+
     with _without_progress_bars(), whole_models():
         loaded, info = loader(
             None, config=model.config, state_dict=state_dict, dtype=model.dtype, output_loading_info=True

@@ -25,14 +25,13 @@ def init(
     """Write a commented configuration file that trains as it stands."""
     with reporting():
         from trainwright._types import write_text
-        from trainwright.cli.recipe.recipe_reader import near
         from trainwright.cli.recipe.schema import TASKS
         from trainwright.cli.recipe.templates import template
-        from trainwright.errors import RecipeError
+        from trainwright.errors import RecipeError, did_you_mean
 
         if task not in TASKS:
             listed = "\n".join(f"    {name:<22}{spec.title}" for name, spec in TASKS.items())
-            raise RecipeError(f"{task!r} is not a task.{near(task, TASKS)} Tasks:\n{listed}")
+            raise RecipeError(f"{task!r} is not a task.{did_you_mean(task, TASKS)} Tasks:\n{listed}")
         if config.exists() and not force:
             raise RecipeError(f"{config} is there already. Name another file, or say --force to write over it.")
         config.parent.mkdir(parents=True, exist_ok=True)

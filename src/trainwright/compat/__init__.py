@@ -1,4 +1,7 @@
-"""Other libraries on Trainwright: what they import from transformers is ours. The work is in `transformers.py`."""
+"""Other libraries on Trainwright: what they import from transformers is ours. See `transformers.py`.
+
+The other files hold the original's helpers that nothing of ours calls.
+"""
 
 from __future__ import annotations
 

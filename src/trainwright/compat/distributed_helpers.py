@@ -1,4 +1,4 @@
-"""Two of the original's helpers by name: values of all processes, neither padded nor counted."""
+"""Helpers of the original for several processes: values of all ranks, neither padded nor counted, and a barrier."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def find_executable_batch_size(
 ) -> Any:
     """A function whose first argument, the batch size, is given: fixed, or made smaller until it fits into memory.
 
-    Without `function` a decorator. Training itself does otherwise and keeps the effective batch (`loop/micro_batch_retry.py`).
+    Without `function` a decorator. Training itself keeps the effective batch (`loop/micro_batch_retry.py`).
     """
     if function is None:
         return functools.partial(

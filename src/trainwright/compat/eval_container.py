@@ -1,4 +1,4 @@
-"""EvalLoopContainer: the original's way to collect results, for code that uses it by name. Ours is in `evaluation/nested_collector.py`."""
+"""EvalLoopContainer: collects results as the original does, for code that uses it by name."""
 
 from __future__ import annotations
 

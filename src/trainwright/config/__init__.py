@@ -1,1 +1,1 @@
-"""What a user asks for: the arguments, their older names, the rules between them, and where the run finds itself."""
+"""Arguments: fields, older names, rules between them, and the plans of a run."""

@@ -15,10 +15,9 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainwright.config import effective, help, rules, zero3_init
+from trainwright.config import effective, help, resolve, rules
 from trainwright.config.accelerator import distributed_state
 from trainwright.config.construct import FieldSignature, accept_old_names, finish
-from trainwright.config.enums import ParallelMode
 from trainwright.config.fields import (
     BatchFields,
     DataFields,
@@ -37,8 +36,8 @@ from trainwright.config.fields import (
 from trainwright.config.normalise import DICT_FIELDS, normalise, verbosity
 from trainwright.config.serialization import plain, stand_in
 from trainwright.config.setters import Setters
-from trainwright.distributed.process_group import start_group
-from trainwright.distributed.world import World, barrier, configured_precision, world_of
+from trainwright.distributed.process_group import start_alone, start_group
+from trainwright.distributed.world import ParallelMode, World, barrier, configured_precision
 
 if TYPE_CHECKING:
     import torch
@@ -79,18 +78,42 @@ class TrainingArguments(
     def __post_init__(self) -> None:
         problems = normalise(self)
         finish(self, problems + rules.violations(self))
-        vars(self)["_zero_init"] = zero3_init.mark(self)
+        vars(self)["_zero_init"] = self._start_zero3()
 
     # -- where the run is ------------------------------------------------------------------------------------------
 
     @property
     def world(self) -> World:
         """This process among its peers."""
-        return world_of(self)
+        return resolve.world_of(self)
+
+    def _start_process_group(self, *, even_alone: bool = False) -> World:
+        """Starts the process group of this run, if there is none. Arguments start it nowhere else.
+
+        Args:
+            even_alone: also where this is the only process.
+        """
+        world = self.world
+        if world.world_size > 1:
+            start_group(world, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
+        elif even_alone:
+            start_alone(world.device.type, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
+        return world
+
+    def _start_zero3(self) -> Any:  # transformers' HfDeepSpeedConfig
+        """Has transformers make models in parts where the arguments ask for ZeRO-3: parts need a process group."""
+        config = resolve.zero3_config(self)
+        if config is None:
+            return None
+        from trainwright.config import zero3_init
+
+        world = self._start_process_group(even_alone=True)
+        return zero3_init.mark(config, on_cpu=world.device.type == "cpu")
 
     @property
     def distributed_state(self) -> Any:  # accelerate's PartialState: its type would load accelerate
         """accelerate's record of this process among its peers, made when it is first asked for."""
+        self._start_process_group()
         return distributed_state(self)
 
     @property
@@ -160,8 +183,7 @@ class TrainingArguments(
     @contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
         """Run the block in the main process (`local`: of each node) while the others wait; then in the others."""
-        world = self.world
-        start_group(world, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
+        world = self._start_process_group()
         is_main = (world.local_process_index if local else world.process_index) == 0
         try:
             if not is_main:

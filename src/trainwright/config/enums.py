@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from enum import Enum
 from typing import NoReturn
+
+from trainwright.errors import did_you_mean
 
 
 class ExplicitEnum(str, Enum):
@@ -13,8 +14,7 @@ class ExplicitEnum(str, Enum):
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
         allowed = [str(member.value) for member in cls]
-        near = difflib.get_close_matches(str(value), allowed, n=1)
-        guess = f" Did you mean {near[0]!r}?" if near else ""
+        guess = did_you_mean(value, allowed, quoted=True)
         raise ValueError(f"{value!r} is not one of its values.{guess} Allowed: {', '.join(allowed)}.")
 
 
@@ -133,14 +133,3 @@ class HPSearchBackend(ExplicitEnum):
     OPTUNA = "optuna"
     RAY = "ray"
     WANDB = "wandb"
-
-
-class ParallelMode(Enum):
-    """How the devices of a run work together."""
-
-    NOT_PARALLEL = "not_parallel"  # one device
-    NOT_DISTRIBUTED = "not_distributed"  # several devices, one process
-    DISTRIBUTED = "distributed"  # one process per device
-    SAGEMAKER_MODEL_PARALLEL = "sagemaker_model_parallel"
-    SAGEMAKER_DATA_PARALLEL = "sagemaker_data_parallel"
-    TPU = "tpu"

@@ -6,7 +6,6 @@ listed as honoured and pass through untouched.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import warnings
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainwright.config.enums import OptimizerNames
-from trainwright.errors import LegacyNameWarning
+from trainwright.errors import LegacyNameWarning, did_you_mean
 
 Given = Mapping[str, Any]  # Any: the values of arguments, of all types
 
@@ -278,5 +277,4 @@ def _translate_one(name: str, original: Given, given: dict[str, Any], defaults: 
 
 def unknown(name: str, known: Collection[str]) -> str:
     """The message for a name that is no argument, with the nearest one that is."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"{name} is not an argument." + (f" Did you mean {near[0]}?" if near else "")
+    return f"{name} is not an argument.{did_you_mean(name, known)}"

@@ -5,10 +5,11 @@ Reads arguments by name only, so an instance of `transformers.TrainingArguments`
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.deepspeed_config import settled
+from trainwright.config.deepspeed_config import get, settled
 from trainwright.config.owned import owned
 from trainwright.config.parallelism import parallel
 from trainwright.config.plans import (
@@ -27,11 +28,16 @@ from trainwright.config.plans import (
     SamplingPlan,
 )
 from trainwright.config.traced import Traced, traced_steps
-from trainwright.distributed.world import configured_backend, configured_deepspeed, world_of
+from trainwright.distributed.world import World, configured_backend, configured_deepspeed
 from trainwright.errors import ArgumentError
 
 if TYPE_CHECKING:
     from trainwright.model_facts import ModelLayout
+
+
+def world_of(args: Any) -> World:
+    """The world that `args` asks for."""
+    return World.detect(use_cpu=bool(getattr(args, "use_cpu", False)))
 
 
 def lengths(args: Any, *, num_batches: int | None, num_examples: int | None, total_batch_size: int) -> Lengths:
@@ -110,6 +116,22 @@ def deepspeed(args: Any) -> DeepSpeedPlan | None:
             },
         )
     )
+
+
+def zero3_config(args: Any) -> dict[str, Any] | None:
+    """The DeepSpeed configuration under which transformers makes models in parts; None: it makes whole ones.
+
+    Whole without stage 3, in a process that was started alone, or where DeepSpeed is not installed, which is said when
+    a trainer is made.
+    """
+    if not args.deepspeed and configured_backend() != "deepspeed":
+        return None
+    if not world_of(args).launched or importlib.util.find_spec("deepspeed") is None:
+        return None
+    plan = deepspeed(args)
+    if plan is None or get(plan.config, "zero_optimization.stage") != 3:
+        return None
+    return dict(plan.config)
 
 
 def loaders_of_others(args: Any) -> LoadersOfOthers:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from trainwright._types import python_number
 from trainwright.config import rules
 from trainwright.config.construct import refuse
 from trainwright.config.help import ALIASES
@@ -76,7 +77,7 @@ def converted(args: Any, name: str, value: Any) -> Any:
     Raises:
         ValueError: it is of another kind.
     """
-    value = value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else value
+    value = python_number(value)
     kinds = _kinds(args, name)
     is_plain = kinds & {"bool", "int", "float", "str"}
     if value is None or isinstance(value, Enum) or not is_plain:

@@ -1,7 +1,7 @@
-"""Values sent between processes: gathered, summed, decided by one. What they mean is not its business.
+"""Collective operations: values gathered, summed, or decided by one rank, over all processes or a group of them.
 
-Every process must call these in the same order. They run over all processes or over a group of them (`peers`), on the
-device that the backend works with.
+All processes of a group call each function in the same order. Tensors are sent from the device that the backend of the
+group works with.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from trainwright._types import IGNORE_INDEX
 from trainwright.errors import DataError
-from trainwright.tensor_tree import map_nested
+from trainwright.tensor_tree import leaves, map_nested
 
 T = TypeVar("T")
 Group = dist.ProcessGroup | None  # None: all processes
@@ -22,9 +22,13 @@ _groups: dict[str, tuple[Group, Group]] = {}  # for each purpose the default gro
 
 
 def data_parallel_group(num_together: int) -> Group:
-    """The processes that are to their replica what this one is to its own, where `num_together` in a row form one.
+    """Data-parallel process group of this rank. All processes call it.
 
-    All processes call it.
+    Args:
+        num_together: number of consecutive ranks that form one replica of the model.
+
+    Returns:
+        The group of the ranks with the same place in their replicas; None where that is all processes.
     """
     if num_together == 1:
         return None
@@ -35,13 +39,19 @@ def data_parallel_group(num_together: int) -> Group:
 
 
 def gather(value: Any, device: torch.device, group: Group = None) -> Any:
-    """A nested value of tensors from all processes, concatenated along the first dimension in order of rank.
+    """Gathers a nested value of tensors, concatenated along the first dimension in the order of ranks.
 
-    Tensors may have different first dimensions (also none at all: a scalar counts as one row); where another dimension
-    differs, the shorter ones are filled up with -100.
+    Args:
+        value: nested lists, tuples and mappings of tensors. Their first dimensions may differ between ranks, and a
+            scalar counts as one row; where another dimension differs, the shorter ones are padded with -100.
+        device: device that the backend works with.
+        group: the processes that take part.
+
+    Returns:
+        The value with gathered tensors, each on the device where it was.
 
     Raises:
-        DataError: the processes brought different structures.
+        DataError: the processes have different structures.
     """
     mine = _tensors(value)
     if not mine:
@@ -54,43 +64,72 @@ def gather(value: Any, device: torch.device, group: Group = None) -> Any:
 
 
 def total(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """The sum over all processes; the tensor that came stays as it was."""
+    """Sums a tensor over the processes.
+
+    Args:
+        tensor: of the same shape in all processes; it is not changed.
+        group: the processes that take part.
+
+    Returns:
+        The sum, a new tensor.
+    """
     result = tensor.clone()
     dist.all_reduce(result, group=group)
     return result
 
 
 def stacked(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """The tensors of all processes, which have one shape, along a new first dimension."""
+    """Stacks a tensor of each process along a new first dimension.
+
+    Args:
+        tensor: of the same shape in all processes.
+        group: the processes that take part.
+
+    Returns:
+        A tensor with one row for each process, in the order of ranks.
+    """
     rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(rows, tensor.contiguous(), group=group)
     return torch.stack(rows)
 
 
 def gather_objects(value: T, group: Group = None) -> list[T]:
-    """One object of each process, by rank; for small things that tensors cannot hold."""
-    values: list[Any] = [None] * dist.get_world_size(group)
+    """Gathers one object of each process, by pickling; for small values that are no tensors.
+
+    Args:
+        value: what this process sends.
+        group: the processes that take part.
+
+    Returns:
+        The objects, in the order of ranks.
+    """
+    values: list[T | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
-    return values
+    return values  # type: ignore[return-value]
 
 
 def gather_counts(count: int) -> list[int]:
-    """A number of each process, by rank; it goes from main memory to main memory, so no device is waited for."""
-    works_here = "gloo" in str(dist.get_backend_config())
+    """Gathers a number of each process from and to main memory, so that no device is synchronized.
+
+    Args:
+        count: number of this process.
+
+    Returns:
+        The numbers, in the order of ranks.
+    """
+    has_cpu = "gloo" in str(dist.get_backend_config())
     counts = torch.empty(dist.get_world_size(), dtype=torch.int64)
-    dist.all_gather_into_tensor(counts, torch.tensor([count]), group=None if works_here else _beside("counts"))
+    dist.all_gather_into_tensor(counts, torch.tensor([count]), group=None if has_cpu else _cpu_group("counts"))
     return [int(one) for one in counts]
 
 
 def background_group() -> Group:
-    """A group of all processes for threads behind training's back, whose messages must not mix with training's."""
-    return _beside("behind")
+    """Group of all processes for background threads, whose messages must not mix with those of training."""
+    return _cpu_group("background")
 
 
-def _beside(purpose: str) -> Group:
-    """A group of all processes that works on the CPU, whatever the device; made at the first call, which all make at
-    the same place of their work.
-    """
+def _cpu_group(purpose: str) -> Group:
+    """Group of all processes that works on the CPU, made at the first call for a purpose."""
     everybody = dist.group.WORLD
     if purpose not in _groups or _groups[purpose][0] is not everybody:
         _groups[purpose] = everybody, dist.new_group(backend="gloo")
@@ -98,8 +137,18 @@ def _beside(purpose: str) -> Group:
 
 
 def broadcast_from_main(decide: Callable[[], T]) -> T:
-    """What the main process decides, in all. An error of its decision is raised in all of them."""
-    box: list[Any] = [None, None]
+    """Calls a function in the main process, and returns its result in all of them.
+
+    Args:
+        decide: called in the main process alone; its result is pickled.
+
+    Returns:
+        The result.
+
+    Raises:
+        Exception: in all processes, what the function raised.
+    """
+    box: list[Any] = [None, None]  # the result, of any type, and the error
     if dist.get_rank() == 0:
         try:
             box[0] = decide()
@@ -126,7 +175,7 @@ def _gather_one(
         padded = sent.new_full(largest, IGNORE_INDEX if is_ragged else 0)
         padded[tuple(map(slice, sent.shape))] = sent
         sent = padded
-    as_bytes = sent.contiguous().view(torch.uint8)  # backends know few types, and all of them know this one
+    as_bytes = sent.contiguous().view(torch.uint8)  # backends support few types, and all of them this one
     rows = [torch.empty_like(as_bytes) for _ in shapes]
     dist.all_gather(rows, as_bytes, group=group)
     parts = [row.view(sent.dtype)[: shape[0]] for row, shape in zip(rows, shapes, strict=True)]
@@ -144,6 +193,4 @@ def _check_alike(layouts: list[list[tuple[tuple[int, ...], torch.dtype]]]) -> No
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    map_nested(lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None, value)
-    return found
+    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]

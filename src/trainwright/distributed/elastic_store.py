@@ -1,12 +1,12 @@
-"""A store that no earlier start has written to. How the group is made of it is torch's business.
+"""Elastic store: a prefix of the launcher's store that no earlier start of the processes has written to.
 
-A launcher that starts all processes again, as torchrun does after one died or when a node comes, hands the same store
-to every start (torch 2.13). Addresses of dead processes lie in it, and whoever comes first finds these instead of its
-neighbour's. So the processes of a start agree on a prefix first, by a greeting that an old key cannot answer:
+torchrun hands the same store to the processes when it restarts them, after one died or when a node joins (torch 2.13).
+The addresses of the dead processes are still in it, and torch would connect to them. So the processes of a start agree
+on a prefix first, by a handshake that no old key can answer:
 
-    each process   writes under its rank a word that nobody has used, and waits for the answer to this word
-    process 0      answers each word that it finds, those of the dead as well, with the prefix of its start
-    each process   says under the prefix that it has come; when all have, process 0 stops answering
+    each rank   writes a unique word under its rank, and waits for the answer to this word
+    rank 0      answers each word that it finds, those of dead processes included, with the prefix of this start
+    each rank   acknowledges under the prefix; when all have, rank 0 stops answering
 """
 
 from __future__ import annotations
@@ -16,29 +16,42 @@ import time
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from trainwright.distributed.world import launcher_keeps_the_store
 from trainwright.errors import ProcessFailedError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 SCHEME = "trainwright"
 POLL_S = 0.02
 
 
-def init_method() -> str | None:
-    """Where processes meet, for torch's `init_process_group`; None: where torch has them meet by itself."""
-    if not launcher_keeps_the_store():
-        return None
-    _register()
+@functools.cache
+def register() -> str:
+    """Registers the rendezvous of this module with torch; returns its URL for `init_process_group`."""
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
+    handler: Any = register_rendezvous_handler  # torch has no types for it
+    handler(SCHEME, _meet)
     return f"{SCHEME}://"
 
 
-def fresh_prefix(store: Any, *, rank: int, world_size: int, timeout: timedelta) -> str:
-    """A prefix that all processes of this start have and no other start had.
+def fresh_prefix(store: Store, *, rank: int, world_size: int, timeout: timedelta) -> str:
+    """Agrees on a prefix that all processes of this start have and no earlier start had.
+
+    Args:
+        store: store of the launcher.
+        rank: rank of this process.
+        world_size: number of processes.
+        timeout: time that rank 0 waits for the others.
+
+    Returns:
+        The prefix.
 
     Raises:
-        ProcessFailedError: somebody did not come; said by process 0 (the others hear of it from the store).
+        ProcessFailedError: in rank 0, a process did not come in time (in the others, the store's own timeout raises).
     """
     word = uuid.uuid4().hex
     if rank == 0:
@@ -50,7 +63,7 @@ def fresh_prefix(store: Any, *, rank: int, world_size: int, timeout: timedelta) 
     return prefix
 
 
-def _answer_all(store: Any, prefix: str, *, world_size: int, timeout: timedelta) -> None:
+def _answer_all(store: Store, prefix: str, *, world_size: int, timeout: timedelta) -> None:
     missing, answered = set(range(1, world_size)), set[bytes]()
     deadline = time.monotonic() + timeout.total_seconds()
     while missing:
@@ -67,8 +80,8 @@ def _answer_all(store: Any, prefix: str, *, world_size: int, timeout: timedelta)
         time.sleep(POLL_S if missing else 0)
 
 
-def _meet(url: str, timeout: timedelta, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
-    """torch's own way to the store by environment variables, and a prefix of this start in it."""
+def _meet(url: str, timeout: timedelta, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:  # Any: torch's options
+    """Yields the store of torch's rendezvous by environment variables, under the prefix of this start."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
@@ -76,11 +89,3 @@ def _meet(url: str, timeout: timedelta, **kwargs: Any) -> Iterator[tuple[Any, in
     store.set_timeout(timeout)
     prefix = fresh_prefix(store, rank=rank, world_size=world_size, timeout=timeout)
     yield PrefixStore(f"trainwright/{prefix}", store), rank, world_size
-
-
-@functools.cache
-def _register() -> None:
-    from torch.distributed.rendezvous import register_rendezvous_handler
-
-    register: Any = register_rendezvous_handler  # torch has no types for it
-    register(SCHEME, _meet)

@@ -1,6 +1,6 @@
-"""The process group: started early where arguments make processes wait for each other, and left when a script ends.
+"""Process group: started where arguments or an engine need it, destroyed when a script ends in order.
 
-A trainer's engine starts it through accelerate, or takes the one that is there.
+Where one exists already, it is used. How restarted processes meet again is in `elastic_store.py`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,19 @@ import functools
 import os
 from datetime import timedelta
 
-from trainwright.distributed.elastic_store import init_method
-from trainwright.distributed.world import World
+from trainwright.distributed.world import World, launcher_keeps_the_store
+
+BACKENDS = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}  # by type of device; gloo on all others
 
 
 def start_group(world: World, *, backend: str | None, timeout: timedelta) -> None:
-    """Starts the group if this process is one of several and nobody has done so yet."""
+    """Starts the process group of a run of several processes, if there is none.
+
+    Args:
+        world: rank, sizes and device of this process.
+        backend: backend of torch.distributed; None: the default of the device.
+        timeout: time after which an operation of the group fails.
+    """
     import torch
     import torch.distributed as dist
 
@@ -24,32 +31,46 @@ def start_group(world: World, *, backend: str | None, timeout: timedelta) -> Non
     os.environ.update({name: value for name, value in world.variables().items() if name not in os.environ})
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-    default = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}.get(world.device.type, "gloo")
-    dist.init_process_group(default if backend is None else backend, init_method=init_method(), timeout=timeout)
+    backend = backend or BACKENDS.get(world.device.type, "gloo")
+    dist.init_process_group(backend, init_method=init_method(), timeout=timeout)
     leave_at_exit()
 
 
-def start_alone(kind: str, *, backend: str | None, timeout: timedelta) -> None:
-    """Starts a group of this one process, if there is none: for backends that cannot do without."""
+def start_alone(device_type: str, *, backend: str | None, timeout: timedelta) -> None:
+    """Starts a process group of this process alone, if there is none: for backends that need a group.
+
+    Args:
+        device_type: type of the device, such as "cuda".
+        backend: backend of torch.distributed; None: the default of the device.
+        timeout: time after which an operation of the group fails.
+    """
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
 
     if dist.is_initialized():
         return
-    default = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}.get(kind, "gloo")
-    dist.init_process_group(default if backend is None else backend, store=HashStore(), rank=0, world_size=1,
-                            timeout=timeout)  # fmt: skip
+    backend = backend or BACKENDS.get(device_type, "gloo")
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
     leave_at_exit()
+
+
+def init_method() -> str | None:
+    """URL for torch's `init_process_group` where torchrun may restart the processes; else None, torch's default."""
+    if not launcher_keeps_the_store():
+        return None
+    from trainwright.distributed import elastic_store
+
+    return elastic_store.register()
 
 
 @functools.cache
 def leave_at_exit() -> None:
-    """A script that ends in order leaves the group; one that dies must not wait there for the others."""
+    """Destroys the process group when the script ends in order."""
     atexit.register(_leave)
 
 
 def stay_in_the_group() -> None:
-    """After a failure nobody leaves in order: that would wait for those who are gone."""
+    """Leaves the process group as it is at exit: after a failure, destroying it would wait for ranks that are gone."""
     atexit.unregister(_leave)
 
 

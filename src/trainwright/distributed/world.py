@@ -1,7 +1,7 @@
-"""Where a run finds itself: rank, sizes, device. The only reader of environment variables in the package.
+"""World: rank, sizes and device of this process. The only reader of the launchers' environment variables.
 
-Nothing is started here: process groups belong to the engine. The variables are those that torchrun, `accelerate launch`
-and the MPI launchers set.
+Nothing is started here; `process_group.py` starts the process group. The variables are those that torchrun,
+`accelerate launch` and the MPI launchers set.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.enums import ParallelMode
 from trainwright.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -28,24 +28,52 @@ PARALLEL_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "s
 TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
 
 
+class ParallelMode(Enum):
+    """How the devices of a run work together."""
+
+    NOT_PARALLEL = "not_parallel"  # one device
+    NOT_DISTRIBUTED = "not_distributed"  # several devices, one process
+    DISTRIBUTED = "distributed"  # one process per device
+    SAGEMAKER_MODEL_PARALLEL = "sagemaker_model_parallel"
+    SAGEMAKER_DATA_PARALLEL = "sagemaker_data_parallel"
+    TPU = "tpu"
+
+
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """This process among its peers. Sizes are known at once; the device is looked up when it is first asked for."""
+    """Rank, sizes and device of this process. The device is looked up when it is first asked for.
+
+    Attributes:
+        process_index: rank of this process.
+        local_process_index: rank of this process on its node.
+        world_size: number of processes.
+        local_world_size: number of processes on this node.
+        use_cpu: whether accelerators are left alone.
+        launched: whether a distributed launcher started this process, possibly as the only one.
+        device_name: name of the device, whatever the machine has; None: the first accelerator, or the CPU.
+    """
 
     process_index: int = 0
     local_process_index: int = 0
     world_size: int = 1
     local_world_size: int = 1
     use_cpu: bool = False
-    launched: bool = False  # by a distributed launcher, possibly with a single process
-    device_name: str | None = None  # set: this device, whatever the machine has
+    launched: bool = False
+    device_name: str | None = None
 
     @classmethod
     def detect(cls, *, use_cpu: bool = False, environ: Mapping[str, str] | None = None) -> World:
-        """Reads the launcher's variables; a process group that somebody has made already comes before them.
+        """Reads the launcher's variables. A process group that exists already takes precedence over them.
+
+        Args:
+            use_cpu: whether accelerators are left alone.
+            environ: environment variables; default: those of this process.
+
+        Returns:
+            The world of this process.
 
         Raises:
-            ArgumentError: they contradict each other.
+            ArgumentError: the variables contradict each other.
         """
         env = os.environ if environ is None else environ
         under_slurm = of_slurm(env)
@@ -64,8 +92,8 @@ class World:
         )
 
     def variables(self) -> dict[str, str]:
-        """What torch reads, for launchers that say it under other names."""
-        is_known = self.local_world_size > 1 or self.world_size == 1  # not every launcher says it
+        """Environment variables that torch reads, for launchers that set others."""
+        is_known = self.local_world_size > 1 or self.world_size == 1  # not every launcher sets it
         return {
             "RANK": str(self.process_index),
             "WORLD_SIZE": str(self.world_size),
@@ -75,15 +103,21 @@ class World:
 
     @property
     def num_nodes(self) -> int:
+        """Number of machines."""
         return max(1, self.world_size // max(1, self.local_world_size))
 
     @property
     def is_distributed(self) -> bool:
-        """One process per device; with a single process only where there is an accelerator to bind it to."""
+        """Whether there is one process per device; of a single process, only where there is an accelerator."""
         return self.world_size > 1 or (self.launched and not self.use_cpu and _accelerator()[0] is not None)
 
     @cached_property
     def device(self) -> torch.device:
+        """Device of this process.
+
+        Raises:
+            ArgumentError: the environment asks for a TPU.
+        """
         import torch
 
         kind, count = (None, 0) if self.use_cpu else _accelerator()
@@ -98,7 +132,7 @@ class World:
 
     @cached_property
     def n_gpu(self) -> int:
-        """Devices that this process drives: more than one only without a launcher; 0 on the CPU."""
+        """Number of devices of this process: more than one only without a launcher; 0 on the CPU."""
         if self.use_cpu:
             return 0
         kind, count = _accelerator()
@@ -108,17 +142,22 @@ class World:
 
     @property
     def parallel_mode(self) -> ParallelMode:
+        """How the devices of the run work together."""
         return self.mode_with(self.n_gpu)
 
     def mode_with(self, num_devices: int) -> ParallelMode:
-        """The mode where this process drives so many devices, which may be fewer than there are."""
+        """Parallel mode for a number of devices in this process.
+
+        Args:
+            num_devices: devices that this process uses, which may be fewer than it has.
+        """
         if self.is_distributed:
             return ParallelMode.DISTRIBUTED
         return ParallelMode.NOT_DISTRIBUTED if num_devices > 1 else ParallelMode.NOT_PARALLEL
 
 
 def _refuse_tpu(*, asked: bool) -> None:
-    """A run that was meant for a TPU would train on the machine's CPU."""
+    """Raises ArgumentError for a run that was meant for a TPU and would train on the CPU."""
     if asked and os.environ.get("PJRT_DEVICE", "").upper() == "TPU":
         raise ArgumentError(
             "PJRT_DEVICE=TPU asks for a TPU. torch_xla, by which torch reaches one, ends with torch 2.9, and this "
@@ -127,28 +166,23 @@ def _refuse_tpu(*, asked: bool) -> None:
         )
 
 
-def world_of(args: Any) -> World:
-    """The world that `args` asks for. Reads names only: arguments of transformers serve as well as ours."""
-    return World.detect(use_cpu=bool(getattr(args, "use_cpu", False)))
-
-
 def configured_precision() -> str:
-    """The mixed precision that `accelerate launch` was configured with: "no", "fp16", "bf16" or "fp8"."""
+    """Mixed precision that `accelerate launch` was configured with: "no", "fp16", "bf16" or "fp8"."""
     return os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
 
 
 def configured_backend() -> str | None:
-    """The backend that `accelerate launch` was configured with: "fsdp", "deepspeed", or None."""
+    """Backend that `accelerate launch` was configured with: "fsdp", "deepspeed", or None."""
     chosen = [name for name in ("fsdp", "deepspeed") if is_true(os.environ.get(f"ACCELERATE_USE_{name.upper()}"))]
     return chosen[0] if chosen else None
 
 
-def configured_deepspeed() -> dict[str, Any] | str:
-    """DeepSpeed's configuration as `accelerate launch` was told it: a file, or what its questions come to."""
+def configured_deepspeed() -> dict[str, Any] | str:  # Any: values of a JSON file
+    """DeepSpeed configuration of `accelerate launch`: the path of a file, or the settings themselves."""
     env = os.environ
     if env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         return env["ACCELERATE_DEEPSPEED_CONFIG_FILE"]
-    zero: dict[str, Any] = {"stage": int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))}
+    zero: dict[str, object] = {"stage": int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))}
     for name in ("optimizer", "param"):
         device = env.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{name.upper()}_DEVICE", "none")
         if device != "none":
@@ -159,16 +193,20 @@ def configured_deepspeed() -> dict[str, Any] | str:
 
 
 def configured_parallelism() -> dict[str, int] | None:
-    """The sizes of a ParallelismConfig as `accelerate launch` was told them; None where it was not."""
+    """Sizes of the ParallelismConfig of `accelerate launch`; None where it has none."""
     if not is_true(os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG")):
         return None
     return {name: int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) for name in PARALLEL_SIZES}
 
 
 def of_slurm(env: Mapping[str, str]) -> dict[str, str]:
-    """A task of `srun` as torch would name it, where MASTER_ADDR and MASTER_PORT say that the tasks work together.
+    """Torch's variables for a task of `srun`, where MASTER_ADDR and MASTER_PORT say that the tasks form one run.
 
-    Without these two, tasks are taken as independent runs. A launcher's own variables, such as torchrun's, come first.
+    Args:
+        env: environment variables of the task.
+
+    Returns:
+        Torch's variables; none for independent tasks, and where another launcher has set its own.
     """
     if not all(name in env for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")):
         return {}
@@ -184,17 +222,17 @@ def of_slurm(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def launcher_keeps_the_store() -> bool:
-    """Whether torchrun keeps the store through which processes meet, and may start them again with it."""
+    """Whether torchrun hosts the store of the process group, and may restart the processes with the same store."""
     return is_true(os.environ.get("TORCHELASTIC_USE_AGENT_STORE"))
 
 
 def is_true(word: str | None) -> bool:
-    """Whether an environment variable says yes."""
+    """Whether the value of an environment variable means true."""
     return word is not None and word.strip().lower() in TRUE_WORDS
 
 
 def _check_ranks(rank: int, size: int, local_rank: int, local_size: int) -> None:
-    """`local_size`: 0 where the launcher does not say it."""
+    """Raises ArgumentError if ranks and sizes contradict each other; `local_size` is 0 where it is not known."""
     problems = []
     if rank >= size:
         problems.append(f"this is process {rank} (RANK, counted from 0) of {size} (WORLD_SIZE)")
@@ -210,7 +248,7 @@ def _check_ranks(rank: int, size: int, local_rank: int, local_size: int) -> None
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
-    """The first of `names` that holds a number from zero up."""
+    """First number from zero up among the variables `names`."""
     for name in names:
         text = env.get(name)
         if text and text.lstrip("-").isdigit() and int(text) >= 0:
@@ -219,7 +257,7 @@ def _first(env: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
 
 
 def _process_group() -> tuple[int, int] | None:
-    """Rank and size of the process group, where somebody has made one already."""
+    """Rank and size of the process group that exists already; None where there is none."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -228,7 +266,7 @@ def _process_group() -> tuple[int, int] | None:
 
 @lru_cache(maxsize=1)
 def _accelerator() -> tuple[str | None, int]:
-    """Kind and number of the accelerators that torch sees. They don't come and go, so torch is asked once."""
+    """Type and number of the accelerators of this machine, asked once."""
     import torch
 
     found = torch.accelerator.current_accelerator(check_available=True)
@@ -236,7 +274,7 @@ def _accelerator() -> tuple[str | None, int]:
 
 
 def barrier() -> None:
-    """Wait for all processes, where there is a process group."""
+    """Waits for all processes, where there is a process group."""
     distributed = sys.modules.get("torch.distributed")
     if _process_group() is not None and distributed is not None:
         distributed.barrier()

@@ -1,1 +1,1 @@
-"""The engine room: all that differs between backends. Brands are named here and in `config/` only."""
+"""Engines: all that differs between backends, which only this package, `config/` and `distributed/` name."""

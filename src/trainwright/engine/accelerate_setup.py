@@ -1,36 +1,49 @@
-"""The Accelerator of a trainer: made here for every engine. The group itself is started and left in `distributed/process_group.py`."""
+"""Accelerator of a trainer: made here for every engine, with loss scaling, TF32, fp8 recipes and loader settings.
+
+The process group is started by `distributed/process_group.py`, or by accelerate with the options from here.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from trainwright.config.plans import EnginePlan, ParallelPlan
-from trainwright.distributed.elastic_store import init_method
-from trainwright.distributed.process_group import start_alone
-from trainwright.engine.accelerate_loader import loader_configuration
-from trainwright.engine.fp8 import fp8_explained, fp8_recipes
-from trainwright.errors import ArgumentError
+from trainwright.distributed.process_group import init_method, start_alone
+from trainwright.errors import ArgumentError, MissingPackageError
 
-# Accelerate writes here which plugin it was given; the next trainer of this process may have none.
-MARKS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "FSDP_CPU_RAM_EFFICIENT_LOADING")
-ASKS_FOR_SIZES = "ACCELERATE_USE_PARALLELISM_CONFIG"
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from accelerate.utils.dataclasses import KwargsHandler
+
+# Accelerate notes in the environment which plugin it got; the next trainer of this process may have none.
+PLUGIN_VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "FSDP_CPU_RAM_EFFICIENT_LOADING")
+SIZES_VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"
 
 
-def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: Any) -> Any:
-    """An Accelerator for this process, alone or among others; takes the process group that is there, or starts it.
+def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: object) -> Accelerator:
+    """Makes the Accelerator of this process, with the process group that exists, or starts one.
 
     Args:
-        cpu: keeps accelerate off other devices; default: the plan's device is the CPU.
-        plugins: accelerate's settings of a backend.
+        plan: what sets up the backend.
+        cpu: whether accelerate uses the CPU alone; default: the plan's device is the CPU.
+        plugins: accelerate's plugin of a backend.
+
+    Returns:
+        The Accelerator. For fp16 it has a gradient scaler, on the CPU too.
+
+    Raises:
+        ArgumentError: an existing state of accelerate does not fit the plan.
+        MissingPackageError: fp8 is asked for, and no package with a recipe is installed.
     """
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DataLoaderConfiguration
     from accelerate.state import AcceleratorState
 
     # Accelerate keeps one state per process; a second trainer may have another precision or device.
@@ -49,27 +62,30 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: An
         cpu = on_cpu if is_among_others else plan.use_cpu
     mixed = plan.precision.mixed
     scales_here = mixed == "fp16" and on_cpu  # accelerate has no scaler there
-    handlers = [*_of_a_group(plan)] if is_among_others or plugins else []
-    with _unmarked(), fp8_explained(mixed):
+    handlers = [*_group_options(plan)] if is_among_others or plugins else []
+    with _without_variables(), _missing_recipe_explained(mixed):
         accelerator = Accelerator(
             mixed_precision="no" if scales_here else mixed,
             cpu=cpu,
-            dataloader_config=loader_configuration(plan.loaders),
-            kwargs_handlers=handlers + (fp8_recipes() if mixed == "fp8" else []),
+            dataloader_config=DataLoaderConfiguration(**asdict(plan.loaders)),
+            kwargs_handlers=handlers + (_fp8_recipes() if mixed == "fp8" else []),
             **plugins,
         )
     if plan.parallel is not None:
-        _tell_of_sizes(accelerator, plan.parallel)
+        _set_sizes(accelerator, plan.parallel)
     if scales_here:
         accelerator.scaler = torch.amp.GradScaler("cpu")
+    if plan.precision.tf32 is not None:
+        torch.backends.cuda.matmul.allow_tf32 = plan.precision.tf32
+        torch.backends.cudnn.allow_tf32 = plan.precision.tf32
     return accelerator
 
 
 def _check_state(plan: EnginePlan, *, has_plugins: bool) -> None:
-    """Whether the state that was made before the trainer is one for these arguments: it cannot be changed.
+    """Checks that accelerate's state, which was made before the trainer and cannot be changed, fits the plan.
 
     Raises:
-        ArgumentError: there is none, or it is another one.
+        ArgumentError: there is none, or it differs.
     """
     from accelerate.state import AcceleratorState, PartialState
 
@@ -97,8 +113,8 @@ def _check_state(plan: EnginePlan, *, has_plugins: bool) -> None:
         )
 
 
-def _tell_of_sizes(accelerator: Any, plan: ParallelPlan) -> None:
-    """Who works with whom, as accelerate has it. Told afterwards: its constructor refuses groups on the CPU."""
+def _set_sizes(accelerator: Accelerator, plan: ParallelPlan) -> None:
+    """Sets accelerate's ParallelismConfig. Afterwards, since its constructor refuses groups on the CPU."""
     from accelerate import ParallelismConfig
 
     names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
@@ -107,13 +123,13 @@ def _tell_of_sizes(accelerator: Any, plan: ParallelPlan) -> None:
     if config is None:
         config = ParallelismConfig(**sizes)
     elif any(getattr(config, name) != size for name, size in sizes.items()):
-        config = replace(config, **sizes)  # what the model said beyond it
+        config = replace(config, **sizes)  # what the model has beyond it
     accelerator.state.parallelism_config = config
     if plan.num_in_all > 1:
         accelerator.state.device_mesh = config.get_device_mesh(accelerator.device.type)
 
 
-def _of_a_group(plan: EnginePlan) -> Iterator[Any]:
+def _group_options(plan: EnginePlan) -> Iterator[KwargsHandler]:
     from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     ddp = plan.ddp
@@ -125,9 +141,10 @@ def _of_a_group(plan: EnginePlan) -> Iterator[Any]:
 
 
 @contextmanager
-def _unmarked() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in (*MARKS, ASKS_FOR_SIZES)}
-    os.environ.pop(ASKS_FOR_SIZES, None)  # `_tell_of_sizes` does what it asks for
+def _without_variables() -> Iterator[None]:
+    """Restores accelerate's environment variables at the end."""
+    before = {name: os.environ.get(name) for name in (*PLUGIN_VARIABLES, SIZES_VARIABLE)}
+    os.environ.pop(SIZES_VARIABLE, None)  # `_set_sizes` does what it asks for
     try:
         yield
     finally:
@@ -136,3 +153,29 @@ def _unmarked() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+# -- fp8: the recipe of torchao where it is installed, else what accelerate finds --------------------------------------
+
+
+@contextmanager
+def _missing_recipe_explained(mixed: str) -> Iterator[None]:
+    try:
+        yield
+    except (ImportError, ValueError) as error:
+        if mixed != "fp8":
+            raise
+        raise MissingPackageError(
+            f"Mixed precision fp8 was asked for, and accelerate cannot do it: {error} "
+            "Install torchao (pip install torchao) or transformer-engine, or use bf16."
+        ) from error
+
+
+def _fp8_recipes() -> list[KwargsHandler]:
+    """Returns torchao's recipe with plain weights; its default prepares them for sharding."""
+    if importlib.util.find_spec("torchao") is None:
+        return []
+    from accelerate.utils import AORecipeKwargs
+    from torchao.float8 import Float8LinearConfig
+
+    return [AORecipeKwargs(config=Float8LinearConfig(enable_fsdp_float8_all_gather=False))]

@@ -1,4 +1,8 @@
-"""Engine: all that differs between backends, as one abstract list. The identity is the default where there is one."""
+"""Engine: everything that differs between backends, as one list of methods. The default is that of one process.
+
+Backward, clipping, the optimizer step and zero_grad are here, once for all backends. How a model is wrapped, and where
+its parameters are, belongs to the engine of each backend.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +10,72 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
-from trainwright._types import Prepared
+from trainwright._types import Optimizer, Prepared, Scheduler, StateDict
+from trainwright.config.plans import EnginePlan
+from trainwright.distributed.watchdog import watch_single_process
 from trainwright.engine.device_info import peak_flops
-from trainwright.engine.updates import Updates, empty_cache, is_out_of_memory
+from trainwright.engine.gradients import Gradients
+from trainwright.engine.precision import autocast_forward
 from trainwright.state.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 T = TypeVar("T")
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # without state, so one serves all
 
 
 class Engine(ABC):
-    """Placement, precision and collectives for one trainer.
+    """Placement, precision, updates and collectives of one trainer.
+
+    Args:
+        plan: what selects and sets up the backend.
+        accelerator: a real `accelerate.Accelerator`, which users and libraries read.
+        device: where batches go.
 
     Attributes:
-        accelerator: a real `accelerate.Accelerator`; people and libraries read it.
-        device: where batches go.
+        accelerator: as above.
+        device: as above.
+        non_blocking: whether batches are copied to the device without waiting.
+        input_dtype: type of a batch's floating-point tensors; None: the type that they have.
     """
 
-    accelerator: Any
-    device: torch.device
-    non_blocking: bool = False  # batches are copied to the device without waiting
-    _updates: Updates  # of the weights; a backend that has its own way does without
-    input_dtype: torch.dtype | None = None  # of a batch's floating-point tensors; None: the one that they have
+    def __init__(self, plan: EnginePlan, accelerator: Accelerator, device: torch.device) -> None:
+        self.accelerator = accelerator
+        self.device = device
+        self.non_blocking = plan.non_blocking
+        self.input_dtype: torch.dtype | None = None
+        self._plan = plan
+        self._scaler: torch.amp.GradScaler | None = getattr(accelerator, "scaler", None)
+        self._gradients = Gradients([])
+        self._optimizer: Optimizer = None
+        self._backward = _plain_backward if self._scaler is None else self._scaled_backward
 
-    @abstractmethod
+    # -- models ----------------------------------------------------------------------------------------------------
+
     def place(self, model: nn.Module) -> nn.Module:
-        """Moves a model to where it is trained."""
+        """Moves a model to where it is trained.
+
+        Args:
+            model: the user's model.
+
+        Returns:
+            The model on its device.
+        """
+        return model.to(self.device)
 
     def expect(self, *, num_steps: int, num_warmup_steps: int) -> None:
-        """Told before `setup` how long the run is, for backends with a schedule of their own."""
+        """Announces the length of a run before `setup`, for backends with a schedule of their own.
+
+        Args:
+            num_steps: optimizer steps of the run.
+            num_warmup_steps: how many of them warm up the learning rate.
+        """
         return None
 
     @abstractmethod
@@ -47,85 +83,197 @@ class Engine(ABC):
         self,
         model: nn.Module,
         *,
-        make_optimizer: Callable[[nn.Module], Any],
-        make_scheduler: Callable[[Any], Any],
+        make_optimizer: Callable[[nn.Module], Optimizer],
+        make_scheduler: Callable[[Optimizer], Scheduler],
     ) -> Prepared:
-        """Wraps the model and calls the two factories in the order this backend needs."""
+        """Wraps a model for training, and calls the two factories in the order that this backend needs.
 
-    @abstractmethod
-    def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
-        """The model as an evaluation outside of training uses it."""
+        Args:
+            model: the model, placed.
+            make_optimizer: makes the optimizer of a model.
+            make_scheduler: makes the scheduler of an optimizer.
 
-    @abstractmethod
-    def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
-        """While it lasts, the model's forward runs in mixed precision, if that was asked for.
-
-        `keeps_outputs`: somebody uses the outputs besides the loss in training, so they are wanted in fp32.
+        Returns:
+            Model, optimizer and scheduler as the loop uses them.
         """
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        self._updates.backward(loss, **kwargs)
+    def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
+        """Wraps a model for an evaluation outside of training.
 
-    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        """Scales gradients down to `max_norm` and returns their norm before; infinity only measures."""
-        return self._updates.clip(max_norm)
+        Args:
+            model: the model, placed.
 
-    def step(self, optimizer: Any) -> bool:
-        """Updates the weights; False if the update was skipped because gradients overflowed."""
-        return self._updates.step(optimizer)
+        Returns:
+            The model as the evaluation calls it.
+        """
+        return model
 
-    def zero_grad(self) -> None:
-        self._updates.zero_grad()
-
-    def refresh(self, model: nn.Module) -> None:
-        """Looks again at which parameters the model has; called when an epoch begins."""
-        self._updates.refresh(model)
-
-    @abstractmethod
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The user's module inside the wrappers of this backend."""
+        """Returns the user's module inside the wrappers of this backend.
+
+        Args:
+            model: a wrapped model, or the module itself.
+        """
+        return uncompiled(model)
+
+    def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Takes the model whose parameters are updated, and its optimizer. The last thing that `setup` does."""
+        self._optimizer = optimizer
+        if hasattr(optimizer, "fused_backward"):  # LOMO updates the weights while it computes the gradients
+            self._backward = self._fused_backward
+        else:
+            self._backward = _plain_backward if self._scaler is None else self._scaled_backward
+        self._gradients = Gradients(model.parameters())
+
+    def _compiled(self, model: nn.Module) -> nn.Module:
+        """Returns the model compiled as the plan says."""
+        plan = self._plan.compile
+        if plan.backend is None:
+            return model
+        return torch.compile(model, backend=plan.backend, mode=plan.mode)  # type: ignore[return-value]
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
+    def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
+        """Context in which the model's forward pass runs in mixed precision, if the plan has it.
+
+        Args:
+            model: the model as the loop uses it.
+            keeps_outputs: whether outputs besides the loss are used in training, so that they are needed in fp32.
+        """
+        return autocast_forward(model, self._plan.precision, self.device, keeps_outputs=keeps_outputs)
 
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
-        """Around a micro-batch; `sync` is True for the last of a window."""
+        """Context of the forward and backward pass of one micro-batch.
+
+        Args:
+            model: the model as the loop uses it.
+            sync: whether gradients are averaged over processes, as for the last micro-batch of a window.
+        """
         return NO_CONTEXT
 
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Computes gradients, and adds them to those of the window.
+
+        Args:
+            loss: a scalar that depends on the model's parameters; scaled here for fp16.
+            kwargs: options of `torch.Tensor.backward`.
+        """
+        self._backward(loss, **kwargs)
+
+    def _scaled_backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        assert self._scaler is not None
+        self._scaler.scale(loss).backward(**kwargs)  # type: ignore[no-untyped-call]
+
+    def _fused_backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        self._optimizer.fused_backward(loss, self._optimizer.param_groups[0]["lr"])
+
+    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
+        """Scales gradients down so that their joint 2-norm is at most `max_norm`.
+
+        Args:
+            model: the model as the loop uses it.
+            max_norm: the limit; infinity only measures.
+
+        Returns:
+            The norm before, a detached scalar on the device of the gradients.
+        """
+        self._unscale()
+        return self._gradients.clip(max_norm)
+
+    def _unscale(self) -> None:
+        if self._scaler is not None:
+            self._scaler.unscale_(self._optimizer)
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Updates the weights.
+
+        Args:
+            optimizer: the one that `setup` returned.
+
+        Returns:
+            False if the update was skipped, because gradients overflowed in fp16.
+        """
+        if self._scaler is None:
+            optimizer.step()
+            return True
+        scale = self._scaler.get_scale()
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        return bool(self._scaler.get_scale() >= scale)  # the scaler lowers its scale when it skips
+
+    def zero_grad(self) -> None:
+        """Clears the gradients."""
+        self._gradients.clear()
+
+    def refresh(self, model: nn.Module) -> None:
+        """Reads the list of parameters again; called when an epoch begins.
+
+        Args:
+            model: the model as the loop uses it.
+        """
+        self._gradients = Gradients(model.parameters())
+
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
-        """Around `model.generate`; gives the keywords that it needs where processes hold parts of the model."""
+        """Context of `model.generate`, whose value is the keywords that it needs where processes share a model.
+
+        Args:
+            model: the model as the loop uses it.
+        """
         return nullcontext({})
 
     @property
     def trains_bare(self) -> bool:
-        """Whether a model can be run and differentiated as it is, before `setup`: what a rehearsal of a step needs."""
+        """Whether a model can be run and differentiated before `setup`, as the rehearsal of a step does."""
         return False
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     @property
     def holds_parts(self) -> bool:
-        """Whether this process has only its part of each parameter."""
+        """Whether this process has only a part of each parameter."""
         return False
 
     @property
     def writes_parts(self) -> bool:
-        """Whether checkpoints have model and optimizer in parts, each process writing its own."""
+        """Whether checkpoints are sharded, so that each process writes its part of model and optimizer."""
         return False
 
-    def save_parts(self, folder: Path, optimizer: Any | None, *, put: Callable[..., None]) -> None:
-        """Writes a checkpoint's model, and its optimizer if one is given, in parts. All processes call it.
+    def save_parts(self, folder: Path, optimizer: Optimizer | None, *, put: Callable[..., None]) -> None:
+        """Writes the sharded model of a checkpoint. All processes call it.
 
-        `put(tree, write, shared=True)` calls `write` with plain tensors as they are now, in all processes at once or in
-        all later, behind training's back.
+        Args:
+            folder: the checkpoint.
+            optimizer: written too; None: the model alone.
+            put: `put(tree, write, shared=True)` calls `write` with plain tensors that have the values of now, in all
+                processes at once or in all asynchronously.
         """
         raise AssertionError("only called where writes_parts is True")
 
     def weights_in_parts(self, folder: Path) -> Mapping[str, torch.Tensor] | None:
-        """The weights of a checkpoint in parts, whole, whichever processes wrote them; None: it has none in parts."""
+        """Reads the weights of a sharded checkpoint, whichever processes wrote it.
+
+        Args:
+            folder: the checkpoint.
+
+        Returns:
+            Whole tensors on the CPU; None: the checkpoint is not sharded.
+        """
         from trainwright.engine import sharded_state
 
         return sharded_state.read_weights(folder) if sharded_state.has_weights(folder) else None
 
-    def load_optimizer_in_parts(self, folder: Path, model: nn.Module, optimizer: Any) -> bool:
-        """Loads the optimizer of a checkpoint in parts; False: it has none in parts."""
+    def load_optimizer_in_parts(self, folder: Path, model: nn.Module, optimizer: Optimizer) -> bool:
+        """Loads the optimizer of a sharded checkpoint.
+
+        Args:
+            folder: the checkpoint.
+            model: the model as the loop uses it.
+            optimizer: takes the state.
+
+        Returns:
+            False if the checkpoint has no sharded optimizer.
+        """
         from trainwright.engine import sharded_state
 
         if not sharded_state.has_optimizer(folder):
@@ -134,99 +282,176 @@ class Engine(ABC):
         return True
 
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
-        """All weights, in the main process, of a model whose parts are in several; None: the model has them itself.
+        """Gathers the weights of a model that is sharded over processes. All processes call it.
 
-        All processes call it.
+        Args:
+            model: the user's model, or as the loop uses it.
+
+        Returns:
+            Whole tensors in the main process; None: the model has them itself.
         """
         return None
 
     def finished_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
-        """As `whole_weights`, for use and not for a resume: in the type that the model computes with."""
+        """Gathers weights as `whole_weights` does, in the type that the model computes with: to be used, not resumed.
+
+        Args:
+            model: the user's model, or as the loop uses it.
+        """
         return self.whole_weights(model)
 
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-        """Takes whole weights in, each process what it holds; returns the keys that did not match, as torch does."""
+        """Loads whole weights, of which each process keeps what it holds.
+
+        Args:
+            model: the user's model, or as the loop uses it.
+            weights: whole tensors, in all processes.
+
+        Returns:
+            The keys that did not match, as torch's `load_state_dict` returns them.
+        """
         return model.load_state_dict(weights, strict=False)
 
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """The optimizer's state as one process alone has it; may be empty in all but the main one. All call it."""
-        state: dict[str, Any] = optimizer.state_dict()
+    def optimizer_state(self, optimizer: Optimizer) -> StateDict:
+        """Returns the optimizer's state as one process alone would have it. All processes call it.
+
+        Args:
+            optimizer: the one that `setup` returned.
+
+        Returns:
+            The state; may be empty in all processes but the main one.
+        """
+        state: StateDict = optimizer.state_dict()
         return state
 
-    def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
-        """Takes such a state in, each process what it holds."""
+    def load_optimizer_state(self, optimizer: Optimizer, state: StateDict) -> None:
+        """Loads a state as `optimizer_state` returns it, of which each process keeps what it holds.
+
+        Args:
+            optimizer: the one that `setup` returned.
+            state: the whole state, in all processes.
+        """
         optimizer.load_state_dict(state)
 
     # -- between processes -----------------------------------------------------------------------------------------
 
     def dispatch(self, dataloader: Any) -> Any:
-        """A dataloader of whole batches that the main process reads alone; every process gets its part of each."""
+        """Has the main process read the batches for all processes.
+
+        Args:
+            dataloader: any iterable of batches, each for all processes.
+
+        Returns:
+            An iterable that gives each process its part of each batch.
+        """
         return dataloader
 
     def gather(self, value: Any) -> Any:
-        """A nested value of tensors, one of each replica, concatenated along the first dimension in their order.
+        """Gathers a nested value of tensors from all replicas.
 
-        First dimensions may differ; where another one does, what is missing is -100.
+        Args:
+            value: nested lists, tuples and mappings of tensors. First dimensions may differ; where another one does,
+                what is missing is -100.
+
+        Returns:
+            The value with tensors concatenated along the first dimension, in the order of the replicas.
         """
         return value
 
     def gather_objects(self, value: T) -> list[T]:
-        """One object of each process, by rank; for small things that tensors cannot hold."""
+        """Gathers one object of each process, in the order of ranks; for small values that are no tensors.
+
+        Args:
+            value: what this process sends.
+        """
         return [value]
 
     def objects_of_replicas(self, value: T) -> list[T]:
-        """The same, one of each replica."""
+        """Gathers one object of each replica, in their order.
+
+        Args:
+            value: what this process sends.
+        """
         return self.gather_objects(value)
 
     def gather_counts(self, count: int) -> list[int]:
-        """A number of each replica, in order, from main memory to main memory, so that no device is waited for."""
+        """Gathers a number of each replica from and to main memory, so that no device is synchronized.
+
+        Args:
+            count: the number of this process.
+        """
         return [count]
 
     def gather_objects_in_background(self, value: T) -> list[T]:
-        """As `gather_objects`, for threads that work behind training's back; its order is theirs alone."""
+        """Gathers objects as `gather_objects` does, in a background thread, without mixing with those of training.
+
+        Args:
+            value: what this process sends.
+        """
         return [value]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over the replicas."""
+        """Sums a tensor over the replicas.
+
+        Args:
+            tensor: of the same shape in all processes.
+        """
         return tensor
 
     def stacked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of each replica, along a new first dimension; all have one shape."""
+        """Stacks a tensor of each replica along a new first dimension.
+
+        Args:
+            tensor: of the same shape in all processes.
+        """
         return tensor.unsqueeze(0)
 
     def agree(self, decide: Callable[[], T]) -> T:
-        """What the main process decides, in all of them; an error of its decision is raised in all of them too.
+        """Calls a function in the main process, and returns its result, or raises its error, in all of them.
 
-        For whatever depends on files, time or chance: processes that decide for themselves may part.
+        For whatever depends on files, time or chance, so that no process decides otherwise.
+
+        Args:
+            decide: called in the main process alone.
         """
         return decide()
 
     def together(self, interrupts: Interrupts) -> AbstractContextManager[None]:
-        """Around work that all processes do: an error in one ends all, and so does a signal, at the same place.
+        """Context of work that all processes do: an error or a signal in one ends all, at the same step.
 
         May be entered again inside; the outermost one counts.
+
+        Args:
+            interrupts: where the work counts its steps.
         """
-        return NO_CONTEXT
+        return watch_single_process(self._plan.hang_timeout_s, interrupts)
 
     def peak_flops(self) -> float | None:
-        """Operations per second that the devices of this run can do together; None where it is not known."""
+        """Operations per second of all devices of this run together; None where it is not known."""
         peak = peak_flops(self.device)
         return None if peak is None else peak * self.num_processes
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an error says that the device's memory is full, so that a smaller batch might fit."""
-        return is_out_of_memory(error)
+        """Whether an error says that the device's memory is full, so that a smaller batch might fit.
+
+        Args:
+            error: what was raised.
+        """
+        from accelerate.utils.memory import should_reduce_batch_size
+
+        return isinstance(error, torch.OutOfMemoryError) or bool(should_reduce_batch_size(error))
 
     def empty_cache(self) -> None:
-        """Gives memory that torch holds but does not use back to the device."""
-        empty_cache(self.device)
+        """Frees the memory of the device that torch holds without using it."""
+        if self.device.type in ("cuda", "mps", "xpu"):
+            getattr(torch, self.device.type).empty_cache()
 
     def barrier(self) -> None:
-        """Waits until all processes are here."""
+        """Waits for all processes."""
         return None
 
     def published_flags(self) -> dict[str, Any]:
-        """Attributes by which others ask a trainer for its backend; asked again when it is set up."""
+        """Attributes of the trainer that name its backend; read again when it is set up."""
         return {
             f"is_{brand}_enabled": getattr(self.accelerator.state, f"{brand}_plugin", None) is not None
             for brand in ("deepspeed", "fsdp")
@@ -234,14 +459,29 @@ class Engine(ABC):
 
     @property
     def num_processes(self) -> int:
+        """Number of processes."""
         return 1
 
     @property
     def num_replicas(self) -> int:
-        """Groups of processes that have batches of their own; those of a group work on the same ones."""
+        """Number of replicas of the model: groups of processes that work on the same batches."""
         return self.num_processes
 
     @property
     def replica(self) -> int:
-        """The number of this process's group."""
+        """Number of the replica that this process belongs to, from 0."""
         return 0
+
+
+def _plain_backward(loss: torch.Tensor, **kwargs: Any) -> None:
+    loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Returns the module inside a compiled one.
+
+    Args:
+        model: a compiled model, or the module itself.
+    """
+    inner: nn.Module = getattr(model, "_orig_mod", model)
+    return inner

@@ -1,7 +1,7 @@
-"""Several GPUs in one process: torch's DataParallel copies the model to each of them for every forward pass.
+"""DataParallel: several GPUs in one process, to each of which torch copies the model for every forward pass.
 
-A batch is cut into parts, one for each device, and their losses become the one that a single device would have: a sum
-where each part was divided by the items of the whole window, otherwise a mean weighted by the samples of each part.
+A batch is split over the devices, and their losses are reduced to the one that a single device would have: a sum where
+each part was divided by the items of the whole window, otherwise a mean weighted by the samples of each part.
 """
 
 from __future__ import annotations
@@ -9,29 +9,32 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any  # inputs and outputs of a user's model
 
 import torch
 from torch import nn
 
 from trainwright import model_facts
-from trainwright._types import Prepared, output_loss
+from trainwright._types import Optimizer, Prepared, Scheduler, output_loss
 from trainwright.config.plans import EnginePlan
-from trainwright.distributed.watchdog import watch_single_process
 from trainwright.engine.accelerate_setup import make_accelerator
-from trainwright.engine.base import NO_CONTEXT, Engine
-from trainwright.engine.compile import compiled, uncompiled
-from trainwright.engine.precision import DTYPES, apply_tf32, as_fp32
-from trainwright.engine.updates import Updates
+from trainwright.engine.base import NO_CONTEXT, Engine, uncompiled
+from trainwright.engine.precision import DTYPES, as_fp32
 from trainwright.errors import ArgumentError
-from trainwright.state.interrupts import Interrupts
 from trainwright.tensor_tree import find_batch_size
 
 COUNT = "num_items_in_batch"
 
 
 class DataParallelEngine(Engine):
-    """Trains in this process, on several devices at once."""
+    """Trains in this process, on several devices at once.
+
+    Args:
+        plan: with the number of devices.
+
+    Raises:
+        ArgumentError: fp8 is asked for.
+    """
 
     def __init__(self, plan: EnginePlan) -> None:
         if plan.precision.mixed == "fp8":
@@ -39,31 +42,23 @@ class DataParallelEngine(Engine):
                 f"fp8 exchanges layers, and DataParallel copies them to {plan.num_devices} GPUs of one process. Start "
                 "one process for each: torchrun --nproc-per-node ..., or accelerate launch."
             )
-        self.accelerator = make_accelerator(plan)
-        self.device = torch.device(plan.device)
-        self.non_blocking = plan.non_blocking
-        self._plan = plan
+        super().__init__(plan, make_accelerator(plan), torch.device(plan.device))
         self._copies: ReplicatedModel | None = None
-        self._updates = Updates(getattr(self.accelerator, "scaler", None))
-        apply_tf32(plan.precision)
-
-    def place(self, model: nn.Module) -> nn.Module:
-        return model.to(self.device)
 
     def setup(
         self,
         model: nn.Module,
         *,
-        make_optimizer: Callable[[nn.Module], Any],
-        make_scheduler: Callable[[Any], Any],
+        make_optimizer: Callable[[nn.Module], Optimizer],
+        make_scheduler: Callable[[Optimizer], Scheduler],
     ) -> Prepared:
         optimizer = make_optimizer(model)
         scheduler = make_scheduler(optimizer)
-        self._updates.begin(model, optimizer)
-        return Prepared(compiled(self._wrap(model), self._plan.compile), optimizer, scheduler)
+        self._begin(model, optimizer)
+        return Prepared(self._compiled(self._wrap(model)), optimizer, scheduler)
 
     def _wrap(self, model: nn.Module) -> nn.Module:
-        """Quantised weights cannot be copied to other devices; such a model stays on one, as in the original."""
+        """Wraps a model, except one with quantized weights, which cannot be copied: it stays on one device."""
         if any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)):
             return model
         if self._copies is None or self._copies.module is not model:
@@ -74,14 +69,11 @@ class DataParallelEngine(Engine):
         return self._wrap(model)
 
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
-        return NO_CONTEXT  # it is around the copies, which have the forward that the model has
+        return NO_CONTEXT  # autocast is around the copies, which share the forward method of the model
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         inner = uncompiled(model)
         return inner.module if isinstance(inner, nn.DataParallel) else inner
-
-    def together(self, interrupts: Interrupts) -> AbstractContextManager[None]:
-        return watch_single_process(self._plan.hang_timeout_s, interrupts)
 
     def peak_flops(self) -> float | None:
         peak = super().peak_flops()
@@ -89,7 +81,13 @@ class DataParallelEngine(Engine):
 
 
 class ReplicatedModel(nn.DataParallel):  # type: ignore[type-arg]
-    """DataParallel for a model that returns its own loss, and may be told a number of items."""
+    """DataParallel for a model that returns its own loss, and may take a number of items.
+
+    Args:
+        model: the user's model.
+        device: the first of the devices.
+        dtype: type of autocast; None: without autocast.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
         super().__init__(model)
@@ -107,7 +105,7 @@ class ReplicatedModel(nn.DataParallel):  # type: ignore[type-arg]
         return as_fp32(outputs)
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
-        """Parts for the devices; a single number goes to each as it is."""
+        """Splits inputs over the devices; a scalar tensor goes to each of them."""
         single = {name: value for name, value in kwargs.items() if _is_single(value)}
         others = {name: value for name, value in kwargs.items() if name not in single}
         inputs, parts = super().scatter(inputs, others, device_ids)
@@ -118,7 +116,7 @@ class ReplicatedModel(nn.DataParallel):  # type: ignore[type-arg]
         return inputs, parts
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
-        """Outputs of all parts as those of one batch, each single number as that batch would have it."""
+        """Joins the outputs of the devices as those of one batch, each scalar as that batch would have it."""
         first = outputs[0]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Was asked to gather along dimension 0, but all input tensors were scala")

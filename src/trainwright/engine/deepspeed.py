@@ -1,6 +1,6 @@
-"""DeepSpeed's ZeRO: its engine averages, clips and updates. Checkpoints are whole: `deepspeed_state.py` puts them together.
+"""DeepSpeed ZeRO: DeepSpeed's engine averages, clips and updates. Checkpoints are whole, by `deepspeed_state.py`.
 
-DeepSpeed clips within its update, so `clip` takes the step and `step` says whether it was applied.
+DeepSpeed clips within its update, so `clip` updates the weights, and `step` returns whether the update was applied.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from trainwright._types import Prepared
+from trainwright._types import Optimizer, Prepared, Scheduler, StateDict
 from trainwright.config import deepspeed_config as settings
 from trainwright.config import zero3_init
 from trainwright.config.plans import EnginePlan
@@ -27,12 +27,22 @@ from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.precision import DTYPES
 from trainwright.errors import ArgumentError
 
+if TYPE_CHECKING:
+    from accelerate.utils import DeepSpeedPlugin
+
 GATHERS_HALVES = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
 OF_TRAINING = ("optimizer", "scheduler")  # parts of a configuration
 
 
 class DeepSpeedEngine(DistributedEngine):
-    """Trains with DeepSpeed's engine around the model."""
+    """Trains with DeepSpeed's engine around the model.
+
+    Args:
+        plan: with DeepSpeed's configuration.
+
+    Raises:
+        MissingPackageError: DeepSpeed is not installed.
+    """
 
     def __init__(self, plan: EnginePlan) -> None:
         assert plan.deepspeed is not None
@@ -43,29 +53,25 @@ class DeepSpeedEngine(DistributedEngine):
         with zero3_init.keeping_the_mark():
             accelerator = make_accelerator(plan, cpu=False, deepspeed_plugin=plugin)
         super().__init__(plan, accelerator)
-        self._train_engine: Any = None  # DeepSpeed's engine
-        self._eval_engine: Any = (
-            None  # one without an optimizer, for a model in parts that is evaluated before training
-        )
-        self._groups: list[list[nn.Parameter]] = []  # as the optimizer was given them
-        self._fp32_master_weights: Mapping[str, torch.Tensor] | None = (
-            None  # weights that were loaded, as they are in fp32
-        )
-        self._stepped: bool | None = None
+        self._train_engine: Any = None  # deepspeed.DeepSpeedEngine, which is not imported here
+        self._eval_engine: Any = None  # one without an optimizer: a partitioned model is evaluated before training
+        self._groups: list[list[nn.Parameter]] = []  # parameter groups as the optimizer got them
+        self._fp32_master_weights: Mapping[str, torch.Tensor] | None = None  # loaded before the engine was made
+        self._was_applied: bool | None = None  # the update of this window; None: it is not made yet
         self._num_steps = self._num_warmup_steps = 0
 
     def expect(self, *, num_steps: int, num_warmup_steps: int) -> None:
         self._num_steps, self._num_warmup_steps = num_steps, num_warmup_steps
 
     def place(self, model: nn.Module) -> nn.Module:
-        return model  # DeepSpeed moves it, or a part of it
+        return model  # DeepSpeed moves the model, or a part of it
 
     def setup(
         self,
         model: nn.Module,
         *,
-        make_optimizer: Callable[[nn.Module], Any],
-        make_scheduler: Callable[[Any], Any],
+        make_optimizer: Callable[[nn.Module], Optimizer],
+        make_scheduler: Callable[[Optimizer], Scheduler],
     ) -> Prepared:
         import deepspeed
 
@@ -91,12 +97,12 @@ class DeepSpeedEngine(DistributedEngine):
             deepspeed_state.set_masters(model, self._fp32_master_weights)
             self._fp32_master_weights = None
         own_schedule = "scheduler" in config
-        scheduler = _SteppedByEngine(schedule) if own_schedule else make_scheduler(deepspeed_state.inner(optimizer))
-        self._stepped = None
+        scheduler = _EngineScheduler(schedule) if own_schedule else make_scheduler(deepspeed_state.inner(optimizer))
+        self._was_applied = None
         return Prepared(self._train_engine, optimizer, scheduler)
 
     def _filled_in(self, model: nn.Module) -> dict[str, Any]:
-        """The configuration with what only the model and the length of the run tell."""
+        """Returns the configuration with the values that only the model and the length of the run decide."""
         made = settings.read(self._config)
         config = getattr(model, "config", None)
         sizes = getattr(config, "hidden_sizes", None) or [getattr(config, "hidden_size", None)]
@@ -136,7 +142,7 @@ class DeepSpeedEngine(DistributedEngine):
         return self._train_engine is not None and self._train_engine.module is module
 
     def _leave(self, module: nn.Module) -> None:
-        """Takes what earlier engines have hung on a model off it; its weights in fp32 go over to the next one."""
+        """Destroys earlier engines of a model; its weights in fp32 are kept for the next one."""
         if self._trains(module) and self._is_mixed:
             self._fp32_master_weights = deepspeed_state.whole_weights(module, keeps=True)
         for engine in (self._train_engine, self._eval_engine):
@@ -145,15 +151,15 @@ class DeepSpeedEngine(DistributedEngine):
         self._train_engine = self._eval_engine = None
 
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
-        return NO_CONTEXT  # the weights that it computes with have the type already
+        return NO_CONTEXT  # the weights have the type already
 
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
         self._train_engine.set_gradient_accumulation_boundary(sync)
         return NO_CONTEXT
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        self._stepped = None
-        self._train_engine.backward(loss, scale_wrt_gas=False, **kwargs)  # the loss is one of the window already
+        self._was_applied = None
+        self._train_engine.backward(loss, scale_wrt_gas=False, **kwargs)  # the loss is normalized already
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         self._update()
@@ -161,13 +167,13 @@ class DeepSpeedEngine(DistributedEngine):
         return torch.as_tensor(math.nan if norm is None else norm)
 
     def _update(self) -> None:
-        if self._stepped is None:
+        if self._was_applied is None:
             self._train_engine.step()
-            self._stepped = bool(self._train_engine.was_step_applied())
+            self._was_applied = bool(self._train_engine.was_step_applied())
 
-    def step(self, optimizer: Any) -> bool:
+    def step(self, optimizer: Optimizer) -> bool:
         self._update()
-        return bool(self._stepped)
+        return bool(self._was_applied)
 
     def zero_grad(self) -> None:
         """DeepSpeed clears gradients when it has used them."""
@@ -209,7 +215,7 @@ class DeepSpeedEngine(DistributedEngine):
         types = {name: value.dtype for name, value in self.unwrap(model).state_dict().items()}
         return {name: value.to(types[name]) for name, value in whole.items()}
 
-    def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
+    def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:  # torch's named tuple
         module = self.unwrap(model)
         if self._trains(module) and self.holds_parts:
             return deepspeed_state.set_masters(module, weights)
@@ -218,12 +224,12 @@ class DeepSpeedEngine(DistributedEngine):
             return deepspeed_state.set_weights(module, weights)
         return module.load_state_dict(weights, strict=False)
 
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+    def optimizer_state(self, optimizer: Optimizer) -> StateDict:
         if not self.holds_parts:
             return super().optimizer_state(optimizer)
         return deepspeed_state.whole_optimizer_state(optimizer, self._groups, keeps=self.accelerator.is_main_process)
 
-    def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
+    def load_optimizer_state(self, optimizer: Optimizer, state: StateDict) -> None:
         if not self.holds_parts:
             super().load_optimizer_state(optimizer, state)
         else:
@@ -233,27 +239,38 @@ class DeepSpeedEngine(DistributedEngine):
         return {**super().published_flags(), "deepspeed": self._train_engine}
 
 
-class _SteppedByEngine:
-    """A schedule of DeepSpeed's own: its engine steps it."""
+class _EngineScheduler:
+    """A scheduler of DeepSpeed, which its engine steps.
 
-    def __init__(self, schedule: Any) -> None:
+    Args:
+        schedule: DeepSpeed's object.
+    """
+
+    def __init__(self, schedule: Scheduler) -> None:
         self._schedule = schedule
 
-    def step(self, *args: Any) -> None:
-        """Has happened."""
+    def step(self, *args: object) -> None:
+        """Does nothing: DeepSpeed's engine has stepped the scheduler."""
 
     def get_last_lr(self) -> list[float]:
+        """Learning rates of the parameter groups."""
         return list(self._schedule.get_last_lr())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
+        """State of DeepSpeed's object."""
         return dict(self._schedule.state_dict())
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
+        """Loads the state of DeepSpeed's object.
+
+        Args:
+            state: what `state_dict` returned.
+        """
         self._schedule.load_state_dict(state)
 
 
-def _plugin(config: dict[str, Any], *, on_cpu: bool) -> Any:
-    """Accelerate's record of the configuration.
+def _plugin(config: dict[str, Any], *, on_cpu: bool) -> DeepSpeedPlugin:
+    """Returns accelerate's plugin with the configuration.
 
     Raises:
         MissingPackageError: DeepSpeed is not installed.

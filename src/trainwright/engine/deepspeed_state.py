@@ -1,6 +1,6 @@
-"""States that DeepSpeed's ZeRO has spread over processes: put together as one process has them, and spread again.
+"""State of DeepSpeed's ZeRO: gathered from the processes as one process would have it, and partitioned again.
 
-So a checkpoint is the same whatever wrote it, and goes on with any number of processes and any engine.
+So a checkpoint is the same whatever engine wrote it, and is resumed with any engine and number of processes.
 """
 
 from __future__ import annotations
@@ -11,21 +11,40 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainwright._types import Optimizer, StateDict
+
 Groups = list[list[nn.Parameter]]
-OF_OPTIMIZERS = ("_z3_optimizer", "_hp_mapping")  # on a parameter that one of them has in fp32
+OF_OPTIMIZERS = ("_z3_optimizer", "_hp_mapping")  # attributes of a parameter that an optimizer has in fp32
 
 
-def inner(optimizer: Any) -> Any:
-    """The optimizer that ZeRO drives; its groups are the ones that a schedule sets."""
+def inner(optimizer: Optimizer) -> Optimizer:
+    """Returns the optimizer inside of ZeRO's, whose groups have the learning rates.
+
+    Args:
+        optimizer: ZeRO's, or one without ZeRO.
+    """
     return getattr(optimizer, "optimizer", optimizer)
 
 
 def is_partitioned(module: nn.Module) -> bool:
+    """Whether parameters are partitioned over processes (ZeRO-3).
+
+    Args:
+        module: the user's model.
+    """
     return any(hasattr(parameter, "ds_id") for parameter in module.parameters())
 
 
 def whole_weights(module: nn.Module, *, keeps: bool) -> dict[str, torch.Tensor]:
-    """Weights as the optimizer has them, in fp32 where it trains them; empty unless `keeps`. All processes call it."""
+    """Gathers weights as the optimizer has them: in fp32 where it trains them. All processes call it.
+
+    Args:
+        module: the user's model.
+        keeps: whether this process returns them.
+
+    Returns:
+        Whole tensors on the CPU, by name; empty unless `keeps`.
+    """
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -46,7 +65,18 @@ def whole_weights(module: nn.Module, *, keeps: bool) -> dict[str, torch.Tensor]:
 
 
 def set_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-    """Whole weights into parameters that may be spread. All processes have them, and call it."""
+    """Loads whole weights into parameters that may be partitioned. All processes call it.
+
+    Args:
+        module: the user's model.
+        weights: whole tensors, in all processes.
+
+    Returns:
+        The keys that did not match, as torch's `load_state_dict` returns them.
+
+    Raises:
+        RuntimeError: a tensor has another shape.
+    """
     import deepspeed
     from torch.nn.modules.module import _IncompatibleKeys
 
@@ -66,7 +96,15 @@ def set_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
 
 
 def set_masters(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-    """As `set_weights`, and into the optimizer's copies of them."""
+    """Loads whole weights as `set_weights` does, and into the optimizer's fp32 copies of them.
+
+    Args:
+        module: the user's model.
+        weights: whole tensors, in all processes.
+
+    Returns:
+        The keys that did not match.
+    """
     result = set_weights(module, weights)
     for name, parameter in module.named_parameters():
         if name in weights and parameter.requires_grad:
@@ -74,8 +112,17 @@ def set_masters(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
     return result
 
 
-def whole_optimizer_state(optimizer: Any, groups: Groups, *, keeps: bool) -> dict[str, Any]:
-    """The state as one process alone has it, parameters by number; empty unless `keeps`. All processes call it."""
+def whole_optimizer_state(optimizer: Optimizer, groups: Groups, *, keeps: bool) -> StateDict:
+    """Gathers the optimizer's state. All processes call it.
+
+    Args:
+        optimizer: ZeRO's.
+        groups: parameters as the inner optimizer got them.
+        keeps: whether this process returns the state.
+
+    Returns:
+        The state as one process alone would have it, with parameters by number; empty unless `keeps`.
+    """
     from deepspeed.utils import safe_get_full_optimizer_state
 
     _link(optimizer)
@@ -104,8 +151,13 @@ def whole_optimizer_state(optimizer: Any, groups: Groups, *, keeps: bool) -> dic
     return {"state": state if spread or single else {}, "param_groups": numbered}
 
 
-def load_whole_optimizer_state(optimizer: Any, groups: Groups, state: Mapping[str, Any]) -> None:
-    """The reverse: every process has the whole state and keeps its part.
+def load_whole_optimizer_state(optimizer: Optimizer, groups: Groups, state: Mapping[str, Any]) -> None:
+    """Loads a whole state, of which each process keeps its partition.
+
+    Args:
+        optimizer: ZeRO's.
+        groups: parameters as the inner optimizer got them.
+        state: as `whole_optimizer_state` returns it, in all processes.
 
     Raises:
         ValueError: its parameters are grouped otherwise.
@@ -131,13 +183,13 @@ def load_whole_optimizer_state(optimizer: Any, groups: Groups, state: Mapping[st
 
 
 def _spread(parameter: Any, whole: torch.Tensor, name: str | None) -> None:
-    """Sets a state of a parameter (without a name, its weights in fp32), each process its part."""
+    """Sets a state of a parameter (without a name, its weights in fp32), of which each process keeps its partition."""
     import torch.distributed as dist
     from deepspeed import utils
 
     if not hasattr(parameter, "ds_tensor"):
         set_state, set_weights = utils.safe_set_full_optimizer_state, utils.safe_set_full_fp32_param
-    else:  # stage 3 cuts the whole into equal parts; its own function stumbles where the last one is shorter
+    else:  # stage 3 has equal partitions; DeepSpeed's own function fails where the last one is shorter
         size = parameter.ds_tensor.numel()
         padding = size * dist.get_world_size() - whole.numel()
         whole = nn.functional.pad(whole.flatten(), (0, padding)).narrow(0, size * dist.get_rank(), size)
@@ -150,19 +202,19 @@ def _copy(value: Any) -> Any:
 
 
 def _names(state: Mapping[str, Any], flat: torch.Tensor) -> tuple[list[str], dict[str, Any]]:
-    """Names of what each parameter has for itself, and the rest, which is the same for all."""
+    """Returns the names of states that each parameter has, and the states that all share."""
     spread = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.shape == flat.shape]
     return spread, {name: _copy(value) for name, value in state.items() if name not in spread}
 
 
-def _flat_parts(optimizer: Any) -> list[torch.Tensor]:
-    """This process's part of the parameters, flat, as the inner optimizer sees it."""
+def _flat_parts(optimizer: Optimizer) -> list[torch.Tensor]:
+    """Returns this process's partition of the parameters, flat, as the inner optimizer has it."""
     of_stage_3 = getattr(optimizer, "fp32_partitioned_groups_flat", None)
     return list(of_stage_3 if of_stage_3 is not None else optimizer.single_partition_of_fp32_groups)
 
 
-def _link(optimizer: Any) -> None:
-    """Stages 1 and 2 find a parameter's state by links that they make once, when there may be none yet."""
+def _link(optimizer: Optimizer) -> None:
+    """Links parameters to their states anew: stages 1 and 2 do it once, when there may be none yet."""
     if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
         optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()

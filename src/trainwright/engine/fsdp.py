@@ -1,6 +1,6 @@
-"""Parameters, gradients and optimizer states sharded over processes by torch's FSDP; version 2 unless 1 is asked for.
+"""FSDP: parameters, gradients and optimizer states are sharded over the processes; version 2 unless 1 is asked for.
 
-Accelerate reads the settings and wraps the model. Gradients are averaged over processes as everywhere else.
+Accelerate reads the settings and wraps the model. Gradients are averaged over processes, as in the other engines.
 """
 
 from __future__ import annotations
@@ -9,30 +9,36 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from trainwright._types import Prepared
+from trainwright._types import Optimizer, Prepared, Scheduler
 from trainwright.config.plans import EnginePlan
 from trainwright.distributed.collectives import background_group
 from trainwright.distributed.world import is_true
 from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
-from trainwright.engine.base import NO_CONTEXT
-from trainwright.engine.compile import compiled, uncompiled
-from trainwright.engine.distributed_base import DistributedEngine
+from trainwright.engine.base import NO_CONTEXT, uncompiled
 from trainwright.engine.precision import as_fp32
-from trainwright.engine.updates import Updates
+from trainwright.engine.sharded_base import ShardedEngine, reshard
 from trainwright.errors import ArgumentError, ModelError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from accelerate.utils import FullyShardedDataParallelPlugin
 
 TRANSFORMER_WRAP, SIZE_WRAP = "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"
 FLAGS_OF_VERSION_1 = {"forward_prefetch": False, "use_orig_params": True, "sync_module_states": True}
 
 
-class FSDPEngine(DistributedEngine):
-    """Trains one model whose parts are held by several processes."""
+class FSDPEngine(ShardedEngine):
+    """Trains one model that is sharded over several processes.
+
+    Args:
+        plan: with the settings of FSDP.
+    """
 
     def __init__(self, plan: EnginePlan) -> None:
         assert plan.fsdp is not None
@@ -40,50 +46,40 @@ class FSDPEngine(DistributedEngine):
         super().__init__(plan, make_accelerator(plan, fsdp_plugin=plugin))
         _shard_on_any_device(self.accelerator, plugin, plan.precision.mixed)
         self._plugin = plugin
-        self._is_new = plugin.fsdp_version == 2
-        self._wrapped: Any = None
-        self._hooked: Any = None
-        self._syncs = True
-        self._updates = Updates(self._scaler())
+        self._is_version_2 = plugin.fsdp_version == 2
+        self._hooked: nn.Module | None = None
+        if self._scaler is not None and not self._is_version_2:
+            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-    def _scaler(self) -> Any:
-        scaler = getattr(self.accelerator, "scaler", None)
-        if scaler is None or self._is_new:
-            return scaler
-        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-        self.accelerator.scaler = ShardedGradScaler(self.device.type)  # it asks the others whether theirs overflowed
-        return self.accelerator.scaler
-
-    def place(self, model: nn.Module) -> nn.Module:
-        return model  # a device may have room for a part only; it is moved when it is sharded
+            # Skips an update if gradients overflowed in any process.
+            self._scaler = self.accelerator.scaler = ShardedGradScaler(self.device.type)
 
     def setup(
         self,
         model: nn.Module,
         *,
-        make_optimizer: Callable[[nn.Module], Any],
-        make_scheduler: Callable[[Any], Any],
+        make_optimizer: Callable[[nn.Module], Optimizer],
+        make_scheduler: Callable[[Optimizer], Scheduler],
     ) -> Prepared:
         check_wrapped_classes(model, self._plugin)
-        if self._is_new:
+        if self._is_version_2:
             whole = make_optimizer(model)
             with shared_embeddings_in_the_root(model):
-                self._wrapped, prepared = self.accelerator.prepare(model, whole)
+                sharded, prepared = self.accelerator.prepare(model, whole)
             optimizer = prepared.optimizer
         else:  # its optimizer works on the sharded parameters from the beginning
-            self._wrapped = self._wrap(model)
+            sharded = self._wrap(model)
             optimizer = make_optimizer(model)
         scheduler = make_scheduler(optimizer)
-        self._give_plain_outputs()
-        self._syncs = True
-        self._updates.begin(self._wrapped, optimizer)
-        return Prepared(compiled(self._wrapped, self._plan.compile), optimizer, scheduler)
+        self._begin(sharded, optimizer)
+        self._return_fp32_outputs()
+        return Prepared(self._compiled(sharded), optimizer, scheduler)
 
     def _wrap(self, model: nn.Module) -> nn.Module:
-        if self._wrapped is not None and self.unwrap(self._wrapped) is model:
-            return self._wrapped  # type: ignore[no-any-return]
-        if self._is_new:
+        sharded = self._sharded_of(model)
+        if sharded is not None:
+            return sharded
+        if self._is_version_2:
             from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
             with shared_embeddings_in_the_root(model):
@@ -92,99 +88,71 @@ class FSDPEngine(DistributedEngine):
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         check_wrapped_classes(model, self._plugin)
-        self._wrapped = self._wrap(model)
-        self._give_plain_outputs()
-        return self._wrapped  # type: ignore[no-any-return]
+        self._sharded = self._wrap(model)
+        self._return_fp32_outputs()
+        return self._sharded  # type: ignore[no-any-return]
 
-    def _give_plain_outputs(self) -> None:
-        """Outputs in fp32, as the other engines give them in mixed precision."""
-        if self._is_new and self._plan.precision.mixed != "no" and self._hooked is not self._wrapped:
-            self._wrapped.register_forward_hook(lambda module, inputs, outputs: as_fp32(outputs))
-            self._hooked = self._wrapped
+    def _sharded_of(self, model: nn.Module) -> nn.Module | None:
+        is_sharded = self._sharded is not None and self.unwrap(self._sharded) is self.unwrap(model)
+        return self._sharded if is_sharded else None
+
+    def _return_fp32_outputs(self) -> None:
+        """Has the model return outputs in fp32, as the other engines do in mixed precision."""
+        if self._is_version_2 and self._plan.precision.mixed != "no" and self._hooked is not self._sharded:
+            self._sharded.register_forward_hook(lambda module, inputs, outputs: as_fp32(outputs))
+            self._hooked = self._sharded
 
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
         return NO_CONTEXT  # parameters are gathered in the type that the forward pass wants
 
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
-        if self._plan.ddp.sync_each_batch:
-            return NO_CONTEXT
-        if not self._is_new:
-            return NO_CONTEXT if sync else self._wrapped.no_sync()
-        if sync != self._syncs:
-            self._wrapped.set_requires_gradient_sync(sync)
-            self._syncs = sync
-        return NO_CONTEXT
+        if self._is_version_2 or sync or self._plan.ddp.sync_each_batch:
+            return super().accumulate(model, sync=sync)
+        return self._sharded.no_sync()  # type: ignore[no-any-return]
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        if self._is_new:
-            return self._updates.clip(max_norm)
-        self._updates.unscale()
-        return self._wrapped.clip_grad_norm_(max_norm)  # type: ignore[no-any-return]
-
-    def refresh(self, model: nn.Module) -> None:
-        self._let_go()
-        self._updates.refresh(self._wrapped)
-
-    def _let_go(self) -> None:
-        """An evaluation leaves parameters whole, waiting for a backward pass that never comes."""
-        from torch.distributed.fsdp import FSDPModule
-
-        for module in self._wrapped.modules() if self._is_new else ():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        if self._is_version_2:
+            return super().clip(model, max_norm)
+        self._unscale()
+        return self._sharded.clip_grad_norm_(max_norm)  # type: ignore[no-any-return]
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         inner = uncompiled(model)
-        return inner if self._is_new else getattr(inner, "_fsdp_wrapped_module", inner)
+        return inner if self._is_version_2 else getattr(inner, "_fsdp_wrapped_module", inner)
 
     @contextmanager
     def generating(self, model: nn.Module) -> Iterator[dict[str, Any]]:
-        wrapped = self._wrapped if self._is_new else None
-        if wrapped is not None:  # an encoder is called by itself, and its embeddings lie in the root
-            wrapped._get_fsdp_state()._lazy_init()  # what the first forward pass of the whole model does
-            wrapped.unshard()
+        sharded = self._sharded if self._is_version_2 else None
+        if sharded is not None:  # `generate` calls an encoder by itself, whose embeddings belong to the root module
+            sharded._get_fsdp_state()._lazy_init()  # what the first forward pass of the whole model does
+            sharded.unshard()
         try:
-            # One whose text has ended goes on with the others: each forward pass is one of all processes.
+            # A process whose text has ended continues with the others: each forward pass is one of all processes.
             yield {"synced_gpus": True} if self._world_size > 1 else {}
         finally:
-            if wrapped is not None:
-                wrapped.reshard()
+            if sharded is not None:
+                sharded.reshard()
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
-
-    @property
-    def holds_parts(self) -> bool:
-        return self._wrapped is not None
 
     @property
     def writes_parts(self) -> bool:
         return self.holds_parts and "SHARDED" in str(self._plugin.state_dict_type)
 
-    def save_parts(self, folder: Path, optimizer: Any, *, put: Callable[..., None]) -> None:
-        self._let_go()
-        sharded_state.save(folder, self._wrapped, optimizer, put=put, group=background_group())
-
-    def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
-        if self._wrapped is None:
-            return None
-        self._let_go()
-        return sharded_state.whole_weights(self._wrapped)
-
-    def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-        is_wrapped = self._wrapped is not None and self.unwrap(self._wrapped) is self.unwrap(model)
-        if is_wrapped:
-            self._let_go()
-        return sharded_state.load_whole_weights(self._wrapped if is_wrapped else model, weights)
-
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        return sharded_state.whole_optimizer_state(self._wrapped, optimizer)
-
-    def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
-        sharded_state.load_whole_optimizer_state(self._wrapped, optimizer, state)
+    def save_parts(self, folder: Path, optimizer: Optimizer | None, *, put: Callable[..., None]) -> None:
+        reshard(self._sharded)
+        sharded_state.save(folder, self._sharded, optimizer, put=put, group=background_group())
 
 
-def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> Any:
-    """Accelerate's own settings; None: those of the launcher.
+def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> FullyShardedDataParallelPlugin:
+    """Translates settings to accelerate's.
+
+    Args:
+        settings: values of `fsdp_config`; None: those of the launcher.
+        on_cpu: whether the model is trained on the CPU.
+
+    Returns:
+        accelerate's plugin.
 
     Raises:
         ArgumentError: version 1 on the CPU.
@@ -219,7 +187,7 @@ def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> Any:
     return FullyShardedDataParallelPlugin(**chosen)
 
 
-def _resharding(settings: Mapping[str, Any], version: int) -> Any:
+def _resharding(settings: Mapping[str, Any], version: int) -> bool | str:
     if version == 2:
         return _flag(settings, "reshard_after_forward", True)
     return str(settings.get("reshard_after_forward", "full_shard")).upper()
@@ -230,8 +198,8 @@ def _flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:
     return is_true(value) if isinstance(value, str) else bool(value)
 
 
-def _shard_on_any_device(accelerator: Any, plugin: Any, mixed: str) -> None:
-    """Accelerate leaves sharding out on the CPU, and in a group of one process; torch does not."""
+def _shard_on_any_device(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin, mixed: str) -> None:
+    """Has accelerate shard on the CPU too, and in a group of one process, as torch can."""
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
@@ -246,14 +214,18 @@ def _shard_on_any_device(accelerator: Any, plugin: Any, mixed: str) -> None:
     if mixed != "no" and plugin.fsdp_version == 2:
         from dataclasses import replace
 
-        # What a model computes in fp32, such as its loss, stays so; `_give_plain_outputs` brings the rest to fp32.
+        # What a model computes in fp32, such as its loss, stays so; `_return_fp32_outputs` converts the rest.
         plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
 
 
 @contextmanager
 def shared_embeddings_in_the_root(model: Any) -> Iterator[None]:
-    """Accelerate holds a model's embeddings in a part of their own. Where more modules share their weight than those
-    it looks for, as in T5, that leaves one weight in two parts, which torch refuses: they stay with the whole model.
+    """Keeps accelerate from sharding the embeddings apart within the context, where other modules share their weight.
+
+    In T5, more modules share it than accelerate looks for, so one weight would be in two shards, which torch refuses.
+
+    Args:
+        model: the user's model, perhaps with transformers' methods for its embeddings.
     """
     find: Any = getattr(model, "get_input_embeddings", lambda: None)
     weight = getattr(find(), "weight", None)
@@ -272,11 +244,15 @@ def shared_embeddings_in_the_root(model: Any) -> Iterator[None]:
             delattr(model, name)
 
 
-def check_wrapped_classes(model: nn.Module, plugin: Any) -> None:
-    """Whether the layers to wrap are there.
+def check_wrapped_classes(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> None:
+    """Checks that the model has the layers to wrap.
+
+    Args:
+        model: the user's model.
+        plugin: names their classes.
 
     Raises:
-        ModelError: names the class that is not, and those that are most like it.
+        ModelError: a class is missing; the message names similar ones.
     """
     names = plugin.transformer_cls_names_to_wrap or ()
     there = {type(module).__name__.removeprefix("FSDP"): None for module in model.modules()}

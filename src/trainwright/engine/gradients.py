@@ -1,4 +1,4 @@
-"""Gradients: clipped and cleared without walking over the module tree; whole tensors apart from those in parts."""
+"""Gradients: clipped and cleared without a walk over the module tree, whole tensors apart from sharded ones."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainwright._types import Optimizer
+
 
 class Gradients:
     """The gradients of a fixed list of parameters.
 
     The list is made once (and again at each epoch), because collecting parameters from the module tree costs more
     than clipping them.
+
+    Args:
+        parameters: those whose gradients are clipped and cleared.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -25,9 +30,15 @@ class Gradients:
 
     @torch.no_grad()
     def clip(self, max_norm: float) -> torch.Tensor:
-        """Scales all gradients so that their joint 2-norm is at most `max_norm`; returns the norm before.
+        """Scales all gradients so that their joint 2-norm is at most `max_norm`.
 
         The same operations in the same order as `torch.nn.utils.clip_grad_norm_`, hence the same bits.
+
+        Args:
+            max_norm: the limit; infinity only measures.
+
+        Returns:
+            The norm before, a scalar; zero where no parameter has a gradient.
         """
         grads = [p.grad for p in self.parameters if p.grad is not None]
         if not grads:
@@ -40,13 +51,21 @@ class Gradients:
         return norm
 
     def clear(self) -> None:
+        """Sets all gradients to None."""
         for parameter in self.parameters:
             parameter.grad = None
 
 
 def of_one_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Tensors that one operation can take together: whole ones, and for each layout over processes those in parts."""
-    kinds: dict[Any, list[torch.Tensor]] = {}
+    """Groups tensors that one operation can take together: the whole ones, and those of each device mesh.
+
+    Args:
+        tensors: whole and sharded ones (DTensor).
+
+    Returns:
+        The groups, in the order in which their first tensors came.
+    """
+    kinds: dict[object, list[torch.Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
     return list(kinds.values())
@@ -56,7 +75,7 @@ def _clip_each_kind(parameters: list[nn.Parameter], max_norm: float) -> torch.Te
     norms = []
     for grads in of_one_kind(p.grad for p in parameters if p.grad is not None):
         norm: Any = torch.nn.utils.get_total_norm(grads)
-        # Of tensors whose parts are in several processes it has parts itself.
+        # The norm of sharded tensors is sharded itself.
         norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
     whole: torch.Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if max_norm != math.inf:
@@ -65,10 +84,14 @@ def _clip_each_kind(parameters: list[nn.Parameter], max_norm: float) -> torch.Te
     return whole
 
 
-def step_each_kind(optimizer: Any) -> None:
-    """Lets an optimizer whose groups mix whole tensors and parts take one kind at a time; its groups stay as they are.
+def step_each_kind(optimizer: Optimizer) -> None:
+    """Has an optimizer whose groups mix whole and sharded tensors update one kind at a time.
 
-    What it does with many tensors at once (`fused`, `foreach`) takes one kind only.
+    Operations on many tensors at once (`fused`, `foreach`) take one kind only. The groups of the optimizer stay as they
+    are.
+
+    Args:
+        optimizer: its `step` is replaced, if its groups are mixed.
     """
     if all(len(of_one_kind(group["params"])) <= 1 for group in optimizer.param_groups):
         return

@@ -1,4 +1,4 @@
-"""Mixed precision on one device: autocast around the forward pass, loss scaling for fp16."""
+"""Mixed precision: autocast around the forward pass of a model, and evaluation in another type."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def autocast_forward(
     model: nn.Module, plan: PrecisionPlan, device: torch.device, *, keeps_outputs: bool = True
 ) -> Iterator[None]:
-    """The model's `forward` under autocast, as accelerate does it: the loss outside of the model sees fp32.
+    """Runs the model's `forward` under autocast within the context, as accelerate does it.
 
-    Outputs come back in fp32, for metrics and for losses of one's own. Where the model computes its loss itself and
-    nobody looks at the other outputs (`keeps_outputs=False`), copying them in training would only cost memory.
+    Outputs are converted to fp32, for metrics and for losses outside of the model.
+
+    Args:
+        model: the model as the loop uses it.
+        plan: with the type of autocast.
+        device: where the model computes.
+        keeps_outputs: whether outputs besides the loss are used in training; otherwise they are not converted then,
+            which would only cost memory.
     """
     dtype = DTYPES.get(plan.mixed)
     if dtype is None:
@@ -48,19 +54,26 @@ def autocast_forward(
 
 
 def as_fp32(outputs: Any) -> Any:
+    """Converts tensors in half precision to fp32.
+
+    Args:
+        outputs: a nested value, as a model returns it.
+
+    Returns:
+        The value with converted tensors; the others are the same.
+    """
     halves = (torch.float16, torch.bfloat16)
     return map_nested(lambda t: t.float() if isinstance(t, torch.Tensor) and t.dtype in halves else t, outputs)
 
 
-def apply_tf32(plan: PrecisionPlan) -> None:
-    if plan.tf32 is not None:
-        torch.backends.cuda.matmul.allow_tf32 = plan.tf32
-        torch.backends.cudnn.allow_tf32 = plan.tf32
-
-
 @contextmanager
 def eval_precision(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """The model in another type for an evaluation; afterwards it has the very weights that it had before."""
+    """Converts a model to another type within the context; at the end it has its own weights again, unrounded.
+
+    Args:
+        model: the model that is evaluated.
+        dtype: the type; None: the model stays as it is.
+    """
     if dtype is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""Reads a directory of torch's distributed checkpoint without letting it run code.
+"""Safe reader of torch's distributed checkpoints: nothing that it reads can run code.
 
-Torch unpickles its description (`.metadata`) and whatever in it is no tensor. A checkpoint may come from a stranger, so
-here the description may name the few classes that it is made of, and the rest is read as plain tensors and numbers.
+Torch unpickles the metadata (`.metadata`) and all entries that are no tensors. A checkpoint may come from a stranger,
+so here the metadata may name only the classes that it consists of, and entries are read as plain tensors and numbers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from trainwright._types import StateDict
 from trainwright.errors import CheckpointError
 
 DESCRIPTION = ".metadata"
 MAX_DESCRIPTION_BYTES = 1 << 30
-# Modules and names that a description consists of.
+# Modules and names that the metadata consists of.
 KNOWN = {
     "torch.distributed.checkpoint.metadata": {
         "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
@@ -38,28 +40,40 @@ KNOWN = {
 }  # fmt: skip
 
 
-def read(folder: Path, *, under: str, into: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The entry `under` of a checkpoint: what `into` has places for, or all of it, as whole tensors on the CPU.
+def read(folder: Path, *, under: str, into: StateDict | None = None) -> StateDict:
+    """Reads one entry of a checkpoint. Each process reads for itself.
 
-    Each process reads for itself; the tensors of `into` may be parts.
+    Args:
+        folder: folder of the model, or of the optimizer.
+        under: name of the entry.
+        into: tensors, perhaps sharded, that take what is read; None: all tensors of the entry are read.
+
+    Returns:
+        `into`, or new whole tensors on the CPU.
 
     Raises:
-        CheckpointError: it cannot be read, or it lacks something.
+        CheckpointError: the entry cannot be read, or lacks something.
     """
     try:
         reader = SafeReader(folder)
-        state: dict[str, Any] = {under: _places(reader.read_metadata(), under) if into is None else into}
+        state: StateDict = {under: _places(reader.read_metadata(), under) if into is None else into}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each process reads for itself
             load(state, storage_reader=reader, planner=SafePlanner(), no_dist=True)
-    except (Exception, CheckpointException) as error:  # whatever torch and the unpickler raise, it is of no use
+    except (Exception, CheckpointException) as error:  # torch and the unpickler raise all kinds of errors
         raise CheckpointError(f"{folder} cannot be read as a distributed checkpoint: {error}") from error
     return state[under]  # type: ignore[no-any-return]
 
 
 class SafeReader(FileSystemReader):
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The description, of which no class is loaded that it has no use for."""
+    """Reads metadata without loading any other class than those of metadata."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # Any: as torch's method
+        """Reads the metadata.
+
+        Raises:
+            CheckpointError: it names another class, or a file outside of the checkpoint.
+        """
         content = (Path(self.path) / DESCRIPTION).read_bytes()
         if len(content) > MAX_DESCRIPTION_BYTES:
             raise CheckpointError(f"its description has {len(content)} bytes")
@@ -72,8 +86,15 @@ class SafeReader(FileSystemReader):
 
 
 class SafePlanner(DefaultLoadPlanner):
-    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-        """What is no tensor: numbers and words."""
+    """Reads entries that are no tensors as plain numbers and strings."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Reads an entry that is no tensor.
+
+        Args:
+            read_item: names the entry.
+            value: its bytes.
+        """
         plain = torch.load(value, weights_only=True)
         set_element(self.original_state_dict, self.mappings[read_item.dest_index.fqn], plain)
 
@@ -85,13 +106,13 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath"):
-            return PurePosixPath  # where it was written; nobody reads it
+            return PurePosixPath  # where it was written; unused
         raise CheckpointError(f"its description names {module}.{name}, which is no part of one")
 
 
-def _places(metadata: Metadata, under: str) -> dict[str, Any]:
-    """Empty tensors for all that is below an entry; names keep their dots."""
-    found: dict[str, Any] = {}
+def _places(metadata: Metadata, under: str) -> StateDict:
+    """Returns empty tensors for all tensors of an entry; names keep their dots."""
+    found: StateDict = {}
     for name, one in metadata.state_dict_metadata.items():
         if name.startswith(f"{under}.") and isinstance(one, TensorStorageMetadata):
             found[name.removeprefix(f"{under}.")] = torch.empty(one.size, dtype=one.properties.dtype)

@@ -1,4 +1,4 @@
-"""Which backend serves a plan: the only list of brands."""
+"""Selection of the engine for a plan: the only list of all backends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from trainwright.engine.base import Engine
 
 
 def select_engine(plan: EnginePlan) -> Engine:
-    """The engine for a plan."""
+    """Makes the engine for a plan. Its module is imported here, so no run imports the engine of another backend.
+
+    Args:
+        plan: what selects and sets up the backend.
+
+    Returns:
+        The engine.
+    """
     if plan.deepspeed is not None:
         from trainwright.engine.deepspeed import DeepSpeedEngine
 

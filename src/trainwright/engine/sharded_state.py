@@ -1,7 +1,7 @@
-"""Model and optimizer whose parts are in several processes: written as parts, put together, taken apart again.
+"""Sharded state of model and optimizer: written and read as torch's distributed checkpoints, gathered, scattered.
 
-The files are those of torch's distributed checkpoints, in the places where accelerate has them. They are read on any
-number of processes, sharded or whole. Nothing in them is unpickled but plain tensors and numbers, and descriptions.
+The files lie where accelerate writes them. They are read on any number of processes, sharded or whole. Nothing in them
+is unpickled but plain tensors and numbers, and the metadata.
 """
 
 from __future__ import annotations
@@ -15,17 +15,29 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from trainwright._types import Optimizer, StateDict
 from trainwright.engine.safe_dcp_reader import read
 from trainwright.tensor_tree import map_nested
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 
 
-def save(folder: Path, model: nn.Module, optimizer: Any | None, *, put: Callable[..., None], group: Any) -> None:
-    """Every process writes its part, when `put` has it so. Without an optimizer the weights alone.
+def save(
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    *,
+    put: Callable[..., None],
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Writes the part of this process. All processes call it.
 
     Args:
-        put: `put(tree, write, shared=True)` calls `write` with the tensors of the tree as they are now.
+        folder: the checkpoint.
+        model: with sharded parameters.
+        optimizer: written too; None: the model alone.
+        put: `put(tree, write, shared=True)` calls `write` with the tensors of the tree as they are now, at once or
+            asynchronously.
         group: of all processes, for no other work than this.
     """
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
@@ -36,7 +48,7 @@ def save(folder: Path, model: nn.Module, optimizer: Any | None, *, put: Callable
     dressed: list[torch.Tensor] = []
 
     def undress(leaf: Any) -> Any:
-        """The local part of a tensor, which can be copied."""
+        """Returns the local shard of a tensor, which can be copied."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
         dressed.append(leaf)
@@ -52,7 +64,7 @@ def save(folder: Path, model: nn.Module, optimizer: Any | None, *, put: Callable
 
 
 def _dress(outer: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """A tensor that is part of the same whole as `outer`, with other values; they may lie on another device."""
+    """Returns a shard of the same tensor as `outer`, with other values, which may be on another device."""
     if not isinstance(outer, DTensor):
         return local
     kind: Any = type(outer)  # torch's own way to take such a tensor apart and build it again has no types
@@ -62,33 +74,62 @@ def _dress(outer: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     return dressed
 
 
-def _write(state: dict[str, Any], folder: Path, group: Any) -> None:
+def _write(state: StateDict, folder: Path, group: dist.ProcessGroup | None) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as write
 
     try:
         write(state, storage_writer=FileSystemWriter(folder), process_group=group)
-    except CheckpointException as error:  # torch's is no Exception; what failed first is, in all processes
+    except CheckpointException as error:  # torch's is no Exception; the first failure is, in all processes
         first, _ = next(iter(error.failures.values()))
         raise first from None
 
 
 def has_weights(folder: Path) -> bool:
+    """Whether a checkpoint has a sharded model.
+
+    Args:
+        folder: the checkpoint.
+    """
     return (folder / MODEL / ".metadata").is_file()
 
 
 def has_optimizer(folder: Path) -> bool:
+    """Whether a checkpoint has a sharded optimizer.
+
+    Args:
+        folder: the checkpoint.
+    """
     return (folder / OPTIMIZER / ".metadata").is_file()
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint in parts, whole, in this process."""
+    """Reads the weights of a sharded checkpoint, in this process alone.
+
+    Args:
+        folder: the checkpoint.
+
+    Returns:
+        Whole tensors on the CPU, by name.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
     return read(folder / MODEL, under="model")
 
 
-def load_optimizer(folder: Path, model: nn.Module, optimizer: Any) -> None:
-    """Reads what this process needs of an optimizer's state, whichever processes wrote it."""
+def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Loads the part of an optimizer's state that this process needs, whichever processes wrote it.
+
+    Args:
+        folder: the checkpoint.
+        model: with the parameters of the optimizer.
+        optimizer: takes the state.
+
+    Raises:
+        CheckpointError: the state cannot be read.
+    """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
     state = get_optimizer_state_dict(model, optimizer)
@@ -97,7 +138,14 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Any) -> None:
 
 
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """All weights, on the CPU of the main process; empty in the others. All processes call it."""
+    """Gathers the weights of a sharded model. All processes call it.
+
+    Args:
+        model: with sharded parameters.
+
+    Returns:
+        Whole tensors on the CPU in the main process; empty in the others.
+    """
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
     weights: Any = get_model_state_dict(model, options=_options(model, whole=True))
@@ -105,15 +153,31 @@ def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def load_whole_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-    """Each process has all weights and keeps its part of them."""
+    """Loads whole weights, of which each process keeps its part.
+
+    Args:
+        model: with sharded parameters, or a whole one.
+        weights: whole tensors, in all processes.
+
+    Returns:
+        The keys that did not match, as torch's `load_state_dict` returns them.
+    """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, strict=False)
     return set_model_state_dict(model, dict(weights), options=options)
 
 
-def whole_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
-    """The state as one process alone has it, parameters by number; empty in all but the main process."""
+def whole_optimizer_state(model: nn.Module, optimizer: Optimizer) -> StateDict:
+    """Gathers the state of a sharded optimizer. All processes call it.
+
+    Args:
+        model: with the parameters of the optimizer.
+        optimizer: its state is sharded as the parameters are.
+
+    Returns:
+        The state as one process alone would have it, with parameters by number; empty in all but the main process.
+    """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     named: Any = get_optimizer_state_dict(model, optimizer, options=_options(model, whole=True))
@@ -125,11 +189,16 @@ def whole_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
     return {"state": {numbers[name]: value for name, value in named["state"].items()}, "param_groups": groups}
 
 
-def load_whole_optimizer_state(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> None:
-    """The reverse: each process has the whole state and keeps its part.
+def load_whole_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Loads a whole state, of which each process keeps its part.
+
+    Args:
+        model: with the parameters of the optimizer.
+        optimizer: takes the state.
+        state: as `whole_optimizer_state` returns it, in all processes.
 
     Raises:
-        ValueError: it has another number of parameters.
+        ValueError: the state has other numbers of parameters.
     """
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,

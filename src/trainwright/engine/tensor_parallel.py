@@ -1,86 +1,66 @@
-"""A model that came in parts, as transformers loads one for tensor parallelism: each process has parts of its layers.
+"""Tensor parallelism: the model was sharded when it was loaded, so each process has parts of its layers.
 
-Processes that share layers get the same batches; the model itself sends what they need of each other, and averages the
-gradients where it was sharded over data as well. Here is what is left: norms, updates and checkpoints over the parts.
+Processes that share layers get the same batches. The model itself communicates between them, and averages the gradients
+where it is sharded over the data as well. The engine adds gradient norms, updates and checkpoints of the shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
-from trainwright._types import Prepared, is_instance_of
+from trainwright._types import Optimizer, Prepared, Scheduler, is_instance_of
 from trainwright.config.plans import EnginePlan
-from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
-from trainwright.engine.base import NO_CONTEXT
-from trainwright.engine.compile import compiled, uncompiled
-from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.gradients import step_each_kind
-from trainwright.engine.precision import autocast_forward
-from trainwright.engine.updates import Updates
+from trainwright.engine.sharded_base import ShardedEngine, reshard
 from trainwright.errors import ArgumentError, ModelError
 
 
-class TensorParallelEngine(DistributedEngine):
-    """Trains a model of which each process holds the parts that it was given when it was loaded."""
+class TensorParallelEngine(ShardedEngine):
+    """Trains a model of which each process holds the shards that it has loaded.
+
+    Args:
+        plan: with the sizes of the parallel dimensions.
+    """
 
     def __init__(self, plan: EnginePlan) -> None:
         assert plan.parallel is not None
         super().__init__(plan, make_accelerator(plan))
-        self._model: Any = None
-        self._syncs = True
-        self._updates = Updates(None)
-
-    def place(self, model: nn.Module) -> nn.Module:
-        return model  # it was put there when it was loaded
 
     def setup(
         self,
         model: nn.Module,
         *,
-        make_optimizer: Callable[[nn.Module], Any],
-        make_scheduler: Callable[[Any], Any],
+        make_optimizer: Callable[[nn.Module], Optimizer],
+        make_scheduler: Callable[[Optimizer], Scheduler],
     ) -> Prepared:
-        _let_go(model)
+        reshard(model)
         check_sharded_parameters(model, self._plan)
-        self._model, self._syncs = model, True
         optimizer = make_optimizer(model)
         step_each_kind(optimizer)
         scheduler = make_scheduler(optimizer)
-        self._updates.begin(model, optimizer)
-        return Prepared(compiled(model, self._plan.compile), optimizer, scheduler)
+        self._begin(model, optimizer)
+        return Prepared(self._compiled(model), optimizer, scheduler)
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
-        _let_go(model)
+        reshard(model)
         check_sharded_parameters(model, self._plan)
         return model
 
-    def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
-        return autocast_forward(model, self._plan.precision, self.device, keeps_outputs=keeps_outputs)
+    def _sharded_of(self, model: nn.Module) -> nn.Module:
+        return self.unwrap(model)
 
-    def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
-        if sync != self._syncs and not self._plan.ddp.sync_each_batch:
-            for module in _sharded_roots(self._model):
-                module.set_requires_gradient_sync(sync)
-            self._syncs = sync
-        return NO_CONTEXT
-
-    def refresh(self, model: nn.Module) -> None:
-        _let_go(self._model)
-        self._updates.refresh(self._model)
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        return uncompiled(model)
+    @property
+    def holds_parts(self) -> bool:
+        return True
 
     @contextmanager
     def generating(self, model: nn.Module) -> Iterator[dict[str, Any]]:
-        # One whose text has ended goes on with the others: each forward pass is one of all processes.
+        # A process whose text has ended continues with the others: each forward pass is one of all processes.
         yield {"synced_gpus": True}
 
     def dispatch(self, dataloader: Any) -> Any:
@@ -89,32 +69,16 @@ class TensorParallelEngine(DistributedEngine):
             "need the same one. Leave it out: each process reads for itself."
         )
 
-    # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    @property
-    def holds_parts(self) -> bool:
-        return True
+def check_sharded_parameters(model: nn.Module, plan: EnginePlan) -> None:
+    """Checks that a model is sharded, in a way that can be trained.
 
-    def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
-        _let_go(model)
-        return sharded_state.whole_weights(self.unwrap(model))
-
-    def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-        _let_go(model)
-        return sharded_state.load_whole_weights(self.unwrap(model), weights)
-
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        return sharded_state.whole_optimizer_state(self._model, optimizer)
-
-    def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
-        sharded_state.load_whole_optimizer_state(self._model, optimizer, state)
-
-
-def check_sharded_parameters(model: Any, plan: EnginePlan) -> None:
-    """Whether the model is in parts, all of them as they can be trained.
+    Args:
+        model: the user's model.
+        plan: with the sizes of the parallel dimensions.
 
     Raises:
-        ModelError: it is whole, or has weights beside the parts that nobody would keep equal.
+        ModelError: the model is whole, or has other trainable weights whose gradients would not be averaged.
     """
     parallel = plan.parallel
     assert parallel is not None
@@ -143,14 +107,3 @@ def check_sharded_parameters(model: Any, plan: EnginePlan) -> None:
             f"{parallel.dp_replicate * parallel.dp_shard} processes with data of their own: their gradients would not "
             "be averaged. Load the model with DistributedConfig(tp_size=..., fsdp_size=...)."
         )
-
-
-def _sharded_roots(model: Any) -> list[Any]:
-    return [model] if isinstance(model, FSDPModule) else []
-
-
-def _let_go(model: nn.Module) -> None:
-    """An evaluation leaves parameters whole, waiting for a backward pass that never comes."""
-    for module in uncompiled(model).modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()

@@ -1,1 +1,1 @@
-"""Metrics: what an evaluation hands over, how it is collected, and how results are reported."""
+"""Evaluation and prediction: the loop over batches, accumulation of predictions, metrics and their files."""

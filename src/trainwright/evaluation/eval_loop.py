@@ -1,4 +1,4 @@
-"""The evaluation loop: batches through `prediction_step`, one after the other. What comes of them is in `prediction_accumulator.py`.
+"""The evaluation loop: batches through `prediction_step`, one after the other, into a `PredictionAccumulator`.
 
 With several processes, a batch that only stands in (`TailBatch` without samples) keeps a process in step with the
 others; what it makes of it does not count.

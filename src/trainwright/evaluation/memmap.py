@@ -13,23 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
+
+from trainwright.host import available_bytes
 
 logger = logging.getLogger(__name__)
-
-CGROUP = Path("/sys/fs/cgroup")
-
-
-def free_memory_bytes() -> int:
-    """Memory that this process may still take: the machine's, or its container's if that is less."""
-    machine = int(psutil.virtual_memory().available)
-    try:
-        limit = int((CGROUP / "memory.max").read_text(encoding="ascii"))
-        used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
-        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
-    except (OSError, ValueError):  # no container, no limit ("max"), or another system
-        return machine
-    return max(0, min(machine, limit - used + int(stat.get("inactive_file", 0))))
 
 
 class ArrayStorage:
@@ -41,7 +28,7 @@ class ArrayStorage:
     """
 
     def __init__(self, *, share: float, folder: str | None = None) -> None:
-        self._left_bytes = share * free_memory_bytes()
+        self._left_bytes = share * available_bytes()
         self._folder = folder if folder is not None and Path(folder).is_dir() else None
         self._has_told = False
 

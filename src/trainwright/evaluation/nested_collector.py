@@ -1,4 +1,4 @@
-"""Collecting an evaluation's results: nested batches of tensors into one nested array. Each array is in `growing_array.py`."""
+"""Collects an evaluation's nested batches of tensors into one nested array; each array is a `GrowingArray`."""
 
 from __future__ import annotations
 

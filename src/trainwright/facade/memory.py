@@ -12,13 +12,14 @@ import torch
 
 from trainwright import assemble
 from trainwright._types import Batch
-from trainwright.checkpoint.host_copy import available_bytes, tensors_of
+from trainwright.checkpoint.host_copy import tensors_of
 from trainwright.config import resolve
 from trainwright.config.plans import StepPlan
 from trainwright.engine.device_info import supports_bf16
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.evaluation.dry_run import SilentEvents, first_batches
 from trainwright.facade.twins import as_it_was, twin_of
+from trainwright.host import available_bytes
 from trainwright.loop.context import LoopContext, RunStart
 from trainwright.loop.step import Window, take_step
 from trainwright.optim.optimizer_class import steps_in_backward

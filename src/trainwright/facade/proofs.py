@@ -16,10 +16,10 @@ from torch.utils.data import Subset
 
 from trainwright import assemble
 from trainwright._types import has_length
-from trainwright.checkpoint.host_copy import available_bytes
 from trainwright.config.help import differing as differing_arguments
 from trainwright.errors import ModelError
 from trainwright.facade.twins import as_it_was, twin_of
+from trainwright.host import available_bytes
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight.prove.gradient_capture import GradientCapture, Tensors, differing, gap, without_dropout
 from trainwright.preflight.prove.launcher import gradients_of

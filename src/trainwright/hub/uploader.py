@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from trainwright._types import replacing
 from trainwright.hub import file_selection
 from trainwright.hub.client import HubClient, is_permanent_error, without_bars
 from trainwright.hub.outbox import Outbox, Ticket, Upload, is_over, superseded
@@ -221,11 +222,10 @@ def listed(uploads: list[Upload], root: Path) -> str:
 
 
 def _copy_whole(source: Path, target: Path) -> None:
-    """Copies; a reader finds the old file or the new one."""
+    """Copies a file; a reader finds the old file or the new one."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.copyfile(source, partial)
-    partial.replace(target)
+    with replacing(target) as partial:
+        shutil.copyfile(source, partial)
 
 
 def _words(error: BaseException) -> str:

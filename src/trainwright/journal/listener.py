@@ -1,4 +1,4 @@
-"""JournalListener: turns the events of a run into entries of its journal. It listens; it is no callback of the user's."""
+"""JournalListener: turns the events of a run into entries of its journal. It is no callback of the user's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The journal of a run: one JSON object a line, appended and flushed at each log. It is the truth of what happened.
 
-Who writes what is in `listener.py`. A run that is killed and resumed goes on in the same file; `read` then gives what an
+Who writes what is in `listener.py`. A run that is killed and resumed writes to the same file; `read` then gives what an
 uninterrupted run would have written: what a dead run logged after the step that was resumed is superseded.
 """
 
@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from trainwright._types import json_value
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class FileJournal:
 
     def write(self, kind: str, **values: Any) -> None:
         try:
-            line = json.dumps({"kind": kind, "run": self.run_id, "time": time.time(), **plain(values)}) + "\n"
+            line = json.dumps({"kind": kind, "run": self.run_id, "time": time.time(), **json_value(values)}) + "\n"
             with self._lock:
                 append(self.path, line)
         except (OSError, ValueError, TypeError) as error:
@@ -72,21 +74,6 @@ def append(path: Path, line: str) -> None:
             if file.read(1) != b"\n":
                 line = "\n" + line
         file.write(line.encode())
-
-
-def plain(value: Any) -> Any:
-    """As strict JSON holds it: non-finite numbers and what JSON does not know become text."""
-    if isinstance(value, dict):
-        return {str(name): plain(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(inner) for inner in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if value is None or isinstance(value, (str, int)):
-        return value
-    if hasattr(value, "item") and getattr(value, "size", 1) in (1, None):
-        return plain(value.item())
-    return str(value)
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""The two loops: training and evaluation. They ask hooks and engines, and know neither models nor files."""
+"""The training loop. It calls hooks and engines, and knows neither models nor files."""

@@ -1,4 +1,4 @@
-"""Session: the parts of one run, put together once and then only read."""
+"""LoopContext: the parts of one run, put together once and then only read."""
 
 from __future__ import annotations
 

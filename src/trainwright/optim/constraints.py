@@ -1,6 +1,6 @@
 """What an optimizer cannot do, as far as the arguments show it: told before step 1, with what to do instead.
 
-A limit takes the optimizer's name and the arguments and returns a message or None; `optimizer_table.py` says which apply.
+A limit takes the optimizer's name and the arguments and returns a message or None; `optimizer_table.py` lists them.
 """
 
 from __future__ import annotations

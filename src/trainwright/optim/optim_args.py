@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from trainwright.errors import ArgumentError
+from trainwright.errors import ArgumentError, did_you_mean
 
 UNSET: Any = object()
 TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
@@ -82,8 +81,7 @@ def check_names(optimizer: str, given: Mapping[str, str], known: Options) -> Non
     """Raises ArgumentError for a name that the optimizer does not take."""
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
+            guess = did_you_mean(name, known, quoted=True)
             takes = ", ".join(sorted(known)) or "no options"
             raise ArgumentError(
                 f"optim_args names {name!r}, which optim={optimizer!r} does not take; it takes {takes}.{guess}"

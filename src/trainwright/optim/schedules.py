@@ -1,10 +1,9 @@
-"""Learning-rate schedules. All but the most frequent (`schedule_factors.py`) are transformers', which stay as they are; this is
-the file that imports them.
+"""Learning-rate schedules. All but the most frequent (`schedule_factors.py`) are transformers', which stay as they are;
+this is the file that imports them.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from trainwright.errors import ArgumentError
+from trainwright.errors import ArgumentError, did_you_mean
 from trainwright.optim import schedule_factors
 
 # Name -> what makes it: a function of transformers.optimization, or a class whose parameters are its settings.
@@ -82,8 +81,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
     known = schedule_options(name)
     for option in options:
         if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
+            guess = did_you_mean(option, known, quoted=True)
             raise ArgumentError(
                 f"lr_scheduler_kwargs names {option!r}, which lr_scheduler_type={name!r} does not take; it takes "
                 f"{', '.join(known) or 'none'}.{guess}"

@@ -1,1 +1,1 @@
-"""What can be known before an hour is spent: findings, a memory plan, and proofs on the user's own model and data."""
+"""Checks before training: findings, a memory plan, and proofs on the user's own model and data."""

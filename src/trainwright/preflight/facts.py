@@ -1,4 +1,4 @@
-"""Facts: what the checks look at. Whoever fills them in knows the trainer; the checks know only these values."""
+"""CheckFacts: what the checks look at. Whoever fills them in knows the trainer; the checks know only these values."""
 
 from __future__ import annotations
 

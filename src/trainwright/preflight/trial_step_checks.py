@@ -12,7 +12,7 @@ import torch
 
 from trainwright.checkpoint import weights
 from trainwright.checkpoint.disk_space import weights_bytes
-from trainwright.checkpoint.host_copy import available_bytes
+from trainwright.host import available_bytes
 from trainwright.preflight.check_registry import FULL, check, some
 from trainwright.preflight.facts import CheckFacts
 from trainwright.preflight.finding import ERROR, NOTE, Finding

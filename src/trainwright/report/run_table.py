@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from trainwright.host import is_process_alive
 from trainwright.journal.record import JOURNAL_NAME, Entry, Record, read
 
 DEPTH = 4  # directories below the one asked about
@@ -92,15 +91,11 @@ def _state(entries: list[Entry], last: dict[str, Any]) -> str:
     process = last.get("process") or {}
     if not process or process.get("host") != socket.gethostname():
         return "running or killed"
-    return "running" if _is_alive(process) else "killed"
-
-
-def _is_alive(process: dict[str, Any]) -> bool:
-    """A number may have been given to another process since; that one began later."""
     try:
-        return bool(abs(psutil.Process(process["pid"]).create_time() - process["began"]) < 1.0)
-    except (psutil.Error, KeyError, TypeError):
-        return False
+        is_running = is_process_alive(process["pid"], began=process["began"])
+    except (KeyError, TypeError, ValueError):
+        is_running = False
+    return "running" if is_running else "killed"
 
 
 def _best(record: Record, arguments: dict[str, Any]) -> tuple[str, float] | None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from trainwright._types import json_value
 from trainwright.config.enums import HPSearchBackend
 from trainwright.errors import ArgumentError, MissingPackageError
 from trainwright.search.base import SearchBackend
-from trainwright.search.search_record import plain
 
 logger = logging.getLogger(__name__)
 
@@ -85,4 +85,4 @@ def _installed() -> str:
 def drawn(trial: Any) -> dict[str, Any]:
     """The parameters of a trial of any backend, as JSON holds them: trials are dicts, or have them as `params`."""
     params = trial if isinstance(trial, Mapping) else getattr(trial, "params", {})
-    return {str(name): plain(value) for name, value in params.items()}
+    return {str(name): json_value(value) for name, value in params.items()}

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import optuna
-import psutil
 from optuna.distributions import CategoricalDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
 from trainwright.errors import SearchError, SearchSpaceError
+from trainwright.host import is_process_alive
 from trainwright.search import validation
 from trainwright.search.base import BestRun, SearchPlan, TrainerHandle, TrialResult, TrialSpec
 from trainwright.search.search_spaces import default_hp_space_optuna
@@ -198,7 +198,7 @@ def _is_dead(owner: Any) -> bool:
     """Whether the process that ran a trial is gone; of another machine's nothing is known."""
     if not isinstance(owner, list) or len(owner) != 2 or owner[0] != socket.gethostname():
         return False
-    return owner[1] == os.getpid() or not psutil.pid_exists(owner[1])
+    return owner[1] == os.getpid() or not is_process_alive(owner[1])
 
 
 def _is_number(value: Any) -> bool:

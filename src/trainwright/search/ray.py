@@ -21,10 +21,11 @@ import ray.tune
 import torch
 from ray.tune.schedulers import FIFOScheduler
 
+from trainwright._types import json_value
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import search_record, validation
 from trainwright.search.base import BestRun, SearchPlan, TrainerHandle, TrialResult, TrialSpec
-from trainwright.search.search_record import SearchRecord, TrialRecord, plain
+from trainwright.search.search_record import SearchRecord, TrialRecord
 from trainwright.search.trial_runner import MODEL_FOLDER
 
 OBJECTIVE = "objective"
@@ -120,9 +121,9 @@ def train_one(config: dict[str, Any], make: Callable[[], TrainerHandle]) -> None
         checkpoint = None if folder is None else host.find_checkpoint(folder)
         offer = TrialSpec(id=ray.tune.get_context().get_trial_id(), params=config, checkpoint=checkpoint)
         outcome = host.run(offer, dict(config))
-    entry = search_record.finished(offer.id, plain(config), outcome)
+    entry = search_record.finished(offer.id, json_value(config), outcome)
     (Path(outcome.folder) / TRIAL_NAME).parent.mkdir(parents=True, exist_ok=True)
-    (Path(outcome.folder) / TRIAL_NAME).write_text(json.dumps(plain(asdict(entry))), encoding="utf-8")
+    (Path(outcome.folder) / TRIAL_NAME).write_text(json.dumps(json_value(asdict(entry))), encoding="utf-8")
     if not outcome.was_heard and given is None:  # one that was moved at its end has told its result already
         ray.tune.report({**outcome.metrics, OBJECTIVE: outcome.objective})
 
@@ -140,7 +141,7 @@ def _record_of(trial: Any, folder: str) -> TrialRecord:
     return TrialRecord(
         id=trial.trial_id,
         state=search_record.FAILED if trial.status == "ERROR" else search_record.PRUNED,
-        params=plain(trial.config),
+        params=json_value(trial.config),
         values=[] if objective is None else [float(objective)],
         error=None if trial.status != "ERROR" else str(error or "it failed").strip().splitlines()[-1],
         folder=folder,

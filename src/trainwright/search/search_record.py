@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainwright._types import read_json, write_text
+from trainwright._types import json_value, read_json, write_text
 from trainwright.search.base import TrialResult, is_better, values_of
 
 SEARCH_NAME = "search.json"
@@ -68,7 +68,7 @@ class SearchRecord:
 
     def write(self, folder: str | Path) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        write_text(Path(folder) / SEARCH_NAME, json.dumps(plain(dataclasses.asdict(self)), indent=1) + "\n")
+        write_text(Path(folder) / SEARCH_NAME, json.dumps(json_value(dataclasses.asdict(self)), indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: str | Path) -> SearchRecord:
@@ -156,16 +156,3 @@ def table(trial: TrialRecord, directions: Sequence[str]) -> list[str]:
     rows += [(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in trial.params.items()]
     width = max(len(name) for name, _ in rows)
     return ["best trial", *(f"  {name:<{width}}  {value}" for name, value in rows)]
-
-
-def plain(value: Any) -> Any:
-    """As strict JSON holds it."""
-    if isinstance(value, dict):
-        return {str(name): plain(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return plain(value.item()) if hasattr(value, "item") and getattr(value, "size", 1) == 1 else str(value)

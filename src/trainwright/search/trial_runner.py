@@ -1,4 +1,4 @@
-"""Attempts: trials one after the other, each written down with what came of it. Which come next is the backend's."""
+"""TrialRunner: trials one after the other, each recorded with what came of it. Which come next is the backend's."""
 
 from __future__ import annotations
 

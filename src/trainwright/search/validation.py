@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trainwright.config import varied
-from trainwright.errors import DataError, MissingModelError, SearchSpaceError
+from trainwright.errors import DataError, MissingModelError, SearchSpaceError, did_you_mean
 from trainwright.search.base import SearchPlan, SearchSettings
 
 DIRECTIONS = ("minimize", "maximize")
@@ -97,8 +96,7 @@ def check_options(given: Mapping[str, Any], known: Iterable[str], *, backend: st
     names = [*known, *ours]
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, names)
             raise SearchSpaceError(
                 f"hyperparameter_search got {name}=..., which backend={backend!r} does not know.{hint} It takes "
                 f"{', '.join(sorted(names))}."

@@ -1,1 +1,1 @@
-"""What changes during training: the record, the flags, the loss, and their single owner."""
+"""What changes during training: record, flags, loss, clock and their owner; speed, memory and tokens."""

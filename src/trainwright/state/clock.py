@@ -1,7 +1,7 @@
-"""Clock: where the time of a run goes. At any moment one phase is under way, so the phases add up to the wall time.
+"""Clock: seconds of a run by phase. There is one phase at any moment, so the phases add up to the wall time.
 
-A mark is one function call and one reading of the time. On an accelerator the host's time is what is measured: work
-that was launched there is waited for where the loop first reads a number back.
+A mark is one function call and one reading of the time. On an accelerator the host's time is measured: asynchronous
+work counts in the phase in which the loop first reads a number back.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ OTHER = "other"  # the loop itself, and what happens before the first and after 
 
 
 class Clock:
-    """Attributes to one phase after the other the seconds between two marks.
+    """Counts the seconds between two marks for the phase that was marked first.
 
     Attributes:
         seconds: by phase, up to the last mark.
-        phase: the one under way.
+        phase: the current one.
     """
 
     def __init__(self) -> None:
@@ -35,13 +35,20 @@ class Clock:
         self._since = perf_counter()
 
     def restart(self) -> None:
-        """Forgets what was measured; from now on the time of a new run is counted."""
+        """Clears all seconds, for a new run."""
         self.seconds.clear()
         self.phase = OTHER
         self._since = perf_counter()
 
     def mark(self, phase: str) -> str:
-        """From now on it is `phase`; returns the one before, to go back to at the end of something nested."""
+        """Begins a phase.
+
+        Args:
+            phase: its name.
+
+        Returns:
+            The phase before, which a nested piece of work marks again at its end.
+        """
         now = perf_counter()
         before = self.phase
         self.seconds[before] += now - self._since
@@ -49,6 +56,6 @@ class Clock:
         return before
 
     def read(self) -> dict[str, float]:
-        """Seconds by phase until now."""
+        """Returns the seconds by phase until now."""
         self.mark(self.phase)
         return dict(self.seconds)

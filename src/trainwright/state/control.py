@@ -1,4 +1,4 @@
-"""TrainerControl: the five flags by which callbacks steer the loop."""
+"""TrainerControl: the five flags by which callbacks control the loop."""
 
 from __future__ import annotations
 
@@ -36,4 +36,5 @@ class TrainerControl(ExportableState):
         self.should_log = False
 
     def state(self) -> dict[str, Any]:
+        """Returns the flags as plain values."""
         return {"args": asdict(self), "attributes": {}}

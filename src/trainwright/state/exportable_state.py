@@ -1,4 +1,4 @@
-"""ExportableState: the contract of an object whose state travels in a checkpoint as plain JSON."""
+"""ExportableState: base of objects whose state checkpoints store as plain JSON."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from typing_extensions import Self
 
 
 class ExportableState:
-    """Something with state that a checkpoint keeps.
+    """Object with state that a checkpoint stores.
 
     `state()` returns `{"args": {...}, "attributes": {...}}` of JSON values: `args` is what the constructor takes,
     `attributes` is set afterwards. `from_state` makes an equal object.
     """
 
     def state(self) -> dict[str, Any]:
+        """Returns the state.
+
+        Returns:
+            `{"args": {...}, "attributes": {...}}` with JSON values.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} is an ExportableState and must define state() -> "
             "{'args': {...}, 'attributes': {...}} with JSON values."
@@ -22,6 +27,11 @@ class ExportableState:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
+        """Makes an object with a state.
+
+        Args:
+            state: what `state()` returned.
+        """
         instance = cls(**state["args"])
         for name, value in state["attributes"].items():
             setattr(instance, name, value)
@@ -29,7 +39,14 @@ class ExportableState:
 
 
 def collect_states(objects: list[Any]) -> dict[str, Any]:
-    """Class name -> state, or a list of states where several objects share a class; the others are left out."""
+    """Collects the states of objects.
+
+    Args:
+        objects: any; those without a method `state` are left out.
+
+    Returns:
+        State by class name; a list of states where several objects share a class.
+    """
     states: dict[str, Any] = {}
     for thing in objects:
         if not callable(getattr(thing, "state", None)):

@@ -1,7 +1,7 @@
-"""Interrupts: signals that end a run. They are let in where nothing is half done, and remembered everywhere else.
+"""Interrupts: signals that end a run, at once where nothing is half done, otherwise at the end of the step.
 
-The first signal asks: at the end of the step under way, or at once while the loop waits for data or evaluates. A
-second one ends the process as if there were no handler.
+The first signal is a request, obeyed at the end of the current step, or at once while the loop waits for data or
+evaluates. A second one ends the process as if there were no handler.
 """
 
 from __future__ import annotations
@@ -18,26 +18,36 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1
 
 
 class Interrupted(BaseException):
-    """A signal arrived at a place where the run may be left at once. No `except Exception` stops it."""
+    """A signal arrived where the run may end at once. No `except Exception` catches it."""
 
 
 class InterruptSync(Protocol):
-    """How processes that train together agree on the place where they leave; alone, it only counts places."""
+    """Agreement of processes on the step at which all end after a signal; for one process it only counts steps."""
 
     @property
-    def is_shared(self) -> bool: ...
-    def ask(self, number: int) -> None: ...
-    def passes(self) -> int | None: ...
+    def is_shared(self) -> bool:
+        """Whether there are other processes."""
+
+    def ask(self, number: int) -> None:
+        """Publishes a signal to this process.
+
+        Args:
+            number: number of the signal.
+        """
+
+    def passes(self) -> int | None:
+        """Counts a step; returns the signal after which all processes end here."""
 
 
 class Interrupts:
-    """Listens for signals while a run lasts.
+    """Handles signals during a run.
+
+    Where several processes train together, none of them may end by itself: a signal is given to `meeting`, and all end
+    at the same step, where `passes` raises.
 
     Attributes:
-        received: the signal that asked the run to end; None while there is none.
-
-    Where several processes train together, none of them may leave by itself: a signal is handed to `meeting`, and all
-    leave at the same place, where `passes` says so.
+        received: the signal that ends the run; None while there is none.
+        meeting: agreement of the processes; None: this process ends by itself.
     """
 
     def __init__(self) -> None:
@@ -48,7 +58,7 @@ class Interrupts:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Installs the handlers, and puts the previous ones back. Only the main thread can do so."""
+        """Installs the signal handlers within the context. Only the main thread can do so; others change nothing."""
         self.received, self._is_open, self._is_handed_on = None, False, False
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -62,14 +72,22 @@ class Interrupts:
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def open(self) -> None:
-        """From here on a signal raises Interrupted at once; so does one that came before."""
+        """Has a signal raise Interrupted at once from now on; so does one that came before.
+
+        Raises:
+            Interrupted: a signal came before.
+        """
         self._is_open = True
         if self.received is not None:
             self.close()
             raise Interrupted
 
     def passes(self) -> None:
-        """Called where a step or a batch of an evaluation is done: a signal that all processes know of raises here."""
+        """Counts a step, or a batch of an evaluation.
+
+        Raises:
+            Interrupted: all processes end here after a signal.
+        """
         if self.meeting is not None:
             number = self.meeting.passes()
             if number is not None:
@@ -78,7 +96,7 @@ class Interrupts:
             raise Interrupted
 
     def close(self) -> None:
-        """From here on a signal is only remembered."""
+        """Has a signal only be remembered from now on."""
         self._is_open = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -96,7 +114,12 @@ class Interrupts:
             raise Interrupted
 
     def leave(self) -> None:
-        """Ends the process's work the way the signal asked for: exit code 128 + its number, 130 for SIGINT."""
+        """Ends the process as the signal would, if one was received.
+
+        Raises:
+            KeyboardInterrupt: for SIGINT.
+            SystemExit: for another signal, with exit code 128 + its number.
+        """
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         if self.received is not None:

@@ -1,4 +1,4 @@
-"""The log history as JSON text, kept from save to save, so that a save serialises only what is new."""
+"""Log history as JSON text, cached from save to save, so that a save serializes only new entries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from operator import is_
 from typing import Any
 
-NUM_RECENT = 100  # the newest entries, which callbacks still change, are serialised anew each time
+NUM_RECENT = 100  # the newest entries, which callbacks may still change, are serialized each time
 NUM_IN_PIECE = 4000  # entries: some hundred kilobytes, which are written without being copied together first
 
 
@@ -19,12 +19,19 @@ class HistoryText:
     """
 
     def __init__(self) -> None:
-        self._entries: list[dict[str, Any]] = []  # those whose text is kept
+        self._entries: list[dict[str, Any]] = []  # those whose text is cached
         self._sizes: list[int] = []  # how many values each had
         self._pieces: list[bytes] = []  # their text, with a comma after each
 
     def pieces(self, history: Sequence[dict[str, Any]]) -> Iterator[bytes]:
-        """The text, in UTF-8."""
+        """Serializes a history.
+
+        Args:
+            history: all entries; those of the last call are not serialized again.
+
+        Yields:
+            The text in pieces, in UTF-8.
+        """
         if not self._still_begins(history):
             self._entries, self._sizes, self._pieces = [], [], []
         settled = max(len(history) - NUM_RECENT, 0)

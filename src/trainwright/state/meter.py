@@ -1,8 +1,7 @@
-"""LossMeter: the running loss, kept on the device. `drain()` is the one place where it is read back.
+"""LossMeter: running loss on the device. `drain()` is the only method that reads it back.
 
-Adding costs one addition on the device and one list append. Nothing is tested for NaN on the way: a non-finite loss
-makes the total non-finite, and only then does `drain` look at the single losses, on the host, to say how many and to
-leave them out.
+Adding costs one addition on the device and one list append, without a test for NaN: a non-finite loss makes the total
+non-finite, and only then does `drain` read the single losses, to count the non-finite ones and to leave them out.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ COMPACT_AFTER = 1024  # single losses held as one tensor each before they are pa
 
 @dataclass(frozen=True, slots=True)
 class LossReading:
-    """What a drain found.
+    """Losses since the last drain.
 
     Attributes:
         total: sum of the losses since the last drain; non-finite ones replaced by the mean so far, if filtered.
@@ -36,7 +35,7 @@ class LossMeter:
     Args:
         device: where the losses are.
         skip_non_finite: replace a NaN or infinite loss by the mean of the steps before it (`logging_nan_inf_filter`).
-        collect: a tensor of each process, along a new first dimension; None where there is one process.
+        collect: stacks a tensor of each process along a new first dimension; None where there is one process.
     """
 
     def __init__(
@@ -54,6 +53,11 @@ class LossMeter:
         self._num_steps: list[int] = []  # losses added before each step ended, to know "steps so far" at a loss
 
     def add(self, loss: torch.Tensor) -> None:
+        """Adds the loss of a micro-batch, without waiting for the device.
+
+        Args:
+            loss: a detached scalar.
+        """
         self.total += loss
         self._hold(loss)
 
@@ -63,16 +67,20 @@ class LossMeter:
             self._pack()
 
     def end_step(self) -> None:
-        """Marks that an optimizer step ended here: a replacement value is a mean over steps."""
+        """Marks the end of an optimizer step: the mean that replaces a non-finite loss is one over steps."""
         self._num_steps.append(self.count)
 
     @property
     def count(self) -> int:
-        """Losses added since the last drain; a mark for `rewind`."""
+        """Number of losses added since the last drain."""
         return len(self._losses) + COMPACT_AFTER * len(self._packed)
 
     def rewind(self, count: int) -> None:
-        """Takes back what was added since there were `count` losses: a window given up, or tried again."""
+        """Removes the newest losses, of a window that is given up or tried again.
+
+        Args:
+            count: number of losses that remain.
+        """
         losses = [*(loss for packed in self._packed for loss in packed), *self._losses]
         self._packed, self._losses = [], []
         self.total.zero_()
@@ -80,7 +88,11 @@ class LossMeter:
             self.add(loss)
 
     def drain(self) -> LossReading:
-        """Reads the sum back, as a mean over processes, and starts a new one. All processes must call it together."""
+        """Reads the sum back, as a mean over processes, and starts a new one. All processes call it together.
+
+        Returns:
+            The losses since the last drain.
+        """
         num_losses = self.count
         total = self.total.item()
         bad = 0

@@ -1,4 +1,4 @@
-"""RunState: the single owner of all that changes while one `train()` runs."""
+"""RunState: everything that changes during one `train()`, except the model and files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from trainwright.state.trainer_state import TrainerState
 
 
 class RunState:
-    """State, flags, loss and clock of a run; the model and the files are not its business.
+    """State, flags, loss and clock of a run.
+
+    Args:
+        state: the record that checkpoints store.
+        control: the flags.
 
     Attributes:
         state: the record that goes into checkpoints.
         control: the flags; replaced when a callback returns another object.
         meter: the running loss since the last log.
-        clock: where the time goes.
+        clock: seconds by phase.
         total_loss: sum of the losses already read back in this `train()`.
         step_last_logged: optimizer step of the last log.
         first_step: optimizer step at which this `train()` started (not 0 after a resume).
@@ -45,7 +49,7 @@ class RunState:
         self.start_time = time.time()
         self.flos: float = 0
         self.tokens: torch.Tensor | int = 0
-        self.window_start: Any = None  # what is needed to stand at its beginning again; None between windows
+        self.window_start: Any = None  # state to repeat the current window from, of the loop; None between windows
         self.is_updating = False  # the weights are neither the last step's nor the next one's
         self.saved_step: int | None = None  # optimizer step of the last checkpoint
         self.epoch = 0  # the epoch that is being trained, from 0
@@ -61,7 +65,13 @@ class RunState:
         skip_non_finite: bool,
         collect: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        """Starts the clocks and an empty meter; the step comes from `state`, which a resume may have filled."""
+        """Begins a run with an empty meter, at the step of `state`, which a resume may have set.
+
+        Args:
+            device: where losses are.
+            skip_non_finite: whether NaN and infinite losses are left out of the logged mean.
+            collect: stacks a tensor of each process; None where there is one process.
+        """
         self.meter = LossMeter(device, skip_non_finite=skip_non_finite, collect=collect)
         self._collect = collect
         self.total_loss = 0.0
@@ -74,16 +84,27 @@ class RunState:
         self.start_time = time.time()
 
     def forget(self) -> None:
-        """Drops what an earlier `train()` left that would show in the next one, also if it ended in an error."""
+        """Clears what an earlier `train()` has left, also one that ended in an error."""
         self.flos = self.tokens = 0
         self.num_parts = 1
 
     def begin_epoch(self, epoch: int, *, batches_done: int) -> None:
+        """Begins an epoch.
+
+        Args:
+            epoch: its number, from 0.
+            batches_done: its micro-batches that a resume skips.
+        """
         self.epoch = epoch
         self.batches_in_epoch = batches_done
 
     def advance(self, epoch: float, *, num_batches: int) -> None:
-        """One optimizer step is done; `epoch` counts finished epochs with the share of the current one."""
+        """Counts an optimizer step.
+
+        Args:
+            epoch: epochs done, with the share of the current one.
+            num_batches: micro-batches of the step.
+        """
         self.batches_in_epoch += num_batches
         self.state.global_step += 1
         self.is_updating, self.window_start = False, None
@@ -91,7 +112,7 @@ class RunState:
         self.meter.end_step()
 
     def settle(self) -> None:
-        """Moves what was counted on the way, over all processes, into the record. They must call it together."""
+        """Adds the counted operations and tokens of all processes to the record. All processes call it together."""
         counted = torch.tensor([float(self.flos), float(self.tokens)], dtype=torch.float64)
         flos, tokens = (counted if self._collect is None else self._collect(counted).sum(dim=0)).tolist()
         self.state.total_flos += flos
@@ -99,13 +120,17 @@ class RunState:
         self.flos = self.tokens = 0
 
     def settle_tokens(self) -> None:
-        """The same for tokens, where this process is the only one; several settle when all of them log or save."""
+        """Adds the counted tokens to the record, if this is the only process; several use `settle`."""
         if self._collect is None:
             self.state.num_input_tokens_seen += int(self.tokens)
             self.tokens = 0
 
     def drain_loss(self) -> tuple[float, int]:
-        """Mean loss per optimizer step since the last log, and how many losses in it were not finite."""
+        """Reads the loss since the last log. All processes call it together.
+
+        Returns:
+            The mean per optimizer step, and the number of losses that were not finite.
+        """
         reading = self.meter.drain()
         num_steps = self.state.global_step - self.step_last_logged
         self.total_loss += reading.total
@@ -113,15 +138,17 @@ class RunState:
         return reading.total / max(num_steps, 1), reading.num_non_finite
 
     def finish_loss(self) -> float:
-        """Sum of all losses of this `train()`, those not yet logged included."""
+        """Returns the sum of all losses of this `train()`. All processes call it together."""
         reading = self.meter.drain()
         self.total_loss += reading.total
         return self.total_loss
 
     @property
     def is_interrupted(self) -> bool:
+        """Whether a signal ends the run."""
         return self.interrupts.received is not None
 
     @property
     def should_stop(self) -> bool:
+        """Whether the current epoch ends after this step."""
         return self.control.should_training_stop or self.control.should_epoch_stop

@@ -1,4 +1,4 @@
-"""TrainerState: the record of a run as `trainer_state.json` keeps it, readable by tools that expect HF's."""
+"""TrainerState: the record of a run, as `trainer_state.json` stores it in the format of the original."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_BYTES = 1 << 30
 
 @dataclass
 class TrainerState:
-    """Where a run stands.
+    """Progress, logs and best evaluation of a run.
 
     Attributes:
         epoch: epochs done, with the share of the current one as its fraction.
@@ -68,7 +68,11 @@ class TrainerState:
         self._history_text = HistoryText()
 
     def save_to_json(self, json_path: str | Path) -> None:
-        """Writes the record. What was in the history at the last save is not serialised again."""
+        """Writes the record; log entries of the last save are not serialized again.
+
+        Args:
+            json_path: the file.
+        """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         text = json.dumps({**values, "log_history": []}, indent=2, sort_keys=True)
         # Two spaces before it: only the record's own field, not one of a callback's state.
@@ -78,10 +82,16 @@ class TrainerState:
 
     @classmethod
     def load_from_json(cls, json_path: str | Path) -> TrainerState:
-        """Reads the record; fields that another version wrote and this one does not know are left out.
+        """Reads a record; fields that this version does not have are left out.
+
+        Args:
+            json_path: the file.
+
+        Returns:
+            The record.
 
         Raises:
-            ValueError: no JSON, or not that of a record.
+            ValueError: the file is no JSON, or not that of a record.
         """
         values = read_json(json_path, max_bytes=MAX_BYTES)
         if not isinstance(values, dict):
@@ -95,7 +105,12 @@ class TrainerState:
         return cls(**{name: value for name, value in values.items() if name in known})
 
     def compute_steps(self, args: Any, max_steps: int) -> None:
-        """Takes the three intervals from the arguments; a value below 1 is a share of `max_steps`."""
+        """Sets the three intervals.
+
+        Args:
+            args: training arguments; an interval below 1 is a share of `max_steps`.
+            max_steps: optimizer steps of the run.
+        """
         for kind in ("logging", "eval", "save"):
             interval = getattr(args, f"{kind}_steps")
             if interval is not None:

@@ -1,7 +1,8 @@
 """TrackerCallback: from the events of a run to the calls of a tracker. What the calls are is in a file for each.
 
 Only the first process reports. `setup`, `send`, `saved`, `predicted` and `close` run on the tracker's own thread (see
-`tracker_thread.py`). A subclass from outside of this package may use the client in its own events: its `setup` is waited for.
+`tracker_thread.py`). A subclass from outside of this package may use the client in its own events: its `setup` is
+waited for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Guard: a tracker's calls, on a thread of their own. What raises or hangs there neither stops nor slows the training.
+"""TrackerThread: a tracker's calls, on their own thread. What fails or hangs there does not affect training.
 
 A call that raises is tried again; after several that failed the tracker is left alone until the end of the run, where
 it gets what it missed from the journal. A call that hangs holds up only those behind it: the queue is bounded, and what

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
@@ -13,6 +12,7 @@ from trainwright.cli.recipe.paths import PlaceError, absolute, files, model_plac
 from trainwright.cli.recipe.schema import TASKS, DataPart, ImagePart, LearnPart, ModelPart, Recipe, names_of
 from trainwright.cli.recipe.training_section import problems_of_training, resolved_training, training_names
 from trainwright.cli.recipe.yaml_tree import Path, Tree, parse, scalar
+from trainwright.errors import did_you_mean
 
 PARTS: dict[str, type] = {"model": ModelPart, "data": DataPart}
 TOP = ("task", "model", "data", "training")
@@ -92,8 +92,8 @@ def _problem_of_name(path: Path) -> str | None:
     if path[0] == "training" and len(path) > 2 and f"training.{path[1]}" in known:
         return None
     endings = [name for name in known if name.rpartition(".")[2] == path[-1]]
-    near = endings or difflib.get_close_matches(full, known, n=1, cutoff=0.6)
-    return f"{full} is not known.{f' Did you mean {near[0]}?' if near else ''}"
+    hint = f" Did you mean {endings[0]}?" if endings else did_you_mean(full, known)
+    return f"{full} is not known.{hint}"
 
 
 def _problems(tree: Tree) -> Found:
@@ -104,7 +104,7 @@ def _problems(tree: Tree) -> Found:
     if task not in TASKS:
         at: Path = ("task",) if "task" in value else ()
         said = "task is missing" if task is None else f"task: {task!r} is not one of them"
-        yield at, f"{said}.{near(str(task), TASKS)} Tasks: {', '.join(TASKS)}."
+        yield at, f"{said}.{did_you_mean(str(task), TASKS)} Tasks: {', '.join(TASKS)}."
     for part, kind in PARTS.items():
         yield from _problems_of_part(value.get(part), kind, (part,))
     if "data" not in value:
@@ -141,14 +141,8 @@ def _unknown(value: Mapping[str, Any], known: Collection[str], path: Path) -> Fo
         if name not in known:
             full = ".".join((*path, str(name)))
             elsewhere = [other for other in known_paths() if other.rpartition(".")[2] == name]
-            hint = f" Did you mean {elsewhere[0]}?" if elsewhere else near(str(name), known)
+            hint = f" Did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(str(name), known)
             yield (*path, str(name)), f"{full} is not known.{hint}"
-
-
-def near(name: str, known: Collection[Any]) -> str:
-    """ " Did you mean ...?", or nothing."""
-    found = difflib.get_close_matches(name, [str(one) for one in known], n=1, cutoff=0.6)
-    return f" Did you mean {found[0]}?" if found else ""
 
 
 def _mismatch(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str | None:
@@ -162,7 +156,7 @@ def _mismatch(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str | None:
         return f"{value!r} is not a list of texts."
     choices, low = metadata.get("choices"), metadata.get("low")
     if choices is not None and value is not None and value not in choices:
-        return f"{value!r} is not one of {', '.join(choices)}.{near(str(value), choices)}"
+        return f"{value!r} is not one of {', '.join(choices)}.{did_you_mean(str(value), choices)}"
     if low is not None and isinstance(value, (int, float)) and value < low:
         return f"{value!r} is too small: it must be at least {low:g}."
     return None
@@ -232,7 +226,7 @@ def _contradictions(recipe: Recipe) -> Found:
     roles = (*spec.needs, *spec.takes)
     for role in data.columns:
         if role not in roles:
-            said = f"{recipe.task} has no use for it.{near(str(role), roles)} It takes: {', '.join(roles)}."
+            said = f"{recipe.task} has no use for it.{did_you_mean(str(role), roles)} It takes: {', '.join(roles)}."
             yield ("data", "columns", str(role)), f"data.columns.{role}: {said}"
     yield from _idle(recipe)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trainwright.cli.recipe.recipe_reader import near
 from trainwright.cli.tasks.source import TaskSource
+from trainwright.errors import did_you_mean
 
 MOST = 1000  # more labels than this are no labels but numbers or texts
 
@@ -52,7 +52,7 @@ def find_labels(material: TaskSource, role: str) -> Labels:
     for part, values in found.items():
         unknown = _sorted(values - labels.number_of.keys())
         if unknown:
-            hint = near(unknown[0], list(labels.number_of))
+            hint = did_you_mean(unknown[0], list(labels.number_of))
             material.wrong(f"the {part} rows have labels that are not listed: {', '.join(unknown[:5])}.{hint}",
                            "data", "labels")  # fmt: skip
     if len(labels.names) < 2 or len(labels.names) > MOST:

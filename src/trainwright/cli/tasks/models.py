@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from trainwright.cli.tasks.source import TaskSource, first_line
+from trainwright.errors import did_you_mean
 
 CLASSES = {
     "text-classification": "AutoModelForSequenceClassification",
@@ -65,8 +65,7 @@ def _default_config(material: TaskSource, kind: str) -> Any:
     from transformers import CONFIG_MAPPING
 
     if kind not in CONFIG_MAPPING:
-        near = difflib.get_close_matches(str(kind), list(CONFIG_MAPPING), n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(kind, CONFIG_MAPPING)
         material.wrong(f"transformers knows no model {kind!r}.{hint}", "model", "config", "model_type")
     return CONFIG_MAPPING[kind]()
 
@@ -77,8 +76,7 @@ def _check_names(material: TaskSource, given: dict[str, Any], config: Any) -> No
     problems = []
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, known)
             said = f"model.config.{name}: a {config.model_type} model has no such setting.{hint}"
             problems.append((("model", "config", name), said))
     material.tree.refuse(problems)

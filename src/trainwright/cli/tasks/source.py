@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trainwright.cli.recipe.paths import files
-from trainwright.cli.recipe.recipe_reader import near
 from trainwright.cli.recipe.schema import DataPart, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks.local_files import Row, read_rows
-from trainwright.errors import DataError, MissingPackageError
+from trainwright.errors import DataError, MissingPackageError, did_you_mean
 
 Rows = Any  # a list of rows, or a datasets.Dataset: both have a length and give rows by number
 
@@ -112,7 +111,7 @@ def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
     held = data.eval if isinstance(data.eval, str) else next((name for name in EVAL_SPLITS if name in found), None)
     for name in (train, held):
         if name is not None and name not in found:
-            raise DataError(f"it has no split {name!r}.{near(name, list(found))} Splits: {', '.join(found)}.")
+            raise DataError(f"it has no split {name!r}.{did_you_mean(name, list(found))} Splits: {', '.join(found)}.")
     return found[train], None if held is None else found[held]
 
 
@@ -128,11 +127,11 @@ def _check_columns(material: TaskSource, rows: Rows) -> None:
         if role == "image" and is_range(name):
             continue
         if name not in there:
-            said = f"no column is called {name!r}.{near(name, there)} There are: {', '.join(there[:20])}."
+            said = f"no column is called {name!r}.{did_you_mean(name, there)} There are: {', '.join(there[:20])}."
             problems.append((("data", "columns", role), f"data.columns.{role}: {said}"))
     for name in recipe.data.where:
         if name not in there:
-            said = f"no column is called {name!r}.{near(name, there)} There are: {', '.join(there[:20])}."
+            said = f"no column is called {name!r}.{did_you_mean(name, there)} There are: {', '.join(there[:20])}."
             problems.append((("data", "where", str(name)), f"data.where.{name}: {said}"))
     material.tree.refuse(problems)
 

@@ -1,6 +1,6 @@
 """Chunks of a stream that is being read: what becomes one batch on each process. Nothing here knows of workers.
 
-There are chunks of so many items, and chunks of batches that are formed by length from a look-ahead (`lookahead_buffer.py`).
+There are chunks of so many items, and chunks of batches that are formed by length (`lookahead_buffer.py`).
 """
 
 from __future__ import annotations

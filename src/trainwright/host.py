@@ -1,0 +1,42 @@
+"""Host: memory and processes of the machine that this process runs on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+CGROUP = Path("/sys/fs/cgroup")
+SAME_START_S = 1.0  # start times of one process differ by less
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take: the machine's, or its container's if that is less.
+
+    Returns:
+        Bytes; those of the page cache that the system frees when they are needed count as available.
+    """
+    machine = int(psutil.virtual_memory().available)
+    try:
+        limit = int((CGROUP / "memory.max").read_text(encoding="ascii"))
+        used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+    except (OSError, ValueError):  # no container, no limit ("max"), or another system
+        return machine
+    return max(0, min(machine, limit - used + int(stat.get("inactive_file", 0))))
+
+
+def is_process_alive(pid: int, *, began: float | None = None) -> bool:
+    """Whether a process of this machine runs.
+
+    Args:
+        pid: number of the process.
+        began: when it started, in seconds since the epoch: its number may belong to a later process now. None: any
+            process of that number counts.
+    """
+    if began is None:
+        return psutil.pid_exists(pid)
+    try:
+        return bool(abs(psutil.Process(pid).create_time() - began) < SAME_START_S)
+    except psutil.Error:
+        return False
