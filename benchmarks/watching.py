@@ -26,6 +26,7 @@ from harness import Subject, Turns, Watch, measure, print_json, print_table, ver
 from step_overhead import BATCH, CASES, LEARNING_RATE, WARM_UP, Case, Work, by_hand  # noqa: E402
 
 from trainwright import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+from trainwright.state.clock import Clock  # noqa: E402
 from trainwright.trackers.base import TrackerCallback  # noqa: E402
 
 LIMITS = {"watched": 1.01, "raising": 1.02, "hanging": 1.02}
@@ -60,8 +61,15 @@ def stop_watching(trainer: Trainer) -> None:
     """No journal is written, and a mark of the clock does nothing; for this trainer alone."""
     trainer.callback_handler.watchers.clear()
     trainer.callback_handler.rebuild()
-    trainer._journal.begin = lambda *arguments, **facts: None  # type: ignore[method-assign]
-    trainer._run.clock.mark = lambda phase: phase  # type: ignore[method-assign]
+    services = trainer._services
+    services.journal.begin = lambda *arguments, **facts: None  # type: ignore[method-assign]
+    use_clock = services.use_clock
+
+    def use_stopped(clock: Clock) -> None:
+        clock.mark = lambda phase: phase  # type: ignore[method-assign]
+        use_clock(clock)
+
+    services.use_clock = use_stopped  # type: ignore[method-assign]
 
 
 def by_trainer(work: Work, kind: str, watch: Watch) -> None:

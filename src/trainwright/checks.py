@@ -13,7 +13,7 @@ from trainwright._types import has_length, is_instance_of
 from trainwright.config import rules
 from trainwright.config.owned import batch_formers
 from trainwright.config.plans import StepPlan
-from trainwright.errors import ArgumentError, DataError, MissingModelError, ModelError
+from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError
 
 
 def check_metrics(args: Any, compute_metrics: Any) -> None:
@@ -130,6 +130,28 @@ def check_optimizers(args: Any, optimizers: tuple[Any, Any], optimizer_cls_and_k
             "optimizers=(...) belongs to one model, and model_init makes a new one for each train(). Pass "
             "optimizer_cls_and_kwargs, or override create_optimizer_and_scheduler."
         )
+
+
+def need_optimizer(optimizer: Any) -> Any:
+    """The optimizer of a trainer; raises ValueError where there is none yet."""
+    if optimizer is None:
+        raise ValueError("There is no optimizer yet: it is made by train(), or by create_optimizer().")
+    return optimizer
+
+
+def need_best_metric(metric_for_best_model: str, metrics: Mapping[str, float]) -> float:
+    """The metric that decides which model is the best.
+
+    Raises:
+        MetricError: an evaluation did not give it.
+    """
+    name = metric_for_best_model if metric_for_best_model.startswith("eval_") else f"eval_{metric_for_best_model}"
+    if name not in metrics:
+        raise MetricError(
+            f"metric_for_best_model={metric_for_best_model!r}, but the evaluation gave no {name!r}; it gave "
+            f"{', '.join(sorted(metrics))}. Name one of these, or return it from compute_metrics."
+        )
+    return metrics[name]
 
 
 def check_has_samples(dataset: Any) -> None:

@@ -47,6 +47,19 @@ class TrainHooks(Protocol):
     ) -> None: ...
 
 
+class SaveHooks(Protocol):
+    """What writing a checkpoint asks; the paths are those of the folder in which it is made."""
+
+    model: Any
+    optimizer: Any
+    callback_handler: Any
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None: ...
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None: ...
+    def _save_scaler(self, output_dir: str) -> None: ...
+    def _save_rng_state(self, output_dir: str) -> None: ...
+
+
 class EvalHooks(Protocol):
     """What the evaluation loop asks."""
 
@@ -109,3 +122,26 @@ class Gather(Protocol):
     """How an evaluation collects a value from all processes; identity on one."""
 
     def __call__(self, value: Any) -> Any: ...
+
+
+def definer(owner: object, name: str) -> type | None:
+    """The class that defines an attribute of an object; None where the object itself has it, or nobody."""
+    if name in vars(owner):
+        return None
+    return next((cls for cls in type(owner).__mro__ if name in vars(cls)), None)
+
+
+def is_overridden(owner: object, *names: str) -> bool:
+    """Whether code outside of this package defines one of these methods, in a subclass or on the object itself.
+
+    Args:
+        owner: a trainer.
+        names: published hooks.
+    """
+    home = f"{__name__.partition('.')[0]}."
+    for name in names:
+        cls = definer(owner, name)
+        module = str(getattr(getattr(cls, name, None), "__module__", ""))
+        if cls is None or not (cls.__module__.startswith(home) and module.startswith(home)):
+            return True
+    return False

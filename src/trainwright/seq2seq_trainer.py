@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -37,14 +37,9 @@ class Seq2SeqTrainer(Trainer):
 
     _gen_kwargs: dict[str, Any] = {}  # noqa: RUF012 -- exchanged for the time of a call, never changed
 
-    def _adopt_model(self, model: Any, model_init: Callable[..., Any] | None) -> None:
-        super()._adopt_model(model, model_init)
+    def _adopt_model(self, model: Any) -> None:
+        super()._adopt_model(model)
         self._prepare_generation()
-
-    def _renew_model(self, trial: Any) -> None:
-        super()._renew_model(trial)
-        if self.model_init is not None:
-            self._prepare_generation()
 
     def _prepare_generation(self) -> None:
         """Gives the model the generation config that was asked for; finds out before step 1 what could not work."""

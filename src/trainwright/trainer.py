@@ -1,35 +1,84 @@
-"""Trainer: the façade. It *is* the hooks that the loops call. Here it is made and `train()` begins; the published hooks
-are in `facade/`, one family to a file, each a few lines that call a wing.
+"""Trainer: one flat class. It *is* the hooks that the loops call, in the order in which they are called; each is short
+and calls a component. What belongs to one `train()` is in `run.training.TrainingRun`, what belongs to this process in
+`run.build.Services`.
+
+One step: `loop/fit.py` asks `get_batch_samples` for the window of micro-batches; `loop/step.py` calls `training_step`
+for each of them, then `_clip_grad_norm`, `_get_grad_norm` and the engine's step; `_maybe_log_save_evaluate` follows.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 import os
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import islice
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
-from trainwright import assemble, checks, model_facts
-from trainwright._types import is_instance_of
-from trainwright.checkpoint.async_writer import CheckpointWriter
-from trainwright.config import not_yet
+from trainwright import checks, model_facts
+from trainwright._types import TRAINER_STATE_NAME, Batch, TailBatch, has_length, output_loss
+from trainwright.checkpoint.rng import unchanged_random_states
+from trainwright.checkpoint.store import CheckpointStore
+from trainwright.config import not_yet, resolve, rules
 from trainwright.config.arguments import TrainingArguments
-from trainwright.config.owned import owned
-from trainwright.data.collators import default_collator
-from trainwright.evaluation.outputs import TrainOutput
-from trainwright.facade.search import SearchHooks
+from trainwright.data import batch_sampler as batch_order
+from trainwright.engine.precision import DTYPES, eval_precision
+from trainwright.errors import DataError, EvaluationMemoryError
+from trainwright.evaluation import eval_loop, metrics_io
+from trainwright.evaluation import prediction_step as eval_step
+from trainwright.evaluation.dry_run import SilentEvents
+from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
+from trainwright.hooks import is_overridden
+from trainwright.loop.context import NULL_OBSERVER
+from trainwright.loop.fit import fit, run_epoch
+from trainwright.loss_normalization import LossRule
+from trainwright.optim import factory as optimizers_of
+from trainwright.optim import optimizer_class, parameter_groups, schedule_resume, schedules, train_eval_mode
 from trainwright.patches.special_tokens import align_special_tokens
+from trainwright.run import build, checkpointing, console, dry_run, input_pipeline, resume
+from trainwright.run.checkpointing import Checkpointer
+from trainwright.run.training import TrainingRun
+from trainwright.run.uploads import result_of
+from trainwright.state.clock import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.control import TrainerControl
-from trainwright.state.memory_tracker import TrainerMemoryTracker
-from trainwright.state.run_state import RunState
+from trainwright.state.throughput import speed_metrics, step_logs, utilisation
+from trainwright.state.token_count import count_tokens
 from trainwright.state.trainer_state import TrainerState
 
+if TYPE_CHECKING:
+    from trainwright.preflight.finding import CheckReport
+    from trainwright.preflight.prove.proof import ProofReport
+    from trainwright.search.base import BestRun
 
-class Trainer(SearchHooks):
+Items = torch.Tensor | int | None
+QUIET = SilentEvents()
+NO_CONTEXT: AbstractContextManager[None] = nullcontext()
+
+
+def _owned_by(owner: str, name: str) -> Any:
+    """A published attribute of the trainer that another object owns: read and assigned there.
+
+    Args:
+        owner: attributes from the trainer to that object.
+        name: of the attribute there. Reading it calls no function of Python's, so that a hook may do it in a step.
+    """
+    find = attrgetter(owner)
+
+    def assign(trainer: Any, value: Any) -> None:
+        setattr(find(trainer), name, value)
+
+    return property(attrgetter(f"{owner}.{name}"), assign)
+
+
+class Trainer:
     """Trains and evaluates a model.
 
     Args:
@@ -53,11 +102,51 @@ class Trainer(SearchHooks):
         MissingModelError, ModelError: no model, two of them, or one without a head.
         DataError: data whose length or absence makes the settings impossible.
         ArgumentError: settings that contradict each other.
+
+    Example:
+        >>> trainer = Trainer(model=model, args=TrainingArguments("out"), train_dataset=samples)
+        >>> trainer.train()
     """
 
     loss_is_scaled_for_ga: bool | None = None
     """Whether `compute_loss` returns a loss scaled for the whole window: True as it is, False a mean per micro-batch,
     None (default): scaled if the model or `compute_loss_func` was given `num_items_in_batch`."""
+
+    # -- published attributes that the run or this process owns --------------------------------------------------------
+
+    state: TrainerState = _owned_by("_run.progress", "state")
+    control: TrainerControl = _owned_by("_run.progress", "control")
+    current_flos: float = _owned_by("_run.progress", "flos")
+    is_in_train: bool = _owned_by("_run", "is_training")
+    _tr_loss: torch.Tensor = _owned_by("_run.progress.meter", "total")
+    _total_loss_scalar: float = _owned_by("_run.progress", "total_loss")
+    _globalstep_last_logged: int = _owned_by("_run.progress", "step_last_logged")
+
+    accelerator: Any = _owned_by("_services.engine", "accelerator")
+    gather_function: Any = _owned_by("_services", "gather_function")
+    callback_handler: Any = _owned_by("_services", "callback_handler")
+    is_deepspeed_enabled: bool = _owned_by("_services.flags", "is_deepspeed_enabled")
+    is_fsdp_enabled: bool = _owned_by("_services.flags", "is_fsdp_enabled")
+    push_in_progress: Any = _owned_by("_services.uploads", "in_progress")
+    hp_search_backend: Any = _owned_by("_search", "name")
+    hp_name: Any = _owned_by("_search", "hp_name")
+    hp_space: Any = _owned_by("_search", "space")
+    compute_objective: Any = _owned_by("_search", "compute_objective")
+    objective: Any = _owned_by("_search", "objective")
+    _engine: Any = _owned_by("_services", "engine")
+    _memory_tracker: Any = _owned_by("_services", "memory_tracker")
+    _eval_dataloaders: dict[str, Any] = _owned_by("_services", "eval_dataloaders")
+
+    # Any: models, datasets, processing classes and arguments are the user's own types.
+    args: Any
+    model: Any
+    model_wrapped: Any
+    optimizer: Any
+    lr_scheduler: Any
+    deepspeed: Any = None
+    hub_model_id: str | None = None
+
+    # -- construction --------------------------------------------------------------------------------------------------
 
     def __init__(
         self,
@@ -81,22 +170,34 @@ class Trainer(SearchHooks):
         if model_facts.num_devices(model) > 1:
             self.args._n_gpu = 1  # the model has the GPUs: it is not copied to them
         not_yet.refuse_what_is_missing(self.args)
-        assemble.seed_everything(self.args)
-        self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
-        self._memory_tracker.start("init")
+        build.seed_everything(self.args)
+        self._services = build.Services.for_arguments(self.args, measures_memory=not self.args.skip_memory_metrics)
+        self._services.memory_tracker.start("init")
         logging.getLogger("trainwright").setLevel(self.args.get_process_log_level())
-        self._run = RunState(TrainerState(), TrainerControl())
-        self._run_id = assemble.new_run_id()
-        self._writer = CheckpointWriter(goes_on=getattr(self.args, "save_failure", "stop") == "continue")
-        self._init_bookkeeping()
-        self.processing_class = assemble.one_processing_class(processing_class, tokenizer)
+        self._run = TrainingRun.idle(self.args)
+        self._search: Any = build.NoSearch()  # or a Searching
+        self._train_batch_size = self.args.train_batch_size
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+        self._signature_columns: list[str] | None = None
+        self._created_lr_scheduler = False
+        self.processing_class = build.one_processing_class(processing_class, tokenizer)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.model = model
+        self.model_init = model_init
         self.create_accelerator_and_postprocess()
-        self._adopt_model(model, model_init)
-        multiple = owned(self.args, "pad_to_multiple_of")
-        self._default_collator = default_collator(self.processing_class, multiple)
+        model = self.call_model_init() if model is None else model
+        checks.check_head(model, build.names_of_base_models(model))
+        self.is_model_parallel = model_facts.num_devices(model) > 1
+        placed = self.args.place_model_on_device
+        self.place_model_on_device = not self.is_model_parallel if placed is None else placed
+        self._adopt_model(model)
+        self.model_accepts_loss_kwargs = model_facts.accepts_loss_kwargs(model)
+        self.can_return_loss = model_facts.returns_loss_by_default(model)
+        names = self.args.label_names
+        self.label_names = model_facts.find_label_names(model) if names is None else names
+        self.label_smoother = build.label_smoother(model, self.args.label_smoothing_factor)
+        self._default_collator = input_pipeline.make_default_collator(self.args, self.processing_class)
         self.data_collator = self._default_collator if data_collator is None else data_collator
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
@@ -107,97 +208,104 @@ class Trainer(SearchHooks):
         own = optimizers[1] is not None
         checks.check_datasets(self.args, train_dataset, eval_dataset, self.data_collator, has_own_schedule=own)
         checks.check_metrics(self.args, compute_metrics)
-        self._tell_of_the_start(callbacks)
-        self._memory_tracker.stop_and_update_metrics(stage="init")
-
-    def _tell_of_the_start(self, callbacks: list[Any] | None) -> None:
-        """Who listens, where output goes, and the first state; then `on_init_end`."""
-        self.callback_handler = assemble.make_callbacks(
-            self.args,
-            callbacks,
-            engine=self._engine,
-            writer=self._writer,
-            model=self.model,
-            processing_class=self.processing_class,
-            optimizer=self.optimizer,
-            lr_scheduler=self.lr_scheduler,
-        )
-        self._journal = assemble.make_keeper(self.callback_handler, self._run.clock)
+        self._use_callbacks(callbacks)
         if self.args.push_to_hub:
             self.init_hf_repo()
         if self.args.should_save:
             os.makedirs(self.args.output_dir, exist_ok=True)
-        self.state = TrainerState(
+        self.state = self._fresh_state()
+        self.callback_handler.fire("on_init_end", self._run.progress)
+        self._services.memory_tracker.stop_and_update_metrics(stage="init")
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Makes the engine, and with it `accelerator`."""
+        self._services.use_engine(build.make_engine(self.args, self.model))
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """A new model from `model_init`.
+
+        Args:
+            trial: the trial of a search, for a `model_init` that takes one.
+        """
+        assert self.model_init is not None
+        return build.call_model_init(self.model_init, trial)
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Moves the model to where it is trained, unless its parts are placed already."""
+        if getattr(model, "hf_device_map", None) is None:
+            self._engine.place(model)
+
+    def _adopt_model(self, model: Any) -> None:
+        """Takes a model in: the one given, and each one that `model_init` makes."""
+        if self.place_model_on_device:
+            self._move_model_to_device(model, self.args.device)
+        self.model = self.model_wrapped = model
+        build.set_use_cache(model, self.args.use_cache)
+
+    def _use_callbacks(self, callbacks: list[Any] | None) -> None:
+        """Makes the handler: default callbacks, trackers, and these."""
+        parts = {"model": self.model, "processing_class": self.processing_class, "optimizer": self.optimizer}
+        engine, writer, schedule = self._engine, self._services.writer, self.lr_scheduler
+        handler = build.make_callbacks(
+            self.args, callbacks, engine=engine, writer=writer, lr_scheduler=schedule, **parts
+        )
+        self._services.use_callbacks(handler, self._run.progress.clock)
+
+    def _fresh_state(self) -> TrainerState:
+        return TrainerState(
             is_local_process_zero=self.is_local_process_zero(),
             is_world_process_zero=self.is_world_process_zero(),
             stateful_callbacks=self._stateful(),
         )
-        self.callback_handler.fire("on_init_end", self._run)
 
-    def _adopt_model(self, model: Any, model_init: Callable[..., Any] | None) -> None:
-        """Takes the model in: on its device, with what its class and signature tell."""
-        self.model_init = model_init
-        model = self.call_model_init() if model is None else model
-        checks.check_head(model, _names_of_base_models(model))
-        self.is_model_parallel = model_facts.num_devices(model) > 1
-        placed = self.args.place_model_on_device
-        self.place_model_on_device = not self.is_model_parallel if placed is None else placed
-        if self.place_model_on_device:
-            self._move_model_to_device(model, self.args.device)
-        self.model = self.model_wrapped = model
-        self.model_accepts_loss_kwargs = model_facts.accepts_loss_kwargs(model)
-        self.can_return_loss = model_facts.returns_loss_by_default(model)
-        names = self.args.label_names
-        self.label_names = model_facts.find_label_names(model) if names is None else names
-        self.label_smoother = assemble.label_smoother(model, self.args.label_smoothing_factor)
-        if getattr(model, "config", None) is not None:
-            model.config.use_cache = self.args.use_cache
+    def _stateful(self) -> list[Any]:
+        return checkpointing.stateful(self.callback_handler, self.control)
 
-    def _init_bookkeeping(self) -> None:
-        """What is filled later, by training, evaluation, or a search."""
-        self.is_in_train = False
-        self.deepspeed = None
-        self.hp_name = None
-        self.hp_search_backend = None
-        self.hp_space = self.compute_objective = self.objective = None
-        self._trial = self._search = None
-        self.hub_model_id = None
-        self.push_in_progress = None
-        self._uploader = None
-        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
-        self._signature_columns = None
-        self._train_batch_size = self.args.train_batch_size
-        self._eval_dataloaders = {}
-        self._created_lr_scheduler = False
-        self._before = None
-        self._changes = []
-        self._owed = False, False
-        self._loader = None
-        self._plan = None
-        self._rule = None
-        self._pause = None
-        self._is_rehearsing = False
-        self._flos_model = None
-        self._flos_per_token = 0
-        self._past = None
-        self._past_index = getattr(self.args, "past_index", -1)
+    @property
+    def tokenizer(self) -> Any:
+        """Older name of `processing_class`."""
+        return self.processing_class
 
-    def create_accelerator_and_postprocess(self) -> None:
-        """Makes the engine, and with it `accelerator`."""
-        self._engine = assemble.make_engine(self.args, self.model)
-        self.accelerator = self._engine.accelerator
-        self.gather_function = self._engine.gather
-        for name, value in self._engine.published_flags().items():
-            setattr(self, name, value)
+    @tokenizer.setter
+    def tokenizer(self, value: Any) -> None:
+        self.processing_class = value
 
-    def call_model_init(self, trial: Any = None) -> Any:
-        """A new model from `model_init`."""
-        assert self.model_init is not None
-        return assemble.call_model_init(self.model_init, trial)
+    def is_local_process_zero(self) -> bool:
+        """Whether this is the main process of this machine."""
+        return bool(self.args.local_process_index == 0)
 
-    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        if getattr(model, "hf_device_map", None) is None:
-            self._engine.place(model)
+    def is_world_process_zero(self) -> bool:
+        """Whether this is the main process of all."""
+        return bool(self.args.process_index == 0)
+
+    def add_callback(self, callback: Any) -> None:
+        """Adds a callback.
+
+        Args:
+            callback: a `TrainerCallback`, or a class to make one of.
+        """
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Removes a callback and returns it; None if it is not there.
+
+        Args:
+            callback: the instance, or its class (the first of that class).
+        """
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Removes a callback.
+
+        Args:
+            callback: the instance, or its class (the first of that class).
+
+        Raises:
+            ValueError: the instance is not there.
+        """
+        self.callback_handler.remove_callback(callback)
+
+    # -- train() -------------------------------------------------------------------------------------------------------
 
     def train(
         self,
@@ -214,85 +322,1407 @@ class Trainer(SearchHooks):
             trial: a trial of a hyperparameter search; outside of one, only `model_init` gets to see it.
             ignore_keys_for_eval: entries of the model's output that evaluations leave out of the predictions.
 
+        Returns:
+            The optimizer steps done in all, the mean loss of those of this call, and the metrics (run time in seconds).
+
         Raises:
             CheckpointError: there is no such checkpoint, or it is damaged or of another run.
         """
         self._hp_search_setup(trial)
-        with self._engine.together(self._run.interrupts):
-            return self._train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+        run = TrainingRun.after(self._run, self.args)
+        self._services.use_clock(run.progress.clock)
+        wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        with self._using_run(run), self._engine.together(run.progress.interrupts):
+            self._memory_tracker.start("train")
+            checkpoint = self._engine.agree(lambda: resume.find_checkpoint(wanted, self.args.output_dir))
+            folder = self._get_output_dir(trial)
+            checkpointing.prepare_output(self.args, folder, is_fresh=checkpoint is None)
+            with build.callbacks_of_a_run(self.callback_handler, self.args, folder), run.under_way(self._services):
+                return self._train(run, checkpoint, trial, ignore_keys_for_eval)
 
     def _train(
-        self, resume_from_checkpoint: str | bool | None, trial: Any, ignore_keys_for_eval: list[str] | None
+        self, run: TrainingRun, checkpoint: str | None, trial: Any, ignore_keys_for_eval: list[str] | None
     ) -> TrainOutput:
-        self._memory_tracker.start("train")
-        asked = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        checkpoint = self._engine.agree(lambda: assemble.find_checkpoint(asked, self.args.output_dir))
-        assemble.prepare_output(self.args, self._get_output_dir(trial), is_fresh=checkpoint is None)
-        self.is_in_train = True
-        try:
-            self._renew_model(trial)
-            align_special_tokens(self.model, self.processing_class)
-            if checkpoint is not None:
-                self._load_from_checkpoint(checkpoint)
-            checks.check_trainable(self.model, getattr(self.args, "mixed_precision", "no"))
-            with contextlib.ExitStack() as patches, self._run.interrupts.listening():
-                for patch in assemble.patches_for_a_run(self.args, self.model):
-                    patches.enter_context(patch)
-                patches.enter_context(self._engine.mixed_precision(self.model, keeps_outputs=self._uses_outputs()))
-                output = self._inner_training_loop(
-                    batch_size=self._train_batch_size,
-                    args=self.args,
-                    resume_from_checkpoint=checkpoint,
-                    trial=trial,
-                    ignore_keys_for_eval=ignore_keys_for_eval,
-                )
-                self._writer.end()
-            self._run.interrupts.leave()  # a signal that came when all was trained: it is on the disk too
-            return output
-        except BaseException as error:
-            self._writer.end_after_failure()
-            assemble.leave_uploads(self._uploader, error)
-            self.callback_handler.fire("on_exception", self._run, exception=error)
-            self._memory_tracker.abandon()
-            raise
-        finally:
-            self.is_in_train = False
-            self._rule = None
-            self._pause = None
+        """The model, then all that happens inside `_inner_training_loop`, until the last file is on the disk."""
+        self._renew_model(trial)
+        align_special_tokens(self.model, self.processing_class)
+        if checkpoint is not None:
+            self._load_from_checkpoint(checkpoint)
+        checks.check_trainable(self.model, getattr(self.args, "mixed_precision", "no"))
+        patched = build.patched(self.args, self.model, self._engine, keeps_outputs=self._uses_outputs())
+        with patched, run.progress.interrupts.listening():
+            output = self._inner_training_loop(
+                batch_size=self._train_batch_size,
+                args=self.args,
+                resume_from_checkpoint=checkpoint,
+                trial=trial,
+                ignore_keys_for_eval=ignore_keys_for_eval,
+            )
+            self._services.writer.end()
+        run.progress.interrupts.leave()  # a signal that came when all was trained: it is on the disk too
+        return output
 
     def _renew_model(self, trial: Any) -> None:
+        """A new model where `model_init` makes one, and no optimizer."""
         if self.model_init is None:
             return
-        assemble.seed_everything(self.args)
-        self.model = self.model_wrapped = self.call_model_init(trial)
-        self.optimizer, self.lr_scheduler = None, None
-        if trial is not None:
-            self.label_smoother = assemble.label_smoother(self.model, self.args.label_smoothing_factor)
-        if self.place_model_on_device:
-            self._move_model_to_device(self.model, self.args.device)
+        build.seed_everything(self.args)
+        self._adopt_model(self.call_model_init(trial))
+        self.optimizer = self.lr_scheduler = None
+        if self._search.is_under_way:
+            self.label_smoother = build.label_smoother(self.model, self.args.label_smoothing_factor)
 
-    def add_callback(self, callback: Any) -> None:
-        """Adds a callback, an instance or a class."""
-        self.callback_handler.add_callback(callback)
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: Any = None,
+        resume_from_checkpoint: str | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """A whole run, from the dataloader to the last metric; what wraps it sees all of the training.
 
-    def pop_callback(self, callback: Any) -> Any:
-        """Removes a callback and returns it; None if it is not there."""
-        return self.callback_handler.pop_callback(callback)
+        Args:
+            batch_size: samples of a micro-batch, per device; default `_train_batch_size`.
+            args: the settings; default `self.args`.
+            resume_from_checkpoint: directory of a verified checkpoint; the model has its weights already.
+            trial: of a search.
+            ignore_keys_for_eval: entries of the model's output that are no predictions.
+        """
+        run, engine = self._run, self._engine
+        args = self.args if args is None else args
+        self._train_batch_size = self._train_batch_size if batch_size is None else batch_size
+        self._plan_run(args, resume_from_checkpoint)
+        context = self._prepare_run(args, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        folder = self._get_output_dir(trial)
+        engine.agree(lambda: checkpointing.check_first_checkpoint(args, folder, self.model))
+        caution = build.warning_of_summed_means(self.model, args, context.rule)
+        note, changed = run.resume_note, run.changed_args
+        console.log_run_header(context, args, self.state, engine, note=note, caution=caution, changed_args=changed)
+        self._dry_run_evaluation(ignore_keys_for_eval)
+        data = {"train": self.train_dataset, "eval": self.eval_dataset}
+        console.begin_journal(
+            self._services.journal, context, args, run.progress, folder=folder, run_id=run.run_id, **data
+        )
+        self._services.uploads.start()
+        fit(context, run.progress, self, eval_on_start=args.eval_on_start)
+        return self._finalize_training(trial, context.plan.num_train_samples, run.progress.start_time)
 
-    def remove_callback(self, callback: Any) -> None:
-        """Removes a callback."""
-        self.callback_handler.remove_callback(callback)
+    def _plan_run(self, args: Any, checkpoint: str | None) -> None:
+        """Data and steps; of a resume, those that are left."""
+        run, engine = self._run, self._engine
+        checks.check_has_samples(self.train_dataset)
+        dataloader = self.get_train_dataloader()
+        checks.check_has_batches(dataloader)
+        plan = build.step_plan(args, self.set_initial_training_values(args, dataloader))
+        rules.check_run(args, build.rule_facts(plan, self, engine.device))
+        loader = run.read_from(dataloader, plan, engine, batch_size=self._train_batch_size)
+        if not resolve.dispatches(args, engine.num_replicas):
+            checks.check_ends_together(plan, loader.chunk, engine.num_replicas)
+        run.continue_from(checkpoint, args, engine, self.train_dataset)
+
+    def _prepare_run(
+        self, args: Any, checkpoint: str | None, trial: Any, ignore_keys_for_eval: list[str] | None
+    ) -> Any:
+        """Record, position, model, optimizer: all that the loop needs."""
+        run = self._run
+        plan = run.plan
+        assert plan is not None
+        start = self._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, checkpoint, trial)
+        model, loader = self._prepare_for_training(plan.max_steps, run.loader, checkpoint)
+        return run.begin(
+            self._engine,
+            args,
+            rule=self._loss_rule(),
+            start=start,
+            checkpoint=checkpoint,
+            first_look=self._first_look(trial),
+            model=model,
+            loader=loader,
+            optimizer=self.optimizer,
+            scheduler=self.lr_scheduler,
+            events=self.callback_handler,
+            trial=trial,
+            ignore_keys_for_eval=ignore_keys_for_eval,
+        )
+
+    # -- data ----------------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The training data in batches of this process, in training order.
+
+        Raises:
+            DataError: there is no `train_dataset`.
+        """
+        if self.train_dataset is None:
+            raise DataError("Training needs a train_dataset; pass one to Trainer.")
+        return self._get_dataloader(
+            self.train_dataset, "Training", self._train_batch_size, self._get_train_sampler, is_training=True
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Evaluation data in batches.
+
+        Args:
+            eval_dataset: a dataset, the name of one in `self.eval_dataset`, or None for that itself.
+
+        Raises:
+            DataError: there is no dataset.
+        """
+        if eval_dataset is None and self.eval_dataset is None:
+            raise DataError("Evaluation needs an eval_dataset; pass one to Trainer or to evaluate().")
+        key = eval_dataset if isinstance(eval_dataset, str) else "eval" if eval_dataset is None else None
+        if key in self._eval_dataloaders and self.args.dataloader_persistent_workers:
+            return self._eval_dataloaders[key]  # type: ignore[no-any-return]
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
+        size = self.args.eval_batch_size
+        return self._get_dataloader(dataset, "Evaluation", size, self._get_eval_sampler, dataloader_key=key)
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
+        """Data to predict on, in batches.
+
+        Args:
+            test_dataset: samples, with or without labels.
+        """
+        return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, self._get_eval_sampler)
+
+    def _get_dataloader(
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Callable[[Any], Any] | None = None,
+        is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> DataLoader[Any]:
+        """A dataloader of any of the three kinds.
+
+        Args:
+            dataset: its samples.
+            description: what they are for, for messages.
+            batch_size: samples of a batch, per device.
+            sampler_fn: from the dataset to its order.
+            is_training: batches of training: in another order each epoch, equally many in all processes.
+            dataloader_key: under which it is kept for the next evaluation, with `dataloader_persistent_workers`.
+        """
+        # The order first: a column of lengths is none that the model takes.
+        length_of, model = input_pipeline.length_input(self.processing_class), self.model
+        sampler = input_pipeline.sampler_of(
+            dataset, sampler_fn, self.args, length_of=length_of, batch_size=batch_size, is_training=is_training
+        )
+        collate = input_pipeline.sample_collator(sampler, self.data_collator, default=self._default_collator)
+        if input_pipeline.is_columnar(dataset):
+            dataset = self._remove_unused_columns(dataset, description=description)
+        else:
+            collate = self._get_collator_with_removed_columns(collate, description=description)
+        collate = input_pipeline.row_collator(self.args, sampler, collate, model, self.processing_class)
+        how = {"sampler": sampler, "collate": collate, "batch_size": batch_size, "is_training": is_training}
+        dataloader = input_pipeline.make_dataloader(dataset, self.args, self._engine, **how)
+        if dataloader_key is not None and self.args.dataloader_persistent_workers:
+            self._eval_dataloaders[dataloader_key] = dataloader
+        return dataloader  # type: ignore[no-any-return]
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """The order of training samples; a RandomSampler is shuffled by seed and epoch.
+
+        Args:
+            train_dataset: default `self.train_dataset`.
+        """
+        return input_pipeline.train_sampler(
+            self.args,
+            self.train_dataset if train_dataset is None else train_dataset,
+            input_pipeline.length_input(self.processing_class),
+            batch_size=self._train_batch_size,
+            num_processes=self._engine.num_replicas,
+        )
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        """The order of evaluation samples; None for a stream."""
+        return input_pipeline.eval_sampler(eval_dataset)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Fills `_signature_columns`: the entries of a sample that `forward` takes, and labels."""
+        if self._signature_columns is None:
+            self._signature_columns = model_facts.signature_columns(self.model, self.label_names)
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        """A `datasets.Dataset` without the columns that `forward` does not take."""
+        if input_pipeline.keeps_all_columns(self.args, self.model):
+            return dataset
+        self._set_signature_columns_if_needed()
+        kept: Any = self._signature_columns
+        return input_pipeline.without_unused_columns(
+            dataset, kept, self.model, self.data_collator, description=description
+        )
+
+    def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
+        """The collator, given only the entries of each sample that `forward` takes."""
+        if input_pipeline.keeps_all_columns(self.args, self.model):
+            return data_collator
+        self._set_signature_columns_if_needed()
+        kept: Any = self._signature_columns
+        return input_pipeline.column_removing_collator(data_collator, kept, self.model, description)
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Samples behind a dataloader; estimated from its batches where the dataset has no length."""
+        dataset = getattr(dataloader, "dataset", None)
+        if has_length(dataset):
+            return len(dataset)
+        return int(len(dataloader) * self.args.per_device_train_batch_size)
+
+    @staticmethod
+    def num_tokens(train_dl: Any, max_steps: int | None = None) -> int:
+        """Input tokens in a dataloader; not read where lengths are known.
+
+        Args:
+            train_dl: gives batches with `input_ids`.
+            max_steps: count so many batches like the first one instead.
+        """
+        known = batch_order.num_tokens(train_dl) if max_steps is None else None
+        if known is not None:
+            return known
+        batches = train_dl if max_steps is None else islice(train_dl, 1)
+        return sum(int(batch["input_ids"].numel()) for batch in batches) * (1 if max_steps is None else max_steps)
+
+    # -- how long it goes ----------------------------------------------------------------------------------------------
+
+    def set_initial_training_values(
+        self, args: Any, dataloader: Any
+    ) -> tuple[int, int, int, float, int, int | None, int]:
+        """The lengths of a run.
+
+        Args:
+            args: the settings.
+            dataloader: the training data; without a length the run may end with the data.
+
+        Returns:
+            Epochs, optimizer steps per epoch, samples, samples trained, samples of a step over all processes,
+            micro-batches per epoch, optimizer steps.
+        """
+        known = has_length(dataloader)
+        return resolve.lengths(
+            args,
+            num_batches=len(dataloader) if known else None,
+            num_examples=self.num_examples(dataloader) if known else None,
+            total_batch_size=input_pipeline.samples_per_step(dataloader, args) or self.get_total_train_batch_size(args),
+        ).values()
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Samples per optimizer step over all processes that have data of their own."""
+        replicas = args.world_size // self.get_tp_size() // self.get_cp_size() // self.get_sp_size()
+        return int(self._train_batch_size * resolve.micro_batches(args) * replicas)
+
+    def get_sp_size(self) -> int:
+        """Processes that share a sequence (sequence parallelism)."""
+        return self._parallel_size("sp_size")
+
+    def get_cp_size(self) -> int:
+        """Processes that share a sequence (context parallelism)."""
+        return self._parallel_size("cp_size")
+
+    def get_tp_size(self) -> int:
+        """Processes that share a layer (tensor parallelism)."""
+        size = getattr(self.model, "_tp_size", None)
+        return size if size is not None else self._parallel_size("tp_size")
+
+    def _parallel_size(self, name: str) -> int:
+        return int(getattr(getattr(self.accelerator, "parallelism_config", None), name, 1))
+
+    # -- where it starts -----------------------------------------------------------------------------------------------
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Loads the weights of a checkpoint.
+
+        Args:
+            resume_from_checkpoint: its directory.
+            model: takes them in; default `self.model`.
+        """
+        model = self.model if model is None else model
+        self._issue_warnings_after_load(self._checkpointer.read_weights(model, Path(resume_from_checkpoint)))
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Logs which weights a checkpoint lacked (`load_result.missing_keys`) or had too much (`unexpected_keys`)."""
+        checkpointing.log_load_result(load_result)
+
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+    ) -> tuple[int, int]:
+        """Fills `state`, from the checkpoint if there is one.
+
+        Returns:
+            The first epoch, from 0, and how many of its micro-batches are done already.
+        """
+        is_own = self.optimizer is not None or self.optimizer_cls_and_kwargs is not None
+        folder = self._get_output_dir(trial)
+        state = self._run.load_record(
+            resume_from_checkpoint, self.args, self._engine, stateful=self._stateful(), folder=folder, is_own=is_own
+        )
+        state.train_batch_size = self._train_batch_size
+        state.compute_steps(self.args, max_steps)
+        state.max_steps, state.num_train_epochs = max_steps, num_train_epochs
+        state.is_hyper_param_search = trial is not None
+        state.trial_name, state.trial_params = self._name_and_params(trial)
+        state.is_local_process_zero = self.is_local_process_zero()
+        state.is_world_process_zero = self.is_world_process_zero()
+        if resume_from_checkpoint is None:
+            return 0, 0
+        self._load_callback_state()
+        steps = num_update_steps_per_epoch
+        return self._run.find_position(resume_from_checkpoint, self.args, self._engine, steps_per_epoch=steps)
+
+    def _load_callback_state(self) -> None:
+        """Gives callbacks the state that the checkpoint has of them."""
+        with_settings = self.args.restore_callback_states_from_checkpoint
+        callbacks = self.callback_handler.callbacks
+        resume.restore_callbacks(self.state.stateful_callbacks, callbacks, with_settings=with_settings)
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
+    ) -> tuple[Any, Any]:
+        """Makes optimizer and schedule, and loads their states.
+
+        Args:
+            max_steps: optimizer steps of the run.
+            train_dataloader: what the loop reads.
+            resume_from_checkpoint: directory whose states are loaded; None for a fresh run.
+
+        Returns:
+            The model as the engine wrapped it, in training mode, and the loader.
+        """
+        if self._created_lr_scheduler:  # its length belonged to an earlier train()
+            self.lr_scheduler, self._created_lr_scheduler = None, False
+        engine, run, handler = self._engine, self._run, self.callback_handler
+        engine.expect(num_steps=max_steps, num_warmup_steps=self.args.get_warmup_steps(max_steps))
+        prepared = engine.setup(
+            self._wrap_model(self.model),
+            make_optimizer=lambda model: self._make_optimizer(model, max_steps),
+            make_scheduler=lambda optimizer: self.create_scheduler(num_training_steps=max_steps, optimizer=optimizer),
+        )
+        self.model_wrapped, self.optimizer, self.lr_scheduler = prepared.model, prepared.optimizer, prepared.scheduler
+        self._services.read_flags()
+        wanted = schedule_resume.settings_of(self.optimizer, self.lr_scheduler)
+        self._load_optimizer_and_scheduler(resume_from_checkpoint)
+        self._load_scaler(resume_from_checkpoint)
+        is_own = not self._created_lr_scheduler
+        run.apply_new_settings(wanted, self.optimizer, self.lr_scheduler, self.args, max_steps=max_steps, is_own=is_own)
+        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
+        handler.train_dataloader = getattr(train_dataloader, "dataloader", train_dataloader)
+        handler.rebuild()
+        train_eval_mode.train_mode(self.model_wrapped, self.optimizer)
+        return self.model_wrapped, train_dataloader
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        """The model as it is run; on one device it is the model itself.
+
+        Args:
+            model: the user's module.
+            training: for training; else for an evaluation.
+            dataloader: unused; others pass it.
+        """
+        return model if training else self._engine.setup_for_evaluation(model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Loads the states of optimizer and schedule; nothing without a checkpoint."""
+        if checkpoint is not None:
+            self._checkpointer.read_optimizer_and_scheduler(
+                self.model_wrapped, self.optimizer, self.lr_scheduler, Path(checkpoint)
+            )
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Loads the state of the loss scale (fp16); nothing without a checkpoint."""
+        if checkpoint is not None:
+            checkpointing.read_scaler(self.accelerator, Path(checkpoint))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Sets the random states of this process to the checkpoint's; nothing without one."""
+        if checkpoint is not None:
+            rank, step = self._engine.replica, self.state.global_step
+            resume.load_rng(checkpoint, rank=rank, num_processes=self._engine.num_replicas, step=step)
+
+    # -- optimizer and schedule ----------------------------------------------------------------------------------------
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Makes both; override this, or one of the two below.
+
+        Args:
+            num_training_steps: optimizer steps of the run.
+        """
+        self.create_optimizer()
+        self.create_scheduler(num_training_steps=num_training_steps)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """The optimizer, unless there is one already.
+
+        Args:
+            model: has the parameters; default `self.model`.
+
+        Returns:
+            `self.optimizer`.
+        """
+        model = self.model if model is None else model
+        if self.optimizer is None:
+            cls, kwargs = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
+            decays = self.get_decay_parameter_names(model)
+            self.optimizer = optimizers_of.build_optimizer(cls, kwargs, model, args=self.args, decay_names=decays)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The learning-rate schedule, unless there is one already.
+
+        Args:
+            num_training_steps: optimizer steps of the run.
+            optimizer: whose rates it drives; default `self.optimizer`.
+
+        Returns:
+            `self.lr_scheduler`.
+        """
+        if self.lr_scheduler is None:
+            self.lr_scheduler = schedules.make_schedule(
+                self.args.lr_scheduler_type,
+                self.optimizer if optimizer is None else optimizer,
+                num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
+                num_training_steps=num_training_steps,
+                options=self.args.lr_scheduler_kwargs,
+            )
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Class and arguments of the optimizer that `args.optim` names.
+
+        Args:
+            args: the settings.
+            model: for optimizers that need the names of its layers.
+        """
+        return optimizer_class.optimizer_class_and_kwargs(args, model)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Parameters that weight decay applies to: all but biases and those of normalisation layers."""
+        return parameter_groups.decay_parameter_names(model)
+
+    def _make_optimizer(self, model: nn.Module, num_training_steps: int) -> Any:
+        if is_overridden(self, "create_optimizer_and_scheduler"):
+            self.create_optimizer_and_scheduler(num_training_steps=num_training_steps)
+            return self.optimizer
+        return self.create_optimizer()
+
+    # -- an epoch, and the micro-batches of a step ---------------------------------------------------------------------
+
+    def _run_epoch(
+        self,
+        model: Any,
+        epoch: int,
+        train_dataloader: Any,
+        steps_in_epoch: int,
+        num_update_steps_per_epoch: int,
+        trial: Any,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float,
+        resume_from_checkpoint: str | None,
+        epochs_trained: int,
+        steps_trained_in_current_epoch: int,
+    ) -> None:
+        """One pass over the training data, or the rest of one after a resume."""
+        context = self._run.context
+        assert context is not None
+        self._run.begin_epoch()
+        run_epoch(context, self._run.progress, self, epoch)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], Items]:
+        """The window: the micro-batches of one optimizer step.
+
+        Args:
+            epoch_iterator: gives the batches of the epoch, as the collator made them.
+            num_batches: so many, or fewer at the end of the data.
+            device: where the number of items is wanted.
+
+        Returns:
+            The batches, and the label items of all of them over all processes: a scalar int64 on `device`, or None if
+            neither the model nor the loss function asks for it.
+        """
+        batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
+        return batches, self._get_num_items_in_batch(batches, device)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Batch], device: torch.device) -> Items:
+        """Label items over all micro-batches, if the model or the loss function asks for them.
+
+        Args:
+            batch_samples: the micro-batches of a window.
+            device: where the number is wanted.
+        """
+        rule = self._run.loss_rule or self._loss_rule()
+        count = rule.count(batch_samples)
+        if count is None:
+            return None
+        return self._engine.sum(count) if rule.num_processes > 1 else count.to(device)
+
+    def training_step(self, model: Any, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
+        """Forward and backward for one micro-batch.
+
+        Args:
+            model: as the engine wrapped it.
+            inputs: the collated batch, tensors of shape (batch, ...) on any device.
+            num_items_in_batch: label items of the whole window (int or scalar tensor); None if nobody counts them.
+
+        Returns:
+            The loss as it enters the window's sum: a scalar on the model's device, detached.
+        """
+        run, engine = self._run, self._services.engine
+        if run.eval_mode_guard is not None or not (model.training and self.model.training):
+            run.end_evaluation(model, self.optimizer)
+        progress = run.progress
+        clock = progress.clock
+        clock.mark(HOST_TO_DEVICE)
+        batch, inputs = inputs, self._prepare_inputs(inputs)
+        clock.mark(FORWARD)
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        del inputs
+        every = self.args.torch_empty_cache_steps
+        if every is not None and progress.state.global_step % every == 0:
+            engine.empty_cache()
+        micro_batches, share = self.current_gradient_accumulation_steps, progress.part_of_micro_batch
+        rule = run.loss_rule or self._loss_rule()
+        loss = rule.apply(loss, batch, num_items_in_batch, micro_batches=micro_batches, share=share)
+        clock.mark(BACKWARD)
+        engine.backward(loss)
+        return loss.detach()
+
+    def _prepare_inputs(self, inputs: Batch) -> Batch:
+        """A batch as the model gets it: on the device.
+
+        Raises:
+            DataError: it is no dict, or an empty one.
+        """
+        if not isinstance(inputs, Mapping) or not inputs:
+            input_pipeline.raise_no_input(inputs, self.model, self._signature_columns)
+        return self._prepare_input(inputs)  # type: ignore[no-any-return]
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Tensors on the device, floating-point ones in the type that the engine wants; containers keep their type."""
+        if isinstance(data, torch.Tensor):
+            engine = self._services.engine
+            if engine.input_dtype is not None and data.is_floating_point():
+                data = data.to(engine.input_dtype)
+            return data.to(engine.device, non_blocking=engine.non_blocking)
+        if isinstance(data, Mapping):
+            kind = dict if isinstance(data, TailBatch) else type(data)
+            return kind({key: self._prepare_input(value) for key, value in data.items()})  # type: ignore[call-arg]
+        if isinstance(data, (tuple, list)):
+            return type(data)(self._prepare_input(value) for value in data)
+        return data
+
+    def compute_loss_context_manager(self) -> ExitStack:
+        """The contexts in which the loss is computed; an override adds its own."""
+        stack = ExitStack()
+        autocast = self.autocast_smart_context_manager()
+        if autocast is not NO_CONTEXT:
+            stack.enter_context(autocast)
+        return stack
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:
+        """A further context for the forward pass; mixed precision is in the model's forward already."""
+        return NO_CONTEXT
+
+    def compute_loss(
+        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Items = None
+    ) -> Any:
+        """The loss of a micro-batch: the model's own, or by `compute_loss_func` or label smoothing.
+
+        An override that computes a loss of its own says by `loss_is_scaled_for_ga` whether it is scaled already.
+
+        Args:
+            model: as the engine wrapped it.
+            inputs: the collated batch on `args.device`; `labels` may be removed from it.
+            return_outputs: return the model's output beside the loss.
+            num_items_in_batch: label items in the whole window (int or scalar tensor); None if nobody counts them.
+                A loss divided by it counts as scaled for the window.
+
+        Returns:
+            A scalar on the model's device with its graph, or a tuple of that and the model's output.
+
+        Raises:
+            ModelError: the model returned no loss.
+        """
+        run = self._run
+        labels = None
+        if self.label_smoother is not None or self.compute_loss_func is not None:
+            labels = inputs.pop("labels", None)
+        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
+            inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
+        outputs = run.forward(model, inputs)
+        if self.compute_loss_func is not None:
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        elif labels is not None and self.label_smoother is not None:
+            shift = model_facts.is_causal_lm(self._services.engine.unwrap(model))
+            loss = self.label_smoother(outputs, labels, shift_labels=shift, num_items_in_batch=num_items_in_batch)
+        else:
+            loss = output_loss(outputs)
+        if not isinstance(loss, torch.Tensor):
+            checks.raise_no_loss(model, inputs, outputs)
+        rule = run.loss_rule or self._loss_rule()
+        loss = rule.undo_averaging(loss, outputs, num_items_in_batch)
+        if model.training:
+            loss = rule.weigh_auxiliary(loss, outputs, sample_share=run.progress.share_of_window)
+        return (loss, outputs) if return_outputs else loss
+
+    def _loss_rule(self) -> LossRule:
+        """The arithmetic of the loss, as the model and the arguments ask for it now."""
+        return build.loss_rule(
+            self.model,
+            self.args,
+            accepts_loss_kwargs=self.model_accepts_loss_kwargs,
+            has_loss_func=self.compute_loss_func is not None,
+            is_scaled=self.loss_is_scaled_for_ga,
+            num_processes=self._engine.num_replicas,
+        )
+
+    def _uses_outputs(self) -> bool:
+        """Whether training looks at the model's outputs besides the loss that the model itself computed."""
+        is_own = is_overridden(self, "compute_loss", "training_step")
+        return is_own or self.label_smoother is not None or self.compute_loss_func is not None
+
+    def floating_point_ops(self, inputs: Batch) -> float:
+        """Estimated operations of forward and backward of a micro-batch: 6 x parameters (without embeddings) x tokens.
+
+        (Kaplan et al. 2020, arXiv:2001.08361, section 2.1.)
+        """
+        return self._run.flops.estimate(self.model, inputs)
+
+    def _track_num_input_tokens(self, inputs: Batch) -> None:
+        """Counts the input tokens of a micro-batch, on the device."""
+        mode = self.args.include_num_input_tokens_seen
+        if mode != "no":
+            progress = self._run.progress
+            progress.tokens = progress.tokens + count_tokens(inputs, self.model, self.processing_class, mode=mode)
+
+    # -- the update of the weights -------------------------------------------------------------------------------------
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """Scales the gradients down to `max_grad_norm`; returns their norm before, a scalar on the device."""
+        return self._engine.clip(model, self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """The norm of the gradients: `grad_norm`, or measured if clipping has not done so."""
+        return self._engine.clip(model, math.inf) if grad_norm is None else grad_norm
+
+    def _get_learning_rate(self) -> float:
+        """Learning rate of the first parameter group."""
+        return schedules.current_rate(self.lr_scheduler, self.optimizer)
+
+    def get_learning_rates(self) -> list[float]:
+        """Learning rate of each parameter group.
+
+        Raises:
+            ValueError: there is no optimizer yet.
+        """
+        return [group["lr"] for group in checks.need_optimizer(self.optimizer).param_groups]
+
+    def get_optimizer_group(self, param: Any = None) -> Any:
+        """The parameter group of a parameter.
+
+        Args:
+            param: a parameter; None for the parameters of all groups, as a list of lists.
+
+        Returns:
+            The group, a dict; None if no group has the parameter.
+
+        Raises:
+            ValueError: there is no optimizer yet.
+        """
+        param_groups = checks.need_optimizer(self.optimizer).param_groups
+        if param is None:
+            return [group["params"] for group in param_groups]
+        return next((group for group in param_groups if any(p is param for p in group["params"])), None)
+
+    def get_num_trainable_parameters(self) -> int:
+        """Elements of all parameters that are trained, over all processes."""
+        return sum(model_facts.num_elements(p) for p in self.model.parameters() if p.requires_grad)
+
+    # -- after a step: log, evaluate, save -----------------------------------------------------------------------------
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: Any,
+        model: Any,
+        trial: Any,
+        epoch: float,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Does what the flags of `control` ask for after a step.
+
+        Args:
+            tr_loss: sum of the losses since the last log, a scalar on the device.
+            grad_norm: of the last step, before clipping; None before the first.
+            model: as the engine wrapped it.
+            trial: of a search.
+            epoch: the epoch that is trained.
+            ignore_keys_for_eval: entries of the model's output that are no predictions.
+            start_time: of the run, as `time.time()`.
+            learning_rate: of the last step; default the schedule's now.
+        """
+        run = self._run
+        progress, control = run.progress, run.progress.control
+        if not (control.should_log or control.should_evaluate or control.should_save):
+            return
+        before = progress.clock.mark(LOGGING)
+        self.store_flos()
+        if control.should_log and self.state.global_step > progress.step_last_logged:
+            loss, num_non_finite = run.drain_loss(num_workers=self.args.dataloader_num_workers)
+            rate = self._get_learning_rate() if learning_rate is None else learning_rate
+            self.log(step_logs(loss, grad_norm, rate, num_non_finite), start_time)
+        if self.control.should_evaluate:
+            progress.clock.mark(EVALUATION)
+            metrics = self._evaluate(trial, ignore_keys_for_eval)
+            is_best = self._determine_best_metric(metrics=metrics, trial=trial)
+            self.control.should_evaluate = False  # also where an override tells no callback of it
+            if self.args.save_strategy == "best":
+                self.control.should_save = is_best
+        if self.control.should_save:
+            progress.clock.mark(SAVING)
+            if run.eval_mode_guard is not None:
+                run.eval_mode_guard.discard_saved_weights()
+            self._save_checkpoint(model, trial)
+            self.callback_handler.fire("on_save", progress)
+        progress.clock.mark(before)
+
+    def store_flos(self) -> None:
+        """Moves the operations counted since the last call into `state.total_flos`; all processes call it."""
+        self._run.progress.settle()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Records values and tells the callbacks; adds the epoch, and the tokens where they are counted.
+
+        Args:
+            logs: names and numbers; entries are added to it.
+            start_time: of the run, as `time.time()`; with it tokens per second are added.
+        """
+        progress, state = self._run.progress, self.state
+        if state.epoch is not None:
+            logs["epoch"] = state.epoch
+        if self.args.include_num_input_tokens_seen != "no":
+            progress.settle_tokens()
+            logs["num_input_tokens_seen"] = state.num_input_tokens_seen
+            if start_time is not None:
+                tokens = state.num_input_tokens_seen - progress.first_tokens
+                logs.update(speed_metrics("train", start_time, num_tokens=tokens))
+        state.log_history.append(metrics_io.plain_numbers({**logs, "step": state.global_step}))
+        self.callback_handler.fire("on_log", progress, logs=logs)
+
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        """An evaluation in the middle of training; drives the schedules that follow a metric.
+
+        Args:
+            trial: of a search, which hears of the metrics.
+            ignore_keys_for_eval: entries of the model's output that are no predictions.
+            skip_scheduler: leave the schedule alone.
+
+        Raises:
+            EvaluationMemoryError: the device's memory is full.
+        """
+        try:
+            metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+        except RuntimeError as error:
+            if not self._engine.is_out_of_memory(error):
+                raise
+            raise EvaluationMemoryError(
+                f"Out of memory in an evaluation, at step {self.state.global_step}: {error} Lower "
+                f"per_device_eval_batch_size ({self.args.per_device_eval_batch_size}), or set eval_accumulation_steps "
+                "to move results off the device; auto_find_batch_size only changes training."
+            ) from error
+        self._report_to_hp_search(trial, self.state.global_step, metrics)
+        if schedules.follows_metrics(self.lr_scheduler) and not skip_scheduler:
+            self.lr_scheduler.step(checks.need_best_metric(self.args.metric_for_best_model, metrics))
+        return metrics
+
+    # -- evaluation and prediction -------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Evaluates the model; several sets (a dict) one after the other.
+
+        Args:
+            eval_dataset: data to use in place of the trainer's.
+            ignore_keys: entries of the model's output that are no predictions.
+            metric_key_prefix: first part of the metrics' names; a set's name follows it.
+
+        Returns:
+            `<prefix>_loss`, the metrics, run time in seconds and rates per second.
+        """
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, dict):
+            results: dict[str, float] = {}
+            for name, part in dataset.items():
+                chosen = name if eval_dataset is None else part
+                results |= self.evaluate(chosen, ignore_keys, metric_key_prefix=f"{metric_key_prefix}_{name}")
+            return results
+        self._memory_tracker.start("eval")
+        dataloader = self.get_eval_dataloader(eval_dataset)
+        loss_only = True if self.compute_metrics is None else None
+        metrics: Any = self._timed_loop(dataloader, "Evaluation", loss_only, ignore_keys, metric_key_prefix).metrics
+        self.log(metrics)
+        self.callback_handler.fire("on_evaluate", self._run.progress, metrics=metrics)
+        self._memory_tracker.stop_and_update_metrics(metrics, stage="eval")
+        return metrics  # type: ignore[no-any-return]
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """Predictions for a dataset, and metrics if it has labels.
+
+        Args:
+            test_dataset: samples, with or without labels.
+            ignore_keys: entries of the model's output that are no predictions.
+            metric_key_prefix: first part of the metrics' names.
+
+        Returns:
+            Predictions and labels as numpy arrays (nested as the model's output), one row for each sample, in order.
+        """
+        self._memory_tracker.start("test")
+        dataloader = self.get_test_dataloader(test_dataset)
+        output = self._timed_loop(dataloader, "Prediction", None, ignore_keys, metric_key_prefix)
+        self.callback_handler.fire("on_predict", self._run.progress, metrics=output.metrics)
+        self._memory_tracker.stop_and_update_metrics(output.metrics, stage="test")
+        return PredictionOutput(output.predictions, output.label_ids, output.metrics)
+
+    def _timed_loop(
+        self, dataloader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
+    ) -> EvalLoopOutput:
+        start_time, args, engine = time.time(), self.args, self._engine
+        full = "fp16" if args.fp16_full_eval else "bf16" if args.bf16_full_eval else ""
+        with (
+            engine.together(self._run.progress.interrupts),
+            unchanged_random_states(),
+            eval_precision(self.model, None if self.is_in_train else DTYPES.get(full)),
+        ):
+            output = self.evaluation_loop(
+                dataloader,
+                description=description,
+                prediction_loss_only=loss_only,
+                ignore_keys=ignore_keys,
+                metric_key_prefix=prefix,
+            )
+        num_steps = math.ceil((output.num_samples or 0) / (args.eval_batch_size * engine.num_replicas))
+        metrics: Any = output.metrics
+        metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=num_steps))
+        return output
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Runs the model over a dataloader; serves both `evaluate` and `predict`.
+
+        Args:
+            dataloader: gives the batches of this process.
+            description: "Evaluation", or "Prediction", for which labels may be missing and predictions are kept.
+            prediction_loss_only: compute no metrics; default `args.prediction_loss_only`.
+            ignore_keys: entries of the model's output that are no predictions.
+            metric_key_prefix: first part of the metrics' names.
+
+        Returns:
+            Predictions and labels of all processes (None unless they are kept), metrics, and the number of samples.
+        """
+        run, handler, engine = self._run, self.callback_handler, self._engine
+        model = self._wrap_model(self.model, training=False)
+        run.begin_evaluation(model, self.optimizer)
+        if not run.is_dry:
+            handler.eval_dataloader = dataloader
+        mixed = NO_CONTEXT if self.is_in_train else engine.mixed_precision(self.model)
+        with run.evaluating(run.loss_rule or self._loss_rule()), mixed:
+            context = build.evaluation_context(
+                self.args,
+                self._services,
+                events=QUIET if run.is_dry else handler,
+                compute_metrics=self.compute_metrics,
+                is_prediction=description == "Prediction",
+                model=model,
+                rule=run.loss_rule,
+                label_names=self.label_names,
+                main_input=model_facts.main_input_name(self.model),
+                preprocess_logits=self.preprocess_logits_for_metrics,
+                loss_only=self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only,
+                ignore_keys=ignore_keys,
+            )
+            return eval_loop.evaluation_loop(context, run.progress, self, dataloader, prefix=metric_key_prefix)
+
+    def prediction_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Older name of `evaluation_loop`, with the same arguments."""
+        return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+
+    def prediction_step(
+        self, model: Any, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """One batch of an evaluation, without gradients.
+
+        Args:
+            model: in evaluation mode.
+            inputs: the collated batch, on any device.
+            prediction_loss_only: logits and labels are not wanted.
+            ignore_keys: entries of the model's output that are no predictions; default those that its config names.
+
+        Returns:
+            Loss (a scalar), logits and labels, all detached and on the device, each None where there is none.
+        """
+        inputs = self._prepare_inputs(inputs)
+        if ignore_keys is None:
+            config = getattr(self.model, "config", None)
+            ignore_keys = [] if config is None else getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
+
+        def loss_and_outputs(batch: Batch) -> tuple[torch.Tensor, Any]:
+            num_items = self._get_num_items_in_batch([batch], self._engine.device)
+            with self.compute_loss_context_manager():
+                return self.compute_loss(model, batch, return_outputs=True, num_items_in_batch=num_items)  # type: ignore[no-any-return]
+
+        def outputs_only(batch: Batch) -> Any:
+            with self.compute_loss_context_manager():
+                return model(**batch)
+
+        return_loss = inputs.get("return_loss")
+        return eval_step.prediction_step(
+            inputs,
+            label_names=self.label_names,
+            returns_loss=self.can_return_loss if return_loss is None else bool(return_loss),
+            loss_only=prediction_loss_only,
+            ignore_keys=ignore_keys,
+            loss_and_outputs=loss_and_outputs,
+            outputs_only=outputs_only,
+        )
+
+    @property
+    def only_loss_is_evaluated(self) -> bool:
+        """Whether evaluations give no other metric than the loss: none was brought, and nothing is overridden."""
+        loops = ("evaluate", "evaluation_loop", "_evaluate", "prediction_loop")
+        return self.compute_metrics is None and not is_overridden(self, *loops)
+
+    def _dry_run_evaluation(self, ignore_keys: list[str] | None = None) -> None:
+        """Raises what the first evaluation would raise, before step 1.
+
+        Raises:
+            DataError: an evaluation set without samples; metrics, and no labels for them.
+            MetricError: `metric_for_best_model` is not among what an evaluation yields.
+        """
+        if self.args.eval_strategy != "no" and self.eval_dataset is not None:
+            dry_run.check_evaluation(self, ignore_keys)
+
+    @contextmanager
+    def _using_run(self, run: TrainingRun) -> Iterator[None]:
+        """A run in place of the one before; afterwards what stays of it."""
+        before, self._run = self._run, run
+        try:
+            yield
+        finally:
+            self._run = run.ended(before)
+
+    def _determine_best_metric(self, metrics: Mapping[str, float], trial: Any) -> bool:
+        """Whether these metrics are the best so far; remembers them if so. NaN is never the best.
+
+        Args:
+            metrics: of an evaluation.
+            trial: of a search.
+
+        Raises:
+            MetricError: `metric_for_best_model` is not among them.
+        """
+        if self.args.metric_for_best_model is None:
+            return False
+        state = self.state
+        value, best = checks.need_best_metric(self.args.metric_for_best_model, metrics), state.best_metric
+        is_better = value == value and (best is None or (value > best if self.args.greater_is_better else value < best))
+        if is_better:
+            state.best_metric = value
+            if self.args.save_strategy != "no":
+                state.best_global_step = state.global_step
+        return bool(is_better)
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _checkpointer(self) -> Checkpointer:
+        return Checkpointer(self.args, self._engine, self._services.writer)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Where this run writes: a trial of a search has a directory of its own."""
+        if trial is None or not self._search.is_under_way:
+            return str(self.args.output_dir)
+        from trainwright.run import search
+
+        return search.folder_of_trial(self.args.output_dir, self._search.offer, trial, hp_name=self.hp_name)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Writes `checkpoint-<step>` as a whole or not at all, then deletes what `save_total_limit` allows.
+
+        Args:
+            model: as the engine wrapped it.
+            trial: of a search.
+
+        Raises:
+            CheckpointWriteError: it cannot be written, and `save_failure` is "stop".
+        """
+        self.store_flos()
+        run, checkpointer, store = self._run, self._checkpointer, CheckpointStore(self._get_output_dir(trial))
+        checkpointer.save(self, run, store, asynchronous=checkpointer.may_be_asynchronous(self, run))
+        run.progress.saved_step = checkpointer.writer.newest
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(store.path(self.state.global_step)))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Writes the model so that `from_pretrained` loads it, with the processing class and the arguments.
+
+        Every process calls it where several hold parts of the model. With `push_to_hub` what the user saves goes to
+        the Hub too.
+
+        Args:
+            output_dir: default `args.output_dir`.
+            _internal_call: the trainer itself saves, so nothing is uploaded.
+        """
+        is_checkpoint = _internal_call and output_dir is not None
+        folder = self.args.output_dir if output_dir is None else output_dir
+        whole = self._checkpointer.weights_to_save(self.model, is_checkpoint=is_checkpoint)
+        self._save(folder) if whole is None else self._save(folder, state_dict=whole)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Writes model, processing class and arguments, in the process that saves.
+
+        Args:
+            output_dir: default `args.output_dir`.
+            state_dict: the weights; default the model's own.
+        """
+        if self.args.should_save:
+            folder = Path(self.args.output_dir if output_dir is None else output_dir)
+            processing_class: Any = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+            self._checkpointer.write_model(self.model, processing_class, folder, state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Writes the states of optimizer and schedule; all processes call it."""
+        self._checkpointer.write_optimizer_and_scheduler(self.optimizer, self.lr_scheduler, Path(output_dir))
+
+    def _save_scaler(self, output_dir: str) -> None:
+        """Writes the state of the loss scale (fp16)."""
+        if self.args.should_save:
+            checkpointing.write_scaler(self.accelerator, Path(output_dir))
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Writes the random states of all processes and the position of the data; all processes call it."""
+        self._checkpointer.write_random_states(self._run, Path(output_dir))
+
+    def save_state(self) -> None:
+        """Writes `trainer_state.json` to the output directory."""
+        if self.is_world_process_zero():
+            self.state.save_to_json(Path(self.args.output_dir) / TRAINER_STATE_NAME)
+
+    # -- the end of a run ----------------------------------------------------------------------------------------------
+
+    def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
+        """Metrics, the best model if it was asked for, and the end of the callbacks.
+
+        Args:
+            trial: of a search.
+            num_train_samples: samples of the whole run.
+            start_time: of the run, as `time.time()`.
+        """
+        run, services, progress = self._run, self._services, self._run.progress
+        train_loss, num_steps, num_samples = run.finish(num_train_samples=num_train_samples)
+        counts_tokens = self.args.include_num_input_tokens_seen != "no"
+        tokens = progress.state.num_input_tokens_seen - progress.first_tokens if counts_tokens else None
+        metrics = speed_metrics("train", start_time, num_samples=num_samples, num_steps=num_steps, num_tokens=tokens)
+        self.store_flos()
+        state = progress.state
+        metrics |= {"total_flos": state.total_flos, "train_loss": train_loss}
+        peak = self._engine.peak_flops()
+        metrics |= utilisation(state.total_flos - progress.first_flos, start_time, peak=peak)
+        self._memory_tracker.stop_and_update_metrics(metrics, stage="train")
+        self.log(metrics)
+        services.writer.wait()
+        self._engine.barrier()  # train() returns on no process before all is on the disk
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+            self._load_best_model()
+        self.callback_handler.fire("on_train_end", progress)
+        self._finish_current_push()
+        console.log_time_breakdown(self.args, services.journal)
+        return TrainOutput(progress.state.global_step, train_loss, metrics)
+
+    def _load_best_model(self) -> None:
+        """Loads the weights of the best checkpoint."""
+        self._engine.barrier()  # the process that writes it may still be at it
+        folder = checkpointing.existing_best_checkpoint(self.state)
+        if folder is not None:
+            self._issue_warnings_after_load(self._checkpointer.read_weights(self.model, folder))
+
+    def _finish_current_push(self) -> None:
+        """Waits for the upload that is under way, then makes up for those that failed or were put off."""
+        progress = self._run.progress
+        self._services.uploads.finish(unless=lambda: progress.is_interrupted)
 
     def end(self) -> None:
         """Ends trackers and process groups; nothing that needs other processes works after it."""
         self.accelerator.end_training()
 
+    # -- reports -------------------------------------------------------------------------------------------------------
 
-def _names_of_base_models(model: Any) -> frozenset[str]:
-    """Class names of transformers' models without a head; only asked for a model of transformers."""
-    if not is_instance_of(model, "transformers", "PreTrainedModel"):
-        return frozenset()
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+    @staticmethod
+    def metrics_format(metrics: dict[str, float]) -> dict[str, Any]:
+        """Metrics as a person reads them: memory in MB, times as h:mm:ss, floats with four decimals."""
+        return metrics_io.metrics_format(metrics)
 
-    names = (name for entry in MODEL_MAPPING_NAMES.values() for name in ([entry] if isinstance(entry, str) else entry))
-    return frozenset(names)
+    def log_metrics(self, split: str, metrics: dict[str, float]) -> None:
+        """Prints metrics, aligned.
+
+        Args:
+            split: "train", "eval", "test" or another title.
+            metrics: names and numbers.
+        """
+        if self.is_world_process_zero():
+            metrics_io.print_metrics(split, metrics)
+
+    def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
+        """Writes `<split>_results.json` to the output directory.
+
+        Args:
+            split: "train", "eval", "test" or another name.
+            metrics: names and numbers.
+            combined: also add them to `all_results.json`.
+        """
+        if self.is_world_process_zero():
+            metrics_io.save_metrics(self.args.output_dir, split, metrics, combined=combined)
+
+    # -- the Hub -------------------------------------------------------------------------------------------------------
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Makes the repository `hub_model_id`, unless it is there; by default named as the output directory.
+
+        Args:
+            token: with the right to write; default `args.hub_token`, else that of the login.
+            private: of a new repository; default `args.hub_private_repo`.
+        """
+        if self.is_world_process_zero():
+            services = self._services
+            self.hub_model_id = services.uploads.open(self.args, services.journal, token=token, private=private)
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | Sequence[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | Sequence[str] | None = None,
+        dataset_tags: str | Sequence[str] | None = None,
+        dataset: str | Sequence[str] | None = None,
+        dataset_args: str | Sequence[str] | None = None,
+    ) -> None:
+        """Writes a model card, README.md, into the output directory; one that somebody edited is left alone.
+
+        Args:
+            language, license, tags, tasks: of the model, for the head of the card.
+            model_name: default the name of the output directory.
+            finetuned_from: name of the base model.
+            dataset, dataset_tags, dataset_args: what it was trained on.
+        """
+        from trainwright.hub import model_card, model_card_data
+
+        if not self.is_world_process_zero():
+            return
+        given = {"language": language, "license": license, "tags": tags, "model_name": model_name, "tasks": tasks,
+                 "base_model": finetuned_from, "dataset": dataset, "dataset_tags": dataset_tags,
+                 "dataset_args": dataset_args}  # fmt: skip
+        known = model_card_data.collect(self.args, self.model, self.train_dataset, self.state.log_history, given)
+        model_card.write_card(self.args.output_dir, known)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Saves the model to the output directory, writes its card, and uploads both with what else lies there.
+
+        Args:
+            commit_message: of the commit.
+            blocking: return when the Hub has it; else at once.
+            token: other than `args.hub_token`.
+            revision: branch other than `args.hub_revision`.
+            private: of a new repository.
+            kwargs: for `create_model_card`.
+
+        Returns:
+            What the Hub says of the commit, with its address; a future of that with `blocking=False`.
+
+        Raises:
+            HfHubHTTPError, OSError: it failed; but in the middle of a training this is a warning, and it is tried
+                again at the end.
+        """
+        self.callback_handler.fire("on_push_begin", self._run.progress)
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, private=private)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        uploads = self._services.uploads
+        self.create_model_card(model_name=kwargs.pop("model_name", None) or uploads.model_name(self.args), **kwargs)
+        self._finish_current_push()
+        in_train, step = self.is_in_train, self.state.global_step
+        job = uploads.push_root(commit_message, token=token, revision=revision, is_training=in_train, step=step)
+        return result_of(job, raises=not in_train) if blocking else job
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Uploads a checkpoint as `hub_strategy` says, asynchronously, one at a time.
+
+        Args:
+            checkpoint_folder: where it is, or will be when it is written.
+        """
+        if self.is_world_process_zero():
+            progress, handler = self._run.progress, self.callback_handler
+            self._services.uploads.push_checkpoint(
+                Path(checkpoint_folder),
+                self.args,
+                progress.state,
+                when_there=self._services.writer.then,
+                announce=lambda: handler.fire("on_push_begin", progress),
+            )
+
+    # -- a search over hyperparameters ---------------------------------------------------------------------------------
+
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[..., Any] | None = None,
+        compute_objective: Callable[[dict[str, float]], float] | None = None,
+        n_trials: int = 20,
+        direction: str | list[str] = "minimize",
+        backend: Any = None,
+        hp_name: Callable[..., str] | None = None,
+        **kwargs: Any,
+    ) -> BestRun | list[BestRun]:
+        """Searches for the best arguments; a new model is made for each trial, by `model_init`.
+
+        Args:
+            hp_space: from a trial to the arguments it differs in (Optuna), or from None to their domains (Ray, W&B).
+            compute_objective: from an evaluation's metrics to the number to optimise, or to a list of several; default
+                the loss, or the sum of the metrics where there are some.
+            n_trials: how many.
+            direction: "minimize" or "maximize"; a list for several objectives.
+            backend: "optuna", "ray" or "wandb"; default the first that is installed.
+            hp_name: from a trial to its name, which its directory gets too.
+            kwargs: `failed_trials`, `pruned_checkpoints`, `load_best_trial`, `resume_search` (see
+                `search.base.Settings`); all others go to the backend's library.
+
+        Returns:
+            The best trial; with several objectives those that none is better than.
+
+        Raises:
+            SearchSpaceError, MissingModelError, DataError: it cannot work as asked; no trial was begun.
+            SearchError: no trial came to its end.
+        """
+        from trainwright.run import search
+
+        return search.search(
+            self,
+            space=hp_space,
+            compute_objective=compute_objective,
+            num_trials=n_trials,
+            direction=direction,
+            backend=backend,
+            hp_name=hp_name,
+            options=kwargs,
+        )
+
+    def _hp_search_setup(self, trial: Any) -> None:
+        """Takes a trial's settings over; outside of a search there is nothing to do."""
+        if trial is not None and self._search.is_under_way:
+            from trainwright.run import search
+
+            search.use_arguments(self, search.arguments_of_trial(self._search))
+
+    def _name_and_params(self, trial: Any) -> tuple[str | None, dict[str, Any] | None]:
+        """What the record of a run says of its trial."""
+        if trial is None:
+            return None, None
+        from trainwright.run import search
+
+        return search.name_and_params(trial, self._search)
+
+    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
+        """Tells a search how a trial does, which may end it early; outside of a search there is nothing to do.
+
+        Args:
+            trial: of the search; None outside of one.
+            step: optimizer step of the evaluation.
+            metrics: what it gave.
+        """
+        if trial is not None and self._search.is_under_way:
+            from trainwright.run import search
+
+            search.report(self, trial, metrics)
+
+    def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Writes a whole checkpoint into a directory of the backend's, which a trial can go on from."""
+        self.store_flos()
+        self._checkpointer.save(self, self._run, CheckpointStore(checkpoint_dir), asynchronous=False)
+
+    # -- before it costs an hour ---------------------------------------------------------------------------------------
+
+    def check(self, *, memory: bool = False, budget: int | float | str | None = None) -> CheckReport:
+        """Looks for what would go wrong, on the first batches and without training; the trainer stays as it is.
+
+        Args:
+            memory: also plan the memory of a step: where it goes, and what changes of settings make of it.
+            budget: memory there is, as "24GB" or a number of bytes; the plan then ends with the cheapest change that
+                fits. None: that of the device.
+
+        Returns:
+            The findings, each with its evidence and its cure. `print` shows them; `is_fine` says that none is grave.
+        """
+        from trainwright.preflight import full_check
+
+        return full_check.full_check(self, plans_memory=memory or budget is not None, budget=budget)
+
+    def prove(self, *, num_steps: int = 4) -> ProofReport:
+        """Computes in two ways what must be equal, on copies of the model and on the first samples.
+
+        A resume and an uninterrupted run, two ways to accumulate, two sizes of evaluation batches, one process and two.
+
+        Args:
+            num_steps: optimizer steps of each short run.
+        """
+        from trainwright.preflight.prove import invariants
+
+        return invariants.prove(self, num_steps=num_steps)
+
+    def _first_look(self, trial: Any) -> Any:
+        """What watches the first step of a run; it has looked at what is known before it."""
+        if not getattr(self.args, "preflight", True):
+            return NULL_OBSERVER
+        from trainwright.preflight import first_look
+
+        return first_look.begin(self, self._run.plan, self._get_output_dir(trial))

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainwright import assemble
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.retention import Keep, Saved, milestones, to_remove
 from trainwright.checkpoint.store import CheckpointStore
+from trainwright.run import checkpointing, resume
 
 Case = tuple[list[Saved], Keep, int, int | None]
 
@@ -125,7 +125,7 @@ class Story:
 
     def __init__(self, root: Path, args: Any) -> None:
         self.store, self.args = CheckpointStore(root), args
-        self.step, self.run_id, self.clock = 0, assemble.new_run_id(), time.time() + 1e6  # later than strangers' files
+        self.step, self.run_id, self.clock = 0, resume.new_run_id(), time.time() + 1e6  # later than strangers' files
         self.best: tuple[float, int] | None = None
         self.pending: float | None = None
         self.foreign: set[str] = set()
@@ -138,7 +138,7 @@ class Story:
         self.pending = None
         self.write(self.step, self.run_id)
         best = None if self.best is None else self.best[1]
-        assemble.rotate(self.store, self.args, run_id=self.run_id, newest=self.step, best=best)
+        checkpointing.rotate(self.store, self.args, run_id=self.run_id, newest=self.step, best=best)
         latest = self.store.latest()
         assert latest is not None, "nothing is left to resume from"
         assert latest == self.store.path(self.step), "the newest is gone"
@@ -170,7 +170,7 @@ class Story:
         if manifest is None or manifest.run_id == "a stranger":
             return
         before = self.run_id
-        self.step, self.run_id = manifest.step, assemble.run_id_after(str(checkpoint), str(self.store.root))
+        self.step, self.run_id = manifest.step, resume.run_id_after(str(checkpoint), str(self.store.root))
         self.best = self.best if self.run_id == before and self.best and self.best[1] <= self.step else None
         if self.run_id != before:
             self.foreign = {path.name for path in self.store.root.glob("checkpoint-*")} - self.own()
@@ -179,7 +179,7 @@ class Story:
         return {self.store.path(step).name for step in self.store.owned_by(self.run_id)}
 
     def start_afresh(self, _: None) -> None:
-        self.step, self.run_id, self.best = 0, assemble.new_run_id(), None
+        self.step, self.run_id, self.best = 0, resume.new_run_id(), None
         self.foreign |= {path.name for path in self.store.root.glob("checkpoint-*")}
 
     def stranger(self, step: int) -> None:

@@ -17,8 +17,8 @@ PICTURE = (
     ("report", "compat"),
     ("seq2seq_trainer",),
     ("trainer",),
-    ("facade",),  # the trainer's hooks, one family to a file
-    ("assemble", "checks", "preflight"),
+    ("preflight",),  # imported when it is asked for
+    ("run", "checks"),
     ("hub", "trackers", "search"),
     ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks", "patches"),
     ("config", "journal", "hooks", "loss_normalization"),
@@ -94,7 +94,7 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
     for one in imports:
         allowed: tuple[str, ...] | None = None
         if one.package == "transformers":
-            allowed = (*TRANSFORMERS, "trainer") if one.guarded else TRANSFORMERS
+            allowed = (*TRANSFORMERS, "run.build") if one.guarded else TRANSFORMERS
         elif one.package == "accelerate":
             allowed = ACCELERATE
         elif one.package == "deepspeed":
@@ -169,9 +169,10 @@ def test_other_packages_are_imported_where_they_belong(imports: list[Import]) ->
     assert out_of_place(imports) == []
 
 
-def test_the_trainer_asks_transformers_in_one_place(imports: list[Import]) -> None:
-    asked = [one for one in imports if one.package == "transformers" and part_of(one.importer) == "trainer"]
-    assert len(asked) <= 1
+def test_a_run_asks_transformers_in_one_place_and_the_trainer_does_not(imports: list[Import]) -> None:
+    asked = [part_of(one.importer) for one in imports if one.package == "transformers"]
+    assert asked.count("run") <= 1
+    assert "trainer" not in asked
 
 
 PLANTED = {
@@ -191,7 +192,7 @@ PLANTED = {
         "from ..data import samplers",
         "trainwright.optim.factory:1 imports trainwright.data.samplers",
     ),
-    "config/rules.py": ("import trainwright.assemble", "trainwright.config.rules:1 imports trainwright.assemble"),
+    "config/rules.py": ("import trainwright.run", "trainwright.config.rules:1 imports trainwright.run"),
     "hub/model_card.py": (
         "from trainwright import Trainer",
         "trainwright.hub.model_card:1 imports trainwright.Trainer",
@@ -200,10 +201,7 @@ PLANTED = {
         "import importlib\nimportlib.import_module('trainwright.loop.fit')",
         "trainwright.state.throughput:2 imports trainwright.loop.fit",
     ),
-    "assemble.py": (
-        "from trainwright.report import run_page",
-        "trainwright.assemble:1 imports trainwright.report.run_page",
-    ),
+    "run.py": ("from trainwright.report import run_page", "trainwright.run:1 imports trainwright.report.run_page"),
 }
 
 
@@ -242,8 +240,8 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
     [
         ("loop/fit.py", "import transformers", True),
         ("loop/fit.py", "def f():\n    from accelerate import Accelerator", True),
-        ("trainer.py", "import transformers.trainer", True),
-        ("trainer.py", "def f():\n    import transformers.trainer", False),
+        ("run/build.py", "import transformers.trainer", True),
+        ("run/build.py", "def f():\n    import transformers.trainer", False),
         ("patches/liger.py", "def f():\n    import liger_kernel", False),
         ("engine/single.py", "from accelerate import Accelerator", False),
         ("trackers/base.py", "import wandb", True),

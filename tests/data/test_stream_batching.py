@@ -17,7 +17,7 @@ from transformers import DataCollatorForTokenClassification
 
 from trainwright import TrainerCallback
 from trainwright.config.plans import SamplingPlan
-from trainwright.data.streaming.lookahead_buffer import Former, LookaheadBuffer, next_lookahead
+from trainwright.data.streaming.lookahead_buffer import BatchFormer, LookaheadBuffer, next_lookahead
 from trainwright.errors import DataError
 
 from .._support.small import StopAt, data, differing, make_trainer, weights
@@ -56,7 +56,7 @@ PLANS = {"packing": plan(row_length=64), "budget": plan(max_tokens=256)}
 @pytest.mark.parametrize("kind", PLANS)
 @pytest.mark.parametrize("processes", [1, 3, 40])
 def test_every_look_ahead_but_the_last_gives_all_processes_full_batches(kind: str, processes: int) -> None:
-    former, num = Former(PLANS[kind]), 6000
+    former, num = BatchFormer(PLANS[kind]), 6000
     items = ({"input_ids": [i] * length} for i, length in enumerate(lengths_of(num)))
     buffer = LookaheadBuffer(items, lambda number: None, block=former.block, at=0, state=None)
     seen: list[int] = []

@@ -225,5 +225,5 @@ def test_who_overrides_evaluation_knows_what_it_needs(name: str, tmp_path: Path)
     trainer = make_trainer(tmp_path, cls=Own, eval_dataset=UNLABELLED, compute_metrics=lambda p: {},
                            eval_strategy="epoch")  # fmt: skip
     before = weights(trainer.model)
-    trainer._rehearse_evaluation()
+    trainer._dry_run_evaluation()
     assert differing(weights(trainer.model), before) == {}

@@ -14,7 +14,7 @@ from trainwright.checkpoint import rng
 from trainwright.config.plans import LoaderPlan, SamplingPlan
 from trainwright.data.dataloader import build_dataloader
 from trainwright.data.loader import Loader
-from trainwright.data.streaming.lookahead_buffer import Former
+from trainwright.data.streaming.lookahead_buffer import BatchFormer
 
 SIZE = 29  # shares with no batch size a divisor, so that every epoch has a tail
 
@@ -51,7 +51,7 @@ class Kind:
     name: str
     make: Callable[[], Any]
     shared_by_workers: bool = False  # each of them reads items of its own
-    former: Former | None = None
+    former: BatchFormer | None = None
 
     def loader(self, *, batch_size: int = 3, workers: int = 0, rank: int = 0, num_processes: int = 1) -> Loader:
         dataset = self.make()
@@ -81,10 +81,10 @@ def hf_stream_shuffled() -> Any:
     return hf_stream().shuffle(seed=5, buffer_size=7)
 
 
-def former(**how: Any) -> Former:
+def former(**how: Any) -> BatchFormer:
     """With look-aheads so short that an epoch has several, and blocks that none of them is a multiple of."""
     plan = SamplingPlan(strategy="random", batch_size=1, micro_batches=1, num_processes=1, seed=0, **how)
-    return Former(plan, size=8, min_batches=3, block=3)
+    return BatchFormer(plan, size=8, min_batches=3, block=3)
 
 
 BUDGET, ROWS = former(max_tokens=22), former(row_length=16)

@@ -12,6 +12,7 @@ import pytest
 from trainwright.preflight.all_checks import CHECKS
 from trainwright.preflight.check_registry import Check, look_at
 from trainwright.preflight.finding import ERROR, NOTE, WARNING, CheckReport, Finding
+from trainwright.preflight.first_look import known_facts
 
 from .._support.small import make_trainer
 from .fixtures import FIXTURES
@@ -85,7 +86,7 @@ def test_a_check_that_fails_is_not_done_and_ends_nothing(
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
-    facts = trainer._facts(None, str(tmp_path), optimizer=None, is_brief=False)
+    facts = known_facts(trainer, None, str(tmp_path), optimizer=None, is_brief=False)
     reasons = dict(look_at(facts, ("start", "batch", "step", "full")).not_done)
     assert reasons["vocabulary"] == "there is no batch to look at"
     assert reasons["in_the_optimizer"].startswith("there is no optimizer")

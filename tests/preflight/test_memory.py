@@ -10,9 +10,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from trainwright.errors import ArgumentError
-from trainwright.facade.memory import plan_memory
 from trainwright.preflight.memory.allocation_tracker import block_of
 from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, SettingsChange, parse_size
+from trainwright.preflight.memory.planner import plan_memory
 
 from .._support.small import data, differing, make_trainer, weights
 from .memory_cases import CASES, Case, LooksAtValues, mlp, vectors

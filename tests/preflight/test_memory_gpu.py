@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainwright.facade.memory import plan_memory
+from trainwright.preflight.memory.planner import plan_memory
 
 from .memory_cases import CASES
 from .test_memory import CLOSE, trainer_for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -94,6 +95,41 @@ def test_label_smoothing_takes_effect_in_its_trial_alone(tmp_path: Path) -> None
         losses.append([trial["values"][0] for trial in recorded(folder)])
     assert losses[0] == losses[1][::-1]
     assert losses[0][0] != losses[0][1]
+
+
+class Remembers(torch.nn.Module):
+    """Returns a memory, and keeps what it was given of the one before; its config has a cache to switch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 2)
+        self.config = SimpleNamespace(use_cache=None)
+        self.given: list[bool] = []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, mems: Any = None) -> tuple[Any, ...]:
+        if self.training:
+            self.given.append(mems is not None)
+        logits = self.layer(x)
+        return torch.nn.functional.cross_entropy(logits, labels.clamp(max=1)), logits, logits.detach()  # type: ignore[union-attr]
+
+
+def test_fields_that_are_no_settings_of_the_optimizer_take_effect_in_their_trial_alone(tmp_path: Path) -> None:
+    seen: list[tuple[Any, bool]] = []
+
+    class Notes(TrainerCallback):
+        def on_train_end(self, args: Any, state: Any, control: Any, *, model: Any, **kwargs: Any) -> None:
+            seen.append((model.config.use_cache, any(model.given)))
+
+    def second_differs(trial: Any) -> dict[str, Any]:
+        return {"profile": "2-3", "past_index": 2, "use_cache": True} if trial.number == 1 else {"learning_rate": 1e-3}
+
+    trainer = searcher(tmp_path, model_init=Remembers, callbacks=[Notes])
+    callbacks = [type(one) for one in trainer.callback_handler.callbacks]
+    trainer.hyperparameter_search(second_differs, n_trials=3)
+    assert [trial["state"] for trial in recorded(tmp_path)] == 3 * ["finished"]
+    assert seen == [(False, False), (True, True), (False, False)]
+    assert [path.parent.parent.name for path in tmp_path.rglob("profile/*.json.gz")] == ["run-1"]
+    assert [type(one) for one in trainer.callback_handler.callbacks] == callbacks
 
 
 def test_the_patience_of_early_stopping_begins_anew_in_every_trial(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainwright.hooks import definer
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
 
@@ -90,12 +91,10 @@ class TrainerCallback:
 
 def overrides(callback: Any, event: str) -> bool:
     """Whether somebody other than the two base classes (ours and transformers') defines this event."""
-    if event in vars(callback):
-        return True
-    for cls in type(callback).__mro__:
-        if event in vars(cls):
-            return cls is not TrainerCallback and not _is_transformers_base(cls)
-    return False
+    cls = definer(callback, event)
+    if cls is None:
+        return event in vars(callback)
+    return cls is not TrainerCallback and not _is_transformers_base(cls)
 
 
 def _is_transformers_base(cls: type) -> bool:

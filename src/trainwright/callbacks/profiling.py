@@ -16,14 +16,16 @@ FOLDER = "profile"
 
 
 class StepProfiler(TrainerCallback):
-    """Writes `output_dir/profile/steps-<first>-<last>-rank<n>.json.gz`.
+    """Writes `<folder>/profile/steps-<first>-<last>-rank<n>.json.gz`.
 
     Args:
+        folder: where the run writes.
         first: optimizer step of the run, from 1; None for the one after `warm_up` steps of each training.
         num: how many steps.
     """
 
-    def __init__(self, first: int | None, num: int, *, warm_up: int = 2) -> None:
+    def __init__(self, folder: str, first: int | None, num: int, *, warm_up: int = 2) -> None:
+        self._folder = folder
         self._asked, self._num, self._warm_up = first, num, warm_up
         self._first = 0
         self._profiler: Any = None  # torch.profiler.profile while it traces
@@ -57,7 +59,7 @@ class StepProfiler(TrainerCallback):
             return
         profiler, self._profiler = self._profiler, None
         name = f"steps-{self._first}-{state.global_step}-rank{args.process_index}.json.gz"
-        path = Path(args.output_dir) / FOLDER / name
+        path = Path(self._folder) / FOLDER / name
         try:
             profiler.stop()
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from trainwright._types import RNG_STATE_NAME
 from trainwright.errors import CheckpointError
 
 
@@ -44,12 +47,42 @@ def restore(states: dict[str, Any]) -> None:
         torch.mps.set_rng_state(states["mps"])
 
 
+@contextmanager
+def unchanged_random_states() -> Iterator[None]:
+    """Whatever draws random numbers inside leaves the states as they were, so evaluating never changes training."""
+    states = capture()
+    try:
+        yield
+    finally:
+        restore(states)
+
+
 def derive(step: int, rank: int) -> None:
     """States for a process that has none of its own yet, from the process's number and where the run stands."""
     seed = int(np.random.SeedSequence([step, rank]).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def file_name(rank: int, num_processes: int, name: str = RNG_STATE_NAME) -> str:
+    """Name of a process's file in a checkpoint: of its random states, or of what else `name` says."""
+    stem, dot, ending = name.partition(".")
+    return name if num_processes == 1 else f"{stem}_{rank}{dot}{ending}"
+
+
+def find_file(folder: str | Path, *, rank: int, num_processes: int, name: str = RNG_STATE_NAME) -> Path | None:
+    """Path of a process's file, also if another number of processes wrote the checkpoint; None if it has none."""
+    path = Path(folder) / file_name(rank, num_processes, name)
+    if path.is_file():
+        return path
+    return find_first_file(folder, name) if rank == 0 else None
+
+
+def find_first_file(folder: str | Path, name: str = RNG_STATE_NAME) -> Path | None:
+    """Path of the first process's file, whether one process wrote the checkpoint or several; None if it has none."""
+    paths = [Path(folder) / file_name(0, num_processes, name) for num_processes in (1, 2)]
+    return next((path for path in paths if path.is_file()), None)
 
 
 def save(path: Path, states: dict[str, Any]) -> None:

@@ -99,14 +99,14 @@ class LoaderState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class WindowSize:
     """Samples of a batch over all processes, and batches of an optimizer step."""
 
     chunk: int
     micro_batches: int
 
     @classmethod
-    def of_checkpoint(cls, cursor: Mapping[str, Any], *, world_size: int, now: Size) -> Size:
+    def of_checkpoint(cls, cursor: Mapping[str, Any], *, world_size: int, now: WindowSize) -> WindowSize:
         """The size of a checkpoint's steps.
 
         Args:
@@ -122,8 +122,15 @@ class Size:
         return f"{self.chunk}{times}"
 
 
-def go_on(
-    plan: StepPlan, cursor: Cursor, *, step: int, batches_left: int, before: Size, now: Size, counts_epochs: bool
+def plan_resume(
+    plan: StepPlan,
+    cursor: Cursor,
+    *,
+    step: int,
+    batches_left: int,
+    before: WindowSize,
+    now: WindowSize,
+    counts_epochs: bool,
 ) -> tuple[StepPlan, str]:
     """The plan of a resumed run, and what there is to say about it (empty where nothing changed).
 

@@ -16,7 +16,7 @@ from trainwright.data.sampler_factory import order_by
 from trainwright.data.samplers import EpochBatches, Order
 from trainwright.data.seeding import SeededCollator, SeededItems, end_workers_at_exit, start_worker
 from trainwright.data.sharding import ChunkPart, RankShare
-from trainwright.data.streaming.lookahead_buffer import Former
+from trainwright.data.streaming.lookahead_buffer import BatchFormer
 from trainwright.data.streaming.reader import StreamDataLoader, StreamItems
 from trainwright.data.streaming.split_sync import RankExchange
 from trainwright.data.streaming.stream_state import check_is_whole, split_for
@@ -33,7 +33,7 @@ def build_dataloader(
     Args:
         dataset: map-style or iterable.
         plan: batch size, workers, and which share of the batches is this process's.
-        sampler: gives indices or groups of them; for a stream a `Former`, which forms batches of its samples, or None.
+        sampler: gives indices or groups of them; for a stream a `BatchFormer`, which forms batches of its samples, or None.
         collate: makes a batch of a list of samples.
         exchange: between processes that have parts of a stream of their own.
 
@@ -73,7 +73,7 @@ def _stream_dataloader(
         check_is_whole(dataset, plan.num_processes, purpose="an evaluation")
     if split is not None:
         share = RankShare(batch_size=plan.batch_size)
-    former = sampler if isinstance(sampler, Former) else None
+    former = sampler if isinstance(sampler, BatchFormer) else None
     items = StreamItems(
         dataset,
         share if former is None else replace(share, batch_size=1),

@@ -20,7 +20,7 @@ from trainwright.config.plans import OPEN_END
 from trainwright.data.batch_sampler import BatchedDataset
 from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
-from trainwright.data.cursor import Cursor, LoaderState, Size
+from trainwright.data.cursor import Cursor, LoaderState, WindowSize
 from trainwright.data.device_prefetch import DevicePrefetcher
 from trainwright.data.positions import position_of
 from trainwright.data.seeding import SeededItems
@@ -159,7 +159,7 @@ class Loader:
             epoch_start=self._epoch_start, before_ahead=self._before_ahead, position=self._position.state()
         )
 
-    def check_resume(self, cursor: Cursor, *, before: Size, now: Size, dataset: Any) -> str:
+    def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: Any) -> str:
         """Whether a run can go on from a checkpoint's position, and what there is to say about the order of samples.
 
         An epoch that was begun in another kind of order is finished in that order.

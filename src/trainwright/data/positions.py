@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from trainwright._types import Batch, has_length
-from trainwright.data.cursor import Cursor, OrderKind, Size, check_same_data, is_same_order, raise_another_order
+from trainwright.data.cursor import Cursor, OrderKind, WindowSize, check_same_data, is_same_order, raise_another_order
 from trainwright.data.sampler_factory import order_of_checkpoint
 from trainwright.data.samplers import EpochBatches
 from trainwright.data.streaming.reader import StreamDataLoader
@@ -77,7 +77,7 @@ class LoaderPosition(ABC):
         """What a checkpoint keeps beside the cursor, by the kind of position; None where the cursor says it all."""
         return None
 
-    def check_resume(self, cursor: Cursor, *, before: Size, now: Size, dataset: Any) -> str:
+    def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: Any) -> str:
         """See `Loader.check_resume`."""
         here = self.cursor(cursor.epoch + 1, 0)
         assert here.order is not None
@@ -292,7 +292,7 @@ class ForeignPosition(LoaderPosition):
     def state(self) -> State | None:
         return None if self._state is None else {"dataloader": self._state}
 
-    def check_resume(self, cursor: Cursor, *, before: Size, now: Size, dataset: Any) -> str:
+    def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: Any) -> str:
         if before != now:
             raise CheckpointError(
                 f"The checkpoint was written with steps of {before} samples, and this run has {now}. The training "

@@ -19,7 +19,7 @@ from trainwright.data.feistel import LARGE, FeistelOrder
 from trainwright.data.length_sampler import LengthGroupedSampler
 from trainwright.data.lengths import Lengths, lengths_digest, sample_lengths
 from trainwright.data.samplers import Order, SamplerOrder, ShuffledOrder
-from trainwright.data.streaming.lookahead_buffer import Former, formed_by_length
+from trainwright.data.streaming.lookahead_buffer import BatchFormer, formed_by_length
 from trainwright.errors import DataError
 
 # Any: datasets and samplers are the user's own types.
@@ -59,7 +59,7 @@ def training_order(dataset: Any, plan: SamplingPlan) -> Sampler[Any] | None:
     return RandomSampler(dataset)
 
 
-def stream_former(dataset: object, plan: SamplingPlan) -> Former | None:
+def stream_former(dataset: object, plan: SamplingPlan) -> BatchFormer | None:
     """What forms batches of a stream by length; None where the plan does not ask for it.
 
     Args:
@@ -67,7 +67,7 @@ def stream_former(dataset: object, plan: SamplingPlan) -> Former | None:
         plan: may have a budget of tokens, or rows to pack.
     """
     asked = plan.max_tokens is not None or plan.row_length is not None
-    return Former(plan) if asked and isinstance(dataset, IterableDataset) else None
+    return BatchFormer(plan) if asked and isinstance(dataset, IterableDataset) else None
 
 
 def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:

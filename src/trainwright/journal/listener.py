@@ -17,11 +17,12 @@ class JournalListener:
 
     Attributes:
         journal: of the run under way; none before the first `train()`, and none where output is not saved.
+        clock: of the run under way.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.journal: Journal = NullJournal()
-        self._clock = clock
+        self.clock = clock
         self._warnings = WarningRecorder(self)
         self.step_now: Callable[[], int] = int
 
@@ -53,7 +54,7 @@ class JournalListener:
         """Everything is done, the callbacks' last event too; returns where the time went."""
         self._warnings.write_down()
         self._warnings.stop()
-        seconds = self._clock.read()
+        seconds = self.clock.read()
         self.journal.write("time", time_by_phase=summary(seconds))
         return seconds
 

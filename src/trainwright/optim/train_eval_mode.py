@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from trainwright.state.model_modes import ModuleModes
+
 
 def train_mode(model: Any, optimizer: Any) -> None:
     model.train()
@@ -34,7 +36,7 @@ class EvalModeGuard:
     """
 
     def __init__(self, model: Any, optimizer: Any) -> None:
-        self._modes = [(module, module.training) for module in model.modules()]
+        self._modes = ModuleModes(model)
         self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
         if callable(getattr(optimizer, "eval", None)):
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -48,9 +50,7 @@ class EvalModeGuard:
     def end(self, model: Any, optimizer: Any) -> None:
         """Training goes on as if nothing had happened."""
         train_mode(model, optimizer)
-        for module, was_training in self._modes:
-            if module.training != was_training:
-                module.training = was_training
+        self._modes.restore()
         with torch.no_grad():
             for parameter, before in self._weights:
                 parameter.copy_(before)

@@ -5,18 +5,28 @@ It reads numbers back once, in that step, and draws no random numbers; what is t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainwright._types import Batch
+from trainwright.checkpoint import disk_space
+from trainwright.config.plans import StepPlan
+from trainwright.engine.device_info import supports_bf16
+from trainwright.loop.context import NULL_OBSERVER
+from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight.all_checks import CHECKS
 from trainwright.preflight.check_registry import BATCH, START, STEP, look_at
 from trainwright.preflight.facts import CheckFacts, FirstStep
-from trainwright.preflight.finding import CheckReport
+from trainwright.preflight.finding import NOTE, CheckReport
 
+logger = logging.getLogger(__name__)
+
+MAX_ELEMENTS = 300_000_000  # parameters that are looked at before every run: a fraction of a second
 BATCHES = 4  # of a window that are looked at
 
 assert CHECKS  # filled by the import
@@ -51,6 +61,56 @@ class FirstLook:
         )
         self._tell(look_at(self._facts, (STEP,)))
         self._facts = replace(self._facts, batches=None, step=None)
+
+
+def begin(trainer: Any, plan: StepPlan | None, folder: str) -> Any:  # any Trainer, or a subclass of the user's
+    """What watches the first step of a run; it has looked at what is known before it. It never ends a run."""
+    try:
+        facts = known_facts(trainer, plan, folder, optimizer=trainer.optimizer, is_brief=True)
+    except Exception as error:
+        logger.info("The first step is not looked at: %s: %s", type(error).__name__, error)
+        return NULL_OBSERVER
+    look = FirstLook(facts, log_findings if trainer.args.should_log else lambda report: None)
+    look.start()
+    return look
+
+
+def log_findings(report: CheckReport) -> None:
+    """Warns of what was found; says nothing where all is well."""
+    for finding in report.findings:
+        logger.log(logging.INFO if finding.severity == NOTE else logging.WARNING, "%s", finding)
+
+
+def known_facts(trainer: Any, plan: StepPlan | None, folder: str, *, optimizer: Any, is_brief: bool) -> CheckFacts:
+    """What is known of a run before its first batch.
+
+    Args:
+        trainer: whose run it is.
+        plan: how long it is; None without training data.
+        folder: where checkpoints go.
+        optimizer: None where it is not made yet.
+        is_brief: only what is wrong is wanted, and it must not take long.
+    """
+    args, engine = trainer.args, trainer._engine
+    optimizer_bytes = 0 if args.save_only_model else disk_space.estimated_optimizer_bytes(trainer.model)
+    is_comparable = not steps_in_backward(args) and engine.trains_bare
+    return CheckFacts(
+        args=args,
+        model=trainer.model,
+        device=engine.device,
+        processing_class=trainer.processing_class,
+        optimizer=optimizer if is_comparable else None,
+        plan=plan,
+        label_names=tuple(trainer.label_names or ()),
+        can_return_loss=trainer.can_return_loss,
+        loss_is_the_models=not trainer._uses_outputs(),
+        folder=Path(folder) if args.should_save else None,
+        checkpoint_bytes=disk_space.weights_bytes(trainer.model) + optimizer_bytes,
+        free_bytes=disk_space.free_bytes(Path(folder)),
+        supports_bf16=supports_bf16(engine.device),
+        max_elements=0 if engine.holds_parts else MAX_ELEMENTS if is_brief else None,
+        is_brief=is_brief,
+    )
 
 
 def parameters_without_gradient(model: Any) -> tuple[str, ...]:

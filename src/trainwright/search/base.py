@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 SPEEDS = ("_runtime", "_per_second")
 # Measured or counted beside the metrics; a sum of metrics must not have them in it.
@@ -137,6 +137,9 @@ class SearchState:
     """A search under way, as the trainer knows it.
 
     Attributes:
+        name: the backend's.
+        space, hp_name, compute_objective: as given to `hyperparameter_search`, or their defaults.
+        objective: of the last evaluation of the trial that runs now.
         args: the trainer's, as given.
         callback_states: of the callbacks, as they were before the first trial.
         offer, outcome: of the trial that runs now.
@@ -146,6 +149,12 @@ class SearchState:
     plan: SearchPlan
     args: Any
     callback_states: dict[str, Any]
+    name: Any = None
+    space: Callable[..., Any] | None = None
+    hp_name: Callable[[Any], str] | None = None
+    compute_objective: Callable[[dict[str, float]], Any]
+    objective: Any = None
+    is_under_way: ClassVar[bool] = True
     offer: TrialSpec = field(default_factory=lambda: TrialSpec(id="", params={}))
     outcome: TrialResult = field(default_factory=TrialResult)
 

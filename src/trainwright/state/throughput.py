@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
+
+from trainwright import model_facts
 
 
 def speed_metrics(
@@ -44,3 +47,29 @@ def utilisation(flops: float, start_time: float, *, peak: float | None) -> dict[
     if peak is None or flops == 0 or runtime <= 0:
         return {}
     return {"train_model_flops_utilization": round(flops / runtime / peak, 4)}
+
+
+class FlopEstimator:
+    """Floating-point operations of micro-batches: 6 x parameters (without embeddings) x tokens.
+
+    Counting parameters walks over the model, so this happens once for each model.
+    """
+
+    def __init__(self) -> None:
+        self._model: Any = None
+        self._per_token = 0
+        self._main_input = ""
+
+    def estimate(self, model: Any, inputs: Any) -> int:
+        """Operations of one forward and backward pass; 0 where the batch has no main input.
+
+        Args:
+            model: the user's module.
+            inputs: a collated batch; a library's own loader may give something else than a dict.
+        """
+        if self._model is not model:
+            self._model = model
+            self._per_token = 6 * model_facts.num_parameters_without_embeddings(model)
+            self._main_input = model_facts.main_input_name(model)
+        main_input = inputs.get(self._main_input) if isinstance(inputs, Mapping) else None
+        return 0 if main_input is None else self._per_token * main_input.numel()

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.errors import MissingPackageError
 from trainwright.evaluation.metrics_io import plain_numbers
+from trainwright.hooks import definer
 from trainwright.journal import record
 from trainwright.trackers.tracker_thread import PendingCalls, TrackerThread
 
@@ -126,7 +127,7 @@ class TrackerCallback(TrainerCallback):
     @property
     def looks_at_files(self) -> bool:
         """Whether it does anything with a checkpoint's files; if not, a save need not wait for them."""
-        return type(self).saved is not TrackerCallback.saved
+        return definer(self, "saved") is not TrackerCallback
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:

@@ -8,7 +8,6 @@ No list of models is kept: what a model does decides.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -16,6 +15,7 @@ from torch import nn
 from trainwright._types import Batch, output_logits
 from trainwright.data.packing.collator import PackedCollator, PackingLayout, as_tensors
 from trainwright.errors import ModelError
+from trainwright.state.model_modes import evaluation_mode
 
 # Difference of logits, as a share of the largest, that rounding may make.
 ROUNDING = {torch.float32: 5e-5, torch.float64: 1e-6, torch.float16: 2e-2, torch.bfloat16: 6e-2}
@@ -39,7 +39,7 @@ def find_layout(
         raise ModelError(_refusal(model, "it is an encoder-decoder, which has two sequences for each sample"))
     rows = _rows_of_random_tokens(model, row_length, min(num_rows, 2), length_of)
     differences = []
-    with _at_rest(model):
+    with evaluation_mode(model):
         alone = [_logits_alone(model, item, length_of) for row in rows for item in row]
         scale = max(float(one.abs().max()) for one in alone)
         for layout in _candidates(model, takes_positions):
@@ -137,16 +137,3 @@ def _tolerance(model: nn.Module) -> float:
     parameter = next(p for p in model.parameters() if p.is_floating_point())
     rounding = ROUNDING.get(parameter.dtype, max(ROUNDING.values()))
     return rounding if parameter.device.type == "cpu" else max(rounding, ROUNDING_ON_A_GPU)
-
-
-@contextmanager
-def _at_rest(model: nn.Module) -> Iterator[None]:
-    """Without dropout and gradients; afterwards each module is in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from trainwright._types import Item
 from trainwright.data.sharding import ChunkPart, RankShare
-from trainwright.data.streaming.lookahead_buffer import Former, LookaheadBuffer, State, next_lookahead
+from trainwright.data.streaming.lookahead_buffer import BatchFormer, LookaheadBuffer, State, next_lookahead
 from trainwright.data.streaming.stream_state import StreamPlace
 from trainwright.errors import DataError
 
@@ -122,7 +122,7 @@ def _slicer(items: list[Item]) -> Callable[[ChunkPart | None], list[Item]]:
 
 
 def chunks_of_batches(
-    opened: OpenStream, share: RankShare, former: Former, *, seed_of: Callable[[int], int]
+    opened: OpenStream, share: RankShare, former: BatchFormer, *, seed_of: Callable[[int], int]
 ) -> Iterator[Chunk]:
     """Chunks of batches that are formed by length. Reads past what is trained at once.
 
@@ -155,7 +155,7 @@ def chunks_of_batches(
 
 
 def _chunks_of_batches(
-    buffer: LookaheadBuffer, place: StreamPlace, width: int, former: Former, seed_of: Callable[[int], int]
+    buffer: LookaheadBuffer, place: StreamPlace, width: int, former: BatchFormer, seed_of: Callable[[int], int]
 ) -> Iterator[Chunk]:
     """As many batches at a time as there are processes."""
     position, multiple = place.samples, place.multiple or width

@@ -58,7 +58,7 @@ def formed_by_length(
 
 
 @dataclass(frozen=True, slots=True)
-class Former:
+class BatchFormer:
     """Forms batches of the samples of a look-ahead into a stream.
 
     Attributes:
@@ -204,7 +204,7 @@ class LookaheadBatches:
 
 
 def next_lookahead(
-    buffer: LookaheadBuffer, former: Former, *, multiple: int, seed: int
+    buffer: LookaheadBuffer, former: BatchFormer, *, multiple: int, seed: int
 ) -> tuple[LookaheadBatches, int] | None:
     """The batches of the next look-ahead and how many samples they take; None when the stream has ended.
 
@@ -230,7 +230,7 @@ def next_lookahead(
     return LookaheadBatches(buffer.items[:size], order), size
 
 
-def _largest(lengths: list[int], former: Former, num_batches: int) -> int:
+def _largest(lengths: list[int], former: BatchFormer, num_batches: int) -> int:
     """Of how many samples, from the front, so many batches can be formed, the last one full."""
     fits, too_many = 0, len(lengths)
     while too_many - fits > 1:

@@ -30,7 +30,7 @@ from trainwright._types import Batch, Item, TailBatch
 from trainwright.data.seeding import seed_from, seed_of
 from trainwright.data.sharding import RankShare
 from trainwright.data.streaming.chunks import Chunk, OpenStream, chunks_of_batches, chunks_of_items
-from trainwright.data.streaming.lookahead_buffer import Former
+from trainwright.data.streaming.lookahead_buffer import BatchFormer
 from trainwright.data.streaming.split_sync import RankExchange, equal_batches
 from trainwright.data.streaming.stream_state import (
     BatchItems,
@@ -67,7 +67,7 @@ class StreamItems(IterableDataset[BatchItems]):
         drop_last: bool,
         seed: int,
         seeds_always: bool = False,
-        former: Former | None = None,
+        former: BatchFormer | None = None,
         split: Split | None = None,
     ) -> None:
         self.source = source

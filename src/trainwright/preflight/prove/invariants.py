@@ -1,4 +1,4 @@
-"""The laws that `prove()` tries, each on twins of the trainer: copies of the model, the user's data and hooks."""
+"""The invariants that `prove()` tries, each on copies of the trainer with the user's data and hooks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import torch
 from torch import nn
 from torch.utils.data import Subset
 
-from trainwright import assemble
 from trainwright._types import has_length
 from trainwright.config.help import differing as differing_arguments
 from trainwright.errors import ModelError
-from trainwright.facade.twins import as_it_was, twin_of
 from trainwright.host import available_bytes
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight.prove.gradient_capture import GradientCapture, Tensors, differing, gap, without_dropout
 from trainwright.preflight.prove.launcher import gradients_of
 from trainwright.preflight.prove.proof import Proof, ProofReport
+from trainwright.preflight.trainer_copy import copy_of, left_as_it_was
+from trainwright.run import build
 
 COPIES = 8  # of the weights: two models, gradients and states of one, and what a checkpoint takes
 WINDOW = 8  # samples of the step whose gradients are compared
@@ -37,7 +37,7 @@ SHORT: dict[str, Any] = {
     "save_total_limit": None, "preflight": False, "max_train_time": None, "save_every": None,
     "resume_from_checkpoint": None, "report_to": [], "auto_find_batch_size": False, "save_only_model": False,
     "overwrite_output_dir": None, "hang_timeout": 0.0, "slurm_requeue": False, "dataloader_num_workers": 0,
-    "dataloader_persistent_workers": False, "dataloader_prefetch_factor": None,
+    "dataloader_persistent_workers": False, "dataloader_prefetch_factor": None, "profile": None,
 }  # fmt: skip
 # One order of samples, whatever the batches: only then can two ways to split them be compared.
 IN_ORDER: dict[str, Any] = {
@@ -47,6 +47,7 @@ IN_ORDER: dict[str, Any] = {
 
 
 def prove(trainer: Any, *, num_steps: int) -> ProofReport:  # any Trainer, or a subclass of the user's
+    """Tries every invariant; see `Trainer.prove`."""
     laws: tuple[tuple[str, str, Callable[[Any, int], tuple[bool, str, str]]], ...] = (
         ("resume", "a resumed run equals an uninterrupted one", resume),
         ("accumulation", "8 batches of 1 equal 2 batches of 4", accumulation),
@@ -73,35 +74,42 @@ def _quietly(trainer: Any) -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with as_it_was(trainer.model):
+        with left_as_it_was(trainer.model):
             yield
     finally:
         logger.setLevel(level)
         if trainer._engine.trains_bare:
-            assemble.make_engine(trainer.args)
+            build.make_engine(trainer.args)
 
 
-def short_twin(trainer: Any, folder: str, *, has_dropout: bool = True, **settings: Any) -> Any:
-    """A twin with copies of what a run changes, and the seed of a fresh start.
+def short_copy(
+    trainer: Any, folder: str, *, has_dropout: bool = True, parts: dict[str, Any] | None = None, **settings: Any
+) -> Any:
+    """A copy of the trainer with copies of what a run changes, and the seed of a fresh start.
+
+    Args:
+        trainer: stays as it is.
+        folder: where the copy writes.
+        has_dropout: keep the model's.
+        parts: further attributes that differ.
+        settings: fields of the arguments that differ.
 
     Raises:
         ModelError: there is no memory for it, or it is one of several processes.
     """
     _check_alone(trainer)
-    size = assemble.num_bytes(trainer.model) * COPIES
+    size = build.num_bytes(trainer.model) * COPIES
     if trainer._engine.device.type == "cpu" and size > available_bytes():
         raise ModelError(f"{COPIES} copies of the weights do not fit into memory")
     scheduler = None if trainer._created_lr_scheduler else trainer.lr_scheduler
     model, optimizer, scheduler = copy.deepcopy((trainer.model, trainer.optimizer, scheduler))
-    known = {name: value for name, value in (SHORT | settings).items() if hasattr(trainer.args, name)}
-    model = model if has_dropout else without_dropout(model)
-    twin = twin_of(trainer, model=model, output_dir=folder, **known)
-    twin.model_init = None
-    twin.optimizer, twin.lr_scheduler, twin._created_lr_scheduler = optimizer, scheduler, False
-    twin._train_batch_size = twin.args.train_batch_size
-    twin.create_accelerator_and_postprocess()
-    assemble.seed_everything(twin.args)
-    return twin
+    settings = {"output_dir": folder, **SHORT, **settings}
+    known = {name: value for name, value in settings.items() if hasattr(trainer.args, name)}
+    copies = {"optimizer": optimizer, "lr_scheduler": scheduler, "_created_lr_scheduler": False, "model_init": None}
+    copied = copy_of(trainer, known, model=model if has_dropout else without_dropout(model), **copies, **(parts or {}))
+    copied.create_accelerator_and_postprocess()
+    build.seed_everything(copied.args)
+    return copied
 
 
 def _check_alone(trainer: Any) -> None:
@@ -117,9 +125,9 @@ def resume(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
     length: dict[str, Any] = {"max_steps": num_steps, "warmup_steps": min(trainer.args.warmup_steps, half)}
     saves: dict[str, Any] = {"save_strategy": "steps", "save_steps": half, "save_async": False}
     with tempfile.TemporaryDirectory() as folder:
-        whole = short_twin(trainer, folder, **length, **saves)
+        whole = short_copy(trainer, folder, **length, **saves)
         whole.train()
-        resumed = short_twin(trainer, folder, **length, **(saves | {"save_strategy": "no"}))
+        resumed = short_copy(trainer, folder, **length, **(saves | {"save_strategy": "no"}))
         resumed.train(resume_from_checkpoint=str(Path(folder) / f"checkpoint-{half}"))
     names = differing(_weights(whole.model), _weights(resumed.model))
     if not names:
@@ -144,9 +152,9 @@ def _gradients(trainer: Any, **settings: Any) -> dict[str, torch.Tensor]:
         raise ModelError(f"the training data have no {WINDOW} samples that can be taken in order")
     keeper = GradientCapture()
     with tempfile.TemporaryDirectory() as folder:
-        twin = short_twin(trainer, folder, has_dropout=False, **IN_ORDER, **settings)
-        twin.callback_handler.add_callback(keeper)
-        twin.train()
+        copied = short_copy(trainer, folder, has_dropout=False, **IN_ORDER, **settings)
+        copied.callback_handler.add_callback(keeper)
+        copied.train()
     return keeper.gradients
 
 
@@ -186,9 +194,9 @@ def evaluation(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
     losses = []
     for size in (8, 3):
         with tempfile.TemporaryDirectory() as folder:
-            twin = short_twin(trainer, folder, per_device_eval_batch_size=size)
-            twin.compute_metrics, twin.eval_dataset = None, data
-            losses.append(twin.evaluate()["eval_loss"])
+            parts = {"compute_metrics": None, "eval_dataset": data}
+            copied = short_copy(trainer, folder, parts=parts, per_device_eval_batch_size=size)
+            losses.append(copied.evaluate()["eval_loss"])
     seen = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-12)
     evidence = f"{losses[0]:.6g} in batches of 8, {losses[1]:.6g} in batches of 3"
     return seen <= _allowed(trainer), evidence, (

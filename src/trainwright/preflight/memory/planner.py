@@ -1,4 +1,4 @@
-"""The memory of a training step: a twin takes two steps on stand-ins, or on a small real batch where that fails."""
+"""The memory of a training step: a copy of the trainer takes two steps on stand-ins, or on a small real batch."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from typing import Any
 
 import torch
 
-from trainwright import assemble
 from trainwright._types import Batch
 from trainwright.checkpoint.host_copy import tensors_of
 from trainwright.config import resolve
-from trainwright.config.plans import StepPlan
 from trainwright.engine.device_info import supports_bf16
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.evaluation.dry_run import SilentEvents, first_batches
-from trainwright.facade.twins import as_it_was, twin_of
 from trainwright.host import available_bytes
-from trainwright.loop.context import LoopContext, RunStart
+from trainwright.loop.context import NULL_OBSERVER, LoopContext
 from trainwright.loop.step import Window, take_step
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight.memory.allocation_tracker import AllocationTracker
 from trainwright.preflight.memory.fake_tensors import fake_batch, fake_model, make_fake_mode
 from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, SettingsChange, parse_size
 from trainwright.preflight.memory.reductions import changes
+from trainwright.preflight.trainer_copy import copy_of, left_as_it_was
+from trainwright.run import build
 from trainwright.tensor_tree import find_batch_size
 
 LOOKED_AT = 4  # batches, of which the largest counts
@@ -47,14 +46,14 @@ def plan_memory(trainer: Any, budget: int | float | str | None) -> MemoryPlan:  
     device = trainer._engine.device
     limit = parse_size(budget) if budget is not None else _memory_of(device)
     try:
-        with as_it_was(trainer.model), warnings.catch_warnings():
+        with left_as_it_was(trainer.model), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about stand-ins
             peak = _peak_or_measured(trainer)
             tried = [] if budget is None or peak.total_bytes <= (limit or 0) else _tried(trainer, limit)
             if budget is None:
                 tried = _tried(trainer, None)
     finally:
-        assemble.make_engine(trainer.args)  # accelerate's state is one per process: it belongs to the trainer again
+        build.make_engine(trainer.args)  # accelerate's state is one per process: it belongs to the trainer again
     return MemoryPlan(peak=peak, changes=tuple(tried), budget_bytes=limit, device=device.type)
 
 
@@ -97,12 +96,12 @@ def _peak_or_measured(trainer: Any) -> PeakMemory:
 def predicted_peak(trainer: Any, settings: dict[str, Any]) -> PeakMemory:
     """The peak of a step with these settings; nothing is computed and no memory taken."""
     mode = make_fake_mode()
-    twin = _with_settings(trainer, fake_model(trainer.model, mode), settings)
-    batches = _batches(twin)
-    window = twin.get_batch_samples(iter(batches), len(batches), twin._engine.device)
+    copied = _with_settings(trainer, fake_model(trainer.model, mode), settings)
+    batches = _batches(copied)
+    window = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
     samples = [fake_batch(batch, mode) for batch in window[0]]
     with mode:
-        peaks = _track(twin, samples, window[1])
+        peaks = _track(copied, samples, window[1])
     return max(peaks.values(), key=lambda peak: peak.total_bytes)
 
 
@@ -112,7 +111,7 @@ def measured_peak(trainer: Any, error: Exception) -> PeakMemory:
     Raises:
         ModelError: there is no memory for that; `error` is why it could not be predicted.
     """
-    size = assemble.num_bytes(trainer.model)
+    size = build.num_bytes(trainer.model)
     if size * COPIES > _memory_of(trainer._engine.device):
         raise ModelError(
             f"The memory of a step cannot be predicted ({error}), and {COPIES} times the weights do not fit for "
@@ -127,10 +126,10 @@ def measured_peak(trainer: Any, error: Exception) -> PeakMemory:
 
 def _measured(trainer: Any, num_rows: int) -> dict[str, PeakMemory]:
     """The peaks of a step with the first rows of its batch, on a copy of the model."""
-    twin = _with_settings(trainer, copy.deepcopy(trainer.model), {})
-    batches = [{name: _rows(value, num_rows) for name, value in batch.items()} for batch in _batches(twin)]
-    window, num_items = twin.get_batch_samples(iter(batches), len(batches), twin._engine.device)
-    return _track(twin, window, num_items)
+    copied = _with_settings(trainer, copy.deepcopy(trainer.model), {})
+    batches = [{name: _rows(value, num_rows) for name, value in batch.items()} for batch in _batches(copied)]
+    window, num_items = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
+    return _track(copied, window, num_items)
 
 
 def _grown(one: PeakMemory, two: PeakMemory, steps: float) -> PeakMemory:
@@ -156,45 +155,41 @@ def _rows(value: Any, number: int) -> Any:
 
 
 def _with_settings(trainer: Any, model: Any, settings: dict[str, Any]) -> Any:
-    """A twin with an engine, an optimizer and a schedule of its own."""
-    twin = twin_of(trainer, model=model, **settings)
-    twin._engine = assemble.make_engine(twin.args)
-    twin._train_batch_size = twin.args.train_batch_size
-    twin.optimizer = twin.lr_scheduler = None
-    return twin
+    """A copy with an engine, an optimizer and a schedule of its own."""
+    copied = copy_of(trainer, settings, model=model, optimizer=None, lr_scheduler=None)
+    copied._services.use_engine(build.make_engine(copied.args))
+    return copied
 
 
-def _batches(twin: Any) -> list[Batch]:
+def _batches(copied: Any) -> list[Batch]:
     """The largest of the first batches, alone: the others of a window come and go like it."""
-    batches = list(first_batches(twin.get_train_dataloader(), LOOKED_AT))
+    batches = list(first_batches(copied.get_train_dataloader(), LOOKED_AT))
     largest = max(batches, key=lambda batch: sum(t.numel() for t in tensors_of(dict(batch))))
     return [dict(largest)]
 
 
-def _track(twin: Any, samples: Sequence[Batch], num_items: Any) -> dict[str, PeakMemory]:
+def _track(copied: Any, samples: Sequence[Batch], num_items: Any) -> dict[str, PeakMemory]:
     """The peaks of a step at which the optimizer has its states, and in which an earlier micro-batch left gradients."""
-    engine, model = twin._engine, twin.model
+    engine, model = copied._engine, copied.model
     tracker = AllocationTracker(engine.device)
     with contextlib.ExitStack() as stack:
-        for patch in assemble.patches_for_a_run(twin.args, model):
-            stack.enter_context(patch)
-        stack.enter_context(engine.mixed_precision(model, keeps_outputs=twin._uses_outputs()))
+        stack.enter_context(build.patched(copied.args, model, engine, keeps_outputs=copied._uses_outputs()))
         stack.enter_context(tracker)
         tracker.count(model.parameters(), "weights")
         tracker.count(model.buffers(), "buffers")
         tracker.count(tensors_of(list(samples)), "batch")
         stack.enter_context(tracker.inside(model))
-        session = _session(twin)
-        window, told = Window(list(samples), num_items), _Told(twin, tracker)
-        if steps_in_backward(twin.args):
-            take_step(session, twin._run, told, window, epoch=0.0)
+        session = _session(copied)
+        window, hooks = Window(list(samples), num_items), _MarkedHooks(copied, tracker)
+        if steps_in_backward(copied.args):
+            take_step(session, copied._run.progress, hooks, window, epoch=0.0)
         else:
-            _make_states(session, model, keeps_gradients=resolve.micro_batches(twin.args) > 1)
+            _make_states(session, model, keeps_gradients=resolve.micro_batches(copied.args) > 1)
         tracker.count(tensors_of([*getattr(session.optimizer, "state", {}).values()]), "optimizer")
         tracker.count([parameter.grad for parameter in model.parameters()], "gradients")
         tracker.forget_peaks()
         tracker.moment = "forward"
-        take_step(session, twin._run, told, window, epoch=0.0)
+        take_step(session, copied._run.progress, hooks, window, epoch=0.0)
     return tracker.peaks
 
 
@@ -208,47 +203,42 @@ def _make_states(session: LoopContext, model: Any, *, keeps_gradients: bool) -> 
         session.engine.zero_grad()
 
 
-class _Told:
-    """The twin's hooks, with the tracker told where a step is."""
+class _MarkedHooks:
+    """The hooks of the copy; they tell the tracker where a step is."""
 
-    def __init__(self, twin: Any, tracker: AllocationTracker) -> None:
-        vars(self).update(_twin=twin, _tracker=tracker)  # not through __setattr__, which is the twin's
+    def __init__(self, copied: Any, tracker: AllocationTracker) -> None:
+        vars(self).update(_copied=copied, _tracker=tracker)  # not through __setattr__, which is the copy's
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._twin, name)
+        return getattr(self._copied, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._twin, name, value)
+        setattr(self._copied, name, value)
 
     def _clip_grad_norm(self, model: Any) -> Any:
         self._tracker.moment = "clip"
-        return self._twin._clip_grad_norm(model)
+        return self._copied._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         self._tracker.moment = "clip"
-        norm = self._twin._get_grad_norm(model, grad_norm=grad_norm)
+        norm = self._copied._get_grad_norm(model, grad_norm=grad_norm)
         self._tracker.moment = "update"
         return norm
 
 
-def _session(twin: Any) -> LoopContext:
-    engine = twin._engine
-    dataloader = twin.get_train_dataloader()
-    plan = StepPlan.from_values(
-        twin.set_initial_training_values(twin.args, dataloader),
-        micro_batches=resolve.micro_batches(twin.args),
-        max_grad_norm=twin.args.max_grad_norm,
+def _session(copied: Any) -> LoopContext:
+    """What the loop works with, for the run of the copy."""
+    run, args = copied._run, copied.args
+    run.plan = build.step_plan(args, copied.set_initial_training_values(args, copied.get_train_dataloader()))
+    model, loader = copied._prepare_for_training(run.plan.max_steps, None, None)
+    parts = {"model": model, "loader": loader, "optimizer": copied.optimizer, "scheduler": copied.lr_scheduler}
+    return run.begin(  # type: ignore[no-any-return]
+        copied._engine,
+        args,
+        rule=copied._loss_rule(),
+        start=(0, 0),
+        checkpoint=None,
+        first_look=NULL_OBSERVER,
+        events=SilentEvents(),
+        **parts,
     )
-    prepared = engine.setup(
-        twin._wrap_model(twin.model),
-        make_optimizer=lambda model: twin._make_optimizer(model, plan.max_steps),
-        make_scheduler=lambda optimizer: twin.create_scheduler(num_training_steps=plan.max_steps, optimizer=optimizer),
-    )
-    twin.optimizer, twin.lr_scheduler = prepared.optimizer, prepared.scheduler
-    twin._rule, twin._plan = twin._loss_rule(), plan
-    twin._run.begin(device=engine.device, skip_non_finite=True)
-    prepared.model.train()
-    return LoopContext(
-        engine=engine, model=prepared.model, optimizer=prepared.optimizer, scheduler=prepared.scheduler, loader=None,  # type: ignore[arg-type]
-        plan=plan, rule=twin._rule, events=SilentEvents(), start=RunStart(),
-    )  # fmt: skip

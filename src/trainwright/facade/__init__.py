@@ -1,1 +1,0 @@
-"""The façade in parts: the published hooks, one family to a file. `trainer.Trainer` is all of them."""

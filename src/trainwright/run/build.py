@@ -1,0 +1,368 @@
+"""Composition root: arguments and the user's objects in, working parts out: what a part needs of another."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+
+from trainwright import model_facts
+from trainwright._types import has_length, is_instance_of
+from trainwright.callbacks.dispatch import CallbackHandler
+from trainwright.callbacks.flow import DefaultFlowCallback
+from trainwright.callbacks.preemption import SlurmRequeue
+from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
+from trainwright.callbacks.time_limits import TimeLimits
+from trainwright.checkpoint import rng
+from trainwright.checkpoint.async_writer import CheckpointWriter
+from trainwright.config import resolve, rules
+from trainwright.config.plans import StepPlan
+from trainwright.config.traced import WARM_UP
+from trainwright.data.worker_seeding import enable_full_determinism, set_seed
+from trainwright.engine.base import Engine
+from trainwright.engine.device_info import supports_bf16, supports_tf32
+from trainwright.engine.select import select_engine
+from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
+from trainwright.evaluation.eval_context import EvalContext
+from trainwright.evaluation.gather_objects import gather_results
+from trainwright.evaluation.streaming_metrics import is_streaming
+from trainwright.hooks import Events
+from trainwright.journal.listener import JournalListener
+from trainwright.loop.label_smoother import LabelSmoother
+from trainwright.loop.micro_batch_retry import MicroBatchRetry
+from trainwright.loss_normalization import LossRule
+from trainwright.run.uploads import Uploads
+from trainwright.state.clock import Clock
+from trainwright.state.memory_tracker import TrainerMemoryTracker
+from trainwright.trackers.registry import get_reporting_integration_callbacks
+
+WITH_OPTIMIZER = 3  # times the weights: two moments of Adam
+SLOW_DISK = 100e6  # bytes a second that a save is expected to write before one has been seen
+
+
+@dataclass(kw_only=True)
+class Services:
+    """What a trainer has in this process besides the user's objects; another process, or a copy, makes its own.
+
+    Attributes:
+        engine: the backend; `use_engine` exchanges it.
+        gather_function: a value of this process -> of all processes; others may exchange it.
+        flags: `is_<backend>_enabled`, as others read it from the trainer.
+        callback_handler: whom events are told.
+        writer: writes checkpoints, one at a time.
+        eval_dataloaders: by the name of their set, where workers are kept.
+    """
+
+    writer: CheckpointWriter
+    memory_tracker: TrainerMemoryTracker
+    journal: JournalListener = field(default_factory=lambda: JournalListener(Clock()))
+    uploads: Uploads = field(default_factory=Uploads)
+    eval_dataloaders: dict[str, Any] = field(default_factory=dict)
+    flags: SimpleNamespace = field(default_factory=SimpleNamespace)
+    engine: Engine = field(init=False)
+    gather_function: Callable[[Any], Any] = field(init=False)
+    callback_handler: CallbackHandler = field(init=False)
+
+    @classmethod
+    def for_arguments(cls, args: Any, *, measures_memory: bool) -> Services:
+        return cls(
+            writer=CheckpointWriter(goes_on=getattr(args, "save_failure", "stop") == "continue"),
+            memory_tracker=TrainerMemoryTracker(not measures_memory),
+        )
+
+    def use_engine(self, engine: Engine) -> None:
+        self.engine, self.gather_function = engine, engine.gather
+        self.read_flags()
+
+    def read_flags(self) -> None:
+        """Asks the engine which backend it is; it may know more after it was set up."""
+        vars(self.flags).update(self.engine.published_flags())
+
+    def use_callbacks(self, handler: CallbackHandler, clock: Clock) -> None:
+        """The journal hears all that the callbacks hear."""
+        self.callback_handler = handler
+        handler.watch(self.journal)
+        self.use_clock(clock)
+
+    def use_clock(self, clock: Clock) -> None:
+        """The clock of a run times its callbacks and its journal."""
+        self.callback_handler.clock = self.journal.clock = clock
+
+    def release_model(self) -> None:
+        """Lets go of all that holds a model, an optimizer or batches."""
+        self.eval_dataloaders.clear()
+        handler = self.callback_handler
+        handler.model = handler.optimizer = handler.lr_scheduler = None
+        handler.train_dataloader = handler.eval_dataloader = None
+
+
+@dataclass
+class NoSearch:
+    """Stands where a search over hyperparameters would, while none is under way; `search.base.Searching` is one."""
+
+    name: Any = None
+    space: Any = None
+    hp_name: Any = None
+    compute_objective: Any = None
+    objective: Any = None
+    is_under_way: ClassVar[bool] = False
+
+
+def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass of the user's
+    """Another trainer with the same objects and hooks, but for these attributes."""
+    other = copy.copy(trainer)
+    vars(other).update(parts)
+    return other
+
+
+# -- a trainer --------------------------------------------------------------------------------------------------------
+
+
+def seed_everything(args: Any) -> None:
+    enable_full_determinism(args.seed) if args.full_determinism else set_seed(args.seed)
+
+
+def make_engine(args: Any, model: Any = None) -> Engine:
+    """`model`: the one to train, if it is there already: its weights may be distributed over processes."""
+    return select_engine(resolve.engine(args, None if model is None else model_facts.model_layout(model)))
+
+
+def make_callbacks(
+    args: Any, callbacks: Iterable[Any] | None, *, engine: Engine, writer: CheckpointWriter, **context: Any
+) -> CallbackHandler:
+    """The handler with the flow, trackers, the user's callbacks, those of the arguments, and what shows progress."""
+    trackers = get_reporting_integration_callbacks(args.report_to)
+    handler = CallbackHandler([DefaultFlowCallback, *trackers, *(callbacks or ())], **context)
+    handler.args = args
+    plan = resolve.checkpoint(args)
+    if plan.max_train_s is not None or plan.save_every_s is not None:
+        guess = num_bytes(context["model"]) * WITH_OPTIMIZER / SLOW_DISK
+        handler.add_callback(
+            TimeLimits(
+                plan.max_train_s,
+                plan.save_every_s,
+                save_s=lambda: writer.longest_s,
+                first_save_s=guess,
+                agree=engine.agree,
+            )
+        )
+    if plan.requeues:
+        handler.add_callback(SlurmRequeue)
+    handler.add_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
+    return handler
+
+
+@contextmanager
+def callbacks_of_a_run(handler: CallbackHandler, args: Any, folder: str) -> Iterator[None]:
+    """Around a run: the callbacks that its arguments ask for and that none but this run has."""
+    if (traced := resolve.profiled(args)) is None:
+        yield
+        return
+    from trainwright.callbacks.profiling import StepProfiler
+
+    profiler = StepProfiler(folder, traced.first, traced.num, warm_up=WARM_UP)
+    handler.add_callback(profiler)
+    try:
+        yield
+    finally:
+        handler.remove_callback(profiler)
+
+
+def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:
+    """The processing class, also under its older name."""
+    if tokenizer is None:
+        return processing_class
+    if processing_class is not None and processing_class is not tokenizer:
+        raise ArgumentError("Trainer got processing_class and tokenizer, two names of one thing. Pass only the first.")
+    warnings.warn("Trainer(tokenizer=...) is now Trainer(processing_class=...).", LegacyNameWarning, stacklevel=3)
+    return tokenizer
+
+
+# -- a model ----------------------------------------------------------------------------------------------------------
+
+
+def call_model_init(model_init: Callable[..., Any], trial: Any) -> Any:
+    """A model from the user's function, which takes nothing or the trial."""
+    num_arguments = len(inspect.signature(model_init).parameters)
+    if num_arguments > 1:
+        raise ModelError(
+            f"model_init takes {num_arguments} arguments; it must take none, or one: the trial of a search."
+        )
+    model = model_init(trial) if num_arguments == 1 else model_init()
+    if model is None:
+        raise ModelError("model_init returned None; it must return the model.")
+    return model
+
+
+def names_of_base_models(model: Any) -> frozenset[str]:
+    """Class names of transformers' models without a head; only looked up for a model of transformers."""
+    if not is_instance_of(model, "transformers", "PreTrainedModel"):
+        return frozenset()
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    names = (name for entry in MODEL_MAPPING_NAMES.values() for name in ([entry] if isinstance(entry, str) else entry))
+    return frozenset(names)
+
+
+def set_use_cache(model: Any, use_cache: Any) -> None:
+    """Tells a model with a config whether to return the cache of its attention layers."""
+    if getattr(model, "config", None) is not None:
+        model.config.use_cache = use_cache
+
+
+def num_bytes(model: Any) -> int:
+    """Memory of a model's parameters."""
+    return sum(p.numel() * p.element_size() for p in model.parameters()) if hasattr(model, "parameters") else 0
+
+
+@contextmanager
+def patched(args: Any, model: Any, engine: Engine, *, keeps_outputs: bool) -> Iterator[None]:
+    """The model as it is during training: with what the arguments change in it, and in mixed precision.
+
+    Args:
+        keeps_outputs: somebody uses the outputs besides the loss in training.
+    """
+    with ExitStack() as stack:
+        for patch in _patches(args, model):
+            stack.enter_context(patch)
+        stack.enter_context(engine.mixed_precision(model, keeps_outputs=keeps_outputs))
+        yield
+
+
+def _patches(args: Any, model: Any) -> Iterator[Any]:
+    """Context managers, in the order to enter them."""
+    if args.use_liger_kernel:
+        from trainwright.patches.liger import apply_liger_kernel
+
+        apply_liger_kernel(model, args.liger_kernel_config)
+    if args.activation_checkpointing:
+        from trainwright.patches.activation_checkpointing import checkpointed_activations
+
+        yield checkpointed_activations(model, args.activation_checkpointing_kwargs)
+    if args.neftune_noise_alpha is not None:
+        from trainwright.patches.neftune import noisy_embeddings
+
+        yield noisy_embeddings(model, args.neftune_noise_alpha)
+    if "underflow_overflow" in args.debug:
+        from trainwright.patches.overflow_detection import overflow_detection
+
+        yield overflow_detection(model)
+
+
+# -- a loss -----------------------------------------------------------------------------------------------------------
+
+
+def label_smoother(model: Any, epsilon: float) -> LabelSmoother | None:
+    """The smoother that `label_smoothing_factor` asks for; None where it is 0 or each label is a yes or no."""
+    if epsilon == 0:
+        return None
+    if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
+        warnings.warn(
+            f"label_smoothing_factor={epsilon} has no effect on multi-label classification.",
+            TrainwrightWarning,
+            stacklevel=4,
+        )
+        return None
+    return LabelSmoother(epsilon=epsilon)
+
+
+def loss_rule(
+    model: Any, args: Any, *, accepts_loss_kwargs: bool, has_loss_func: bool, is_scaled: bool | None, num_processes: int
+) -> LossRule:
+    by_items = getattr(args, "loss_weighting", "batches") == "items"
+    is_mean = by_items and model_facts.ignores_item_count(model)
+    return LossRule(
+        counts_items=(accepts_loss_kwargs and not is_mean) or has_loss_func,
+        shifts_labels=model_facts.shifts_labels(model),
+        is_scaled=is_scaled,
+        has_loss_func=has_loss_func,
+        weights_items=by_items,
+        aux_coefficient=model_facts.auxiliary_coefficient(model),
+        num_processes=num_processes if args.average_tokens_across_devices else 1,
+    )
+
+
+def warning_of_summed_means(model: Any, args: Any, rule: LossRule) -> str | None:
+    """Says that a model's gradients grow with the micro-batches of a step, where they do so as in the original."""
+    factor = args.gradient_accumulation_steps * rule.num_processes
+    counts = rule.counts_items and not rule.has_loss_func and rule.is_scaled is None
+    if factor == 1 or not counts or not model_facts.ignores_item_count(model):
+        return None
+    name = type(model_facts.core_model(model)).__name__
+    return (
+        f"{name} returns the mean of a micro-batch whatever num_items_in_batch is: over {factor} micro-batches a step "
+        f"its gradients are {factor} times those of one batch, as under transformers. loss_weighting='items' makes "
+        "them equal."
+    )
+
+
+def smaller_batches(args: Any, engine: Engine) -> MicroBatchRetry | None:
+    return MicroBatchRetry(engine, rng) if args.auto_find_batch_size else None
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------
+
+
+def step_plan(args: Any, values: tuple[Any, ...]) -> StepPlan:
+    """The plan from the values of `set_initial_training_values`."""
+    return StepPlan.from_values(values, micro_batches=resolve.micro_batches(args), max_grad_norm=args.max_grad_norm)
+
+
+def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.Facts:
+    """What the rules about a whole run need to know; `parts` has the user's objects as attributes."""
+    eval_dataset = parts.eval_dataset
+    return rules.Facts(
+        max_steps=None if plan.has_open_end else plan.max_steps,
+        has_open_end=plan.has_open_end,
+        has_own_schedule=parts.lr_scheduler is not None and not parts._created_lr_scheduler,
+        is_stream=not has_length(parts.train_dataset),
+        has_eval_dataset=eval_dataset is not None,
+        eval_names=tuple(eval_dataset) if isinstance(eval_dataset, dict) else (),
+        has_compute_metrics=False if parts.only_loss_is_evaluated else None,
+        device_type=device.type,
+        num_processes=parts.args.world_size,
+        supports_bf16=supports_bf16(device),
+        supports_tf32=supports_tf32(device),
+    )
+
+
+def evaluation_context(
+    args: Any,
+    services: Services,
+    *,
+    events: Events,
+    compute_metrics: Any,
+    is_prediction: bool,
+    **parts: Any,
+) -> EvalContext:
+    """The parts of one evaluation; `parts` are further fields of it.
+
+    Args:
+        is_prediction: its results are kept, and labels may be missing.
+    """
+    engine = services.engine
+
+    def gather(value: Any) -> Any:
+        if not args.eval_use_gather_object or engine.num_replicas == 1:
+            return services.gather_function(value)
+        return gather_results(value, engine.objects_of_replicas)
+
+    streams = args.batch_eval_metrics or is_streaming(compute_metrics)
+    return EvalContext(
+        plan=resolve.evaluation(args),
+        events=events,
+        gather=gather,
+        total=engine.sum,
+        device=engine.device,
+        compute_metrics=compute_metrics,
+        needs_labels=not is_prediction,
+        keeps_results=is_prediction or not streams,
+        **parts,
+    )

@@ -1,0 +1,305 @@
+"""Checkpointer: what a checkpoint contains, in one list; how it is written and read back; when it may be written
+asynchronously; which older ones may go. The store decides where, the engine how.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME
+from trainwright.checkpoint import disk_space, rng, training_state, weights
+from trainwright.checkpoint.async_writer import CheckpointWriter
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.retention import Keep, Saved, to_remove
+from trainwright.checkpoint.store import CheckpointStore
+from trainwright.config import resolve
+from trainwright.engine.base import Engine
+from trainwright.errors import ArgumentError
+from trainwright.hooks import SaveHooks, is_overridden
+from trainwright.run.training import TrainingRun
+from trainwright.state.exportable_state import collect_states
+
+logger = logging.getLogger(__name__)
+
+
+class Part(NamedTuple):
+    """One part of a checkpoint.
+
+    Attributes:
+        about: what is in it.
+        write: puts it into a folder; gets the checkpointer, the hooks, the run and the folder.
+        is_for_resume: weights alone (`save_only_model`) do without it.
+    """
+
+    about: str
+    write: Callable[[Checkpointer, SaveHooks, TrainingRun, Path], None]
+    is_for_resume: bool = False
+
+
+CONTENTS = (
+    Part(
+        "weights, config, processing class, arguments",
+        lambda c, hooks, run, to: hooks.save_model(str(to), _internal_call=True),
+    ),
+    Part("weights and optimizer of a sharded model", lambda c, hooks, run, to: c.write_shards(hooks.optimizer, to)),
+    Part("optimizer and schedule", lambda c, hooks, run, to: hooks._save_optimizer_and_scheduler(str(to)), True),
+    Part("scale of losses (fp16)", lambda c, hooks, run, to: hooks._save_scaler(str(to)), True),
+    Part("random states, position of the data", lambda c, hooks, run, to: hooks._save_rng_state(str(to)), True),
+    Part("record of the run, states of callbacks", lambda c, hooks, run, to: c.write_state(hooks, run, to)),
+)  # beside it the manifest, which the store writes last: sizes, digests, the cursor
+
+# Methods in which a user's code may look at the files of a save, or count on them when it returns.
+SAVING_HOOKS = (
+    "_maybe_log_save_evaluate", "_save_checkpoint", "save_model", "_save", "_save_optimizer_and_scheduler",
+    "_save_scaler", "_save_rng_state", "_push_from_checkpoint",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointer:
+    """Writes and reads the checkpoints of a run.
+
+    Attributes:
+        args: the settings: what is saved, how many are kept.
+        engine: gives weights and states as one process alone has them.
+        writer: writes at once or asynchronously.
+    """
+
+    args: Any
+    engine: Engine
+    writer: CheckpointWriter
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def save(self, hooks: SaveHooks, run: TrainingRun, store: CheckpointStore, *, asynchronous: bool) -> None:
+        """Writes `checkpoint-<step>` as a whole or not at all, then deletes what `save_total_limit` allows.
+
+        Args:
+            hooks: write the parts; an override decides about its part.
+            run: whose step is saved.
+            store: where.
+            asynchronous: return before the files are there.
+
+        Raises:
+            CheckpointWriteError: it cannot be written, and `save_failure` is "stop".
+        """
+        state = run.progress.state
+        step, best = state.global_step, state.best_global_step
+        world, cursor = self.args.world_size, run.cursor()
+        manifest = Manifest(step=step, run_id=run.run_id, world_size=world, cursor=cursor)
+
+        def write(folder: Path) -> None:
+            for part in CONTENTS:
+                if not (part.is_for_resume and self.args.save_only_model):
+                    part.write(self, hooks, run, folder)
+
+        self.writer.save(
+            store,
+            manifest,
+            company=self.engine,
+            writes=self.args.should_save,
+            in_background=asynchronous,
+            check=lambda: check_next_checkpoint(self.args, store.root, hooks.model, hooks.optimizer),
+            write=write,
+            after=lambda: rotate(store, self.args, run_id=manifest.run_id, newest=step, best=best),
+        )
+
+    def may_be_asynchronous(self, hooks: SaveHooks, run: TrainingRun) -> bool:
+        """Whether a save may return before its files are there: not if user code may look at them."""
+        wanted = getattr(self.args, "save_async", None)
+        if wanted is False or run.progress.is_interrupted or not run.is_training:
+            return False
+        looks = is_overridden(hooks, *SAVING_HOOKS) or hooks.callback_handler.looks_at_saves()
+        return wanted is True or not looks
+
+    def write_shards(self, optimizer: Any, folder: Path) -> None:
+        """Each process its part, where the engine holds model and optimizer in parts."""
+        if self.engine.writes_parts:
+            self.engine.save_parts(folder, None if self.args.save_only_model else optimizer, put=self.writer.sink.put)
+
+    def write_state(self, hooks: SaveHooks, run: TrainingRun, folder: Path) -> None:
+        """The record of the run, with the path of the best checkpoint as it is now, and the states of callbacks."""
+        state, store = run.progress.state, CheckpointStore(folder.parent)
+        best = state.best_global_step
+        if best is not None and self.engine.agree(
+            lambda: best == state.global_step or best in store.owned_by(run.run_id)
+        ):
+            state.best_model_checkpoint = str(store.path(best))
+        if self.args.should_save:
+            state.stateful_callbacks = collect_states(stateful(hooks.callback_handler, run.progress.control))
+            state.save_to_json(folder / TRAINER_STATE_NAME)
+
+    def weights_to_save(self, model: Any, *, is_checkpoint: bool) -> dict[str, Any] | None:
+        """All weights in the main process, where processes hold parts; empty where shards are written; else None."""
+        if is_checkpoint and self.engine.writes_parts:
+            return {}
+        collect = self.engine.whole_weights if is_checkpoint else self.engine.finished_weights
+        whole = collect(model)
+        return None if whole is None else dict(whole)
+
+    def write_model(self, model: Any, processing_class: Any, folder: Path, state_dict: dict[str, Any] | None) -> None:
+        """The model so that `from_pretrained` loads it, the processing class, the arguments."""
+        weights.save_weights(self.engine.unwrap(model), folder, state_dict=state_dict, sink=self.writer.sink)
+        if hasattr(processing_class, "save_pretrained"):
+            processing_class.save_pretrained(folder)
+        training_state.save_arguments(self.args, folder)
+
+    def write_optimizer_and_scheduler(self, optimizer: Any, scheduler: Any, folder: Path) -> None:
+        if not self.engine.writes_parts:
+            state = self.engine.optimizer_state(optimizer)
+            if self.args.should_save:
+                training_state.save_optimizer(state, folder, sink=self.writer.sink)
+        if self.args.should_save:
+            training_state.save_scheduler(scheduler, folder)
+
+    def write_random_states(self, run: TrainingRun, folder: Path) -> None:
+        """Random states and data positions of all processes, in files of their own; the writing process writes them.
+
+        Processes that work on the same batches draw the same, so they have one file.
+        """
+        of_loader, position = run.loader_states()
+        every = self.engine.objects_of_replicas((rng.capture() | of_loader, position))
+
+        def write(nothing: Any) -> None:
+            for rank, (states, where) in enumerate(every):
+                rng.save(folder / rng.file_name(rank, len(every)), states)
+                if where is not None:
+                    name = rng.file_name(rank, len(every), DATA_POSITION_NAME)
+                    training_state.save_data_position(where, folder / name)
+
+        if self.args.should_save:
+            self.writer.sink.put((), write)  # nothing changes these states, so none is copied; they take a while
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def read_weights(self, model: Any, folder: Path) -> Any:
+        """Loads the weights of a checkpoint; returns the keys that did not match."""
+        sharded = self.engine.weights_in_parts(folder)
+        return weights.load_weights(model, folder, found=sharded, load=self.engine.load_weights)
+
+    def read_optimizer_and_scheduler(self, model: Any, optimizer: Any, scheduler: Any, folder: Path) -> None:
+        engine = self.engine
+        if not engine.load_optimizer_in_parts(folder, model, optimizer):
+            training_state.load_optimizer(
+                optimizer, folder, load=engine.load_optimizer_state, holds_parts=engine.holds_parts
+            )
+        training_state.load_scheduler(scheduler, folder)
+
+
+def write_scaler(accelerator: Any, folder: Path) -> None:
+    training_state.save_scaler(getattr(accelerator, "scaler", None), folder)
+
+
+def read_scaler(accelerator: Any, folder: Path) -> None:
+    training_state.load_scaler(getattr(accelerator, "scaler", None), folder)
+
+
+def stateful(handler: Any, control: Any) -> list[Any]:
+    """The callbacks, and the control, that have a state to save."""
+    return [part for part in (*handler.callbacks, control) if callable(getattr(part, "state", None))]
+
+
+def log_load_result(load_result: Any) -> None:
+    """Says which weights a checkpoint lacked or had too much."""
+    if load_result.missing_keys:
+        logger.warning(
+            "The checkpoint lacks weights of the model, which keep the values they have: %s.",
+            ", ".join(load_result.missing_keys),
+        )
+    if load_result.unexpected_keys:
+        logger.warning(
+            "The checkpoint has weights that the model lacks; they are left out: %s.",
+            ", ".join(load_result.unexpected_keys),
+        )
+
+
+def existing_best_checkpoint(state: Any) -> Path | None:
+    """The folder of the best checkpoint; None, with a warning, if it was deleted."""
+    folder = Path(state.best_model_checkpoint)
+    if not folder.is_dir():
+        logger.warning("The best model, %s, was deleted meanwhile; the model keeps the last weights.", folder)
+        return None
+    logger.info("Loading the best model, %s (%s).", folder, state.best_metric)
+    return folder
+
+
+# -- the output folder ------------------------------------------------------------------------------------------------
+
+
+def prepare_output(args: Any, folder: str, *, is_fresh: bool) -> None:
+    """Deals with checkpoints of an earlier run where this one writes, as `overwrite_output_dir` says.
+
+    Raises:
+        ArgumentError: there are some, and `overwrite_output_dir` is False.
+    """
+    if not args.should_save:
+        return
+    store = CheckpointStore(folder)
+    store.clean()
+    steps = store.steps()
+    if not is_fresh or not steps:
+        return
+    overwrite = getattr(args, "overwrite_output_dir", None)
+    found = f"output_dir={folder!r} holds checkpoints of an earlier run (steps {', '.join(map(str, steps))})"
+    if overwrite is False:
+        raise ArgumentError(
+            f"{found}, and overwrite_output_dir=False. Resume with resume_from_checkpoint=True, choose another "
+            "output_dir, or pass overwrite_output_dir=True to delete them."
+        )
+    if overwrite:
+        for step in steps:
+            store.remove(step)
+        return
+    logger.warning(
+        "%s. This run starts afresh beside them and replaces those of the same step. Resume with "
+        "resume_from_checkpoint=True, or delete them with overwrite_output_dir=True.", found,
+    )  # fmt: skip
+
+
+def check_first_checkpoint(args: Any, folder: str, model: Any) -> None:
+    """Before step 1: whether the first checkpoint can fit on the disk.
+
+    Raises:
+        CheckpointWriteError: not even its weights do, and `save_failure` is "stop".
+    """
+    if args.save_strategy == "no":
+        return
+    root, what = Path(folder), "A checkpoint"
+    surely = disk_space.weights_bytes(model)
+    likely = surely + (0 if args.save_only_model else disk_space.estimated_optimizer_bytes(model))
+    free = disk_space.free_bytes(root)
+    if free is None or free >= likely:
+        return
+    if free < surely and getattr(args, "save_failure", "stop") == "stop":
+        disk_space.check_free_space(root, surely, what=what)
+    logger.warning("%s", disk_space.shortage_message(root, likely, free, what=f"{what}, estimated with its optimizer,"))
+
+
+def check_next_checkpoint(args: Any, folder: Path, model: Any, optimizer: Any) -> None:
+    """Before a save writes anything.
+
+    Raises:
+        CheckpointWriteError: it cannot fit on the disk.
+    """
+    needed = disk_space.weights_bytes(model) + (0 if args.save_only_model else disk_space.optimizer_bytes(optimizer))
+    disk_space.check_free_space(folder, needed, what="The next checkpoint")
+
+
+def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best: int | None) -> None:
+    """Deletes what the arguments no longer want of this run's checkpoints; `newest` was just written."""
+    plan = resolve.checkpoint(args)
+    if plan.keep_last is None:
+        return
+    keep = Keep(last=plan.keep_last, every_steps=plan.keep_every_steps, every_s=plan.keep_every_s)
+    for step in to_remove(written_by(store, run_id), keep, newest=newest, best=best):
+        store.remove(step)
+
+
+def written_by(store: CheckpointStore, run_id: str) -> list[Saved]:
+    """The checkpoints of a run."""
+    manifests = ((step, Manifest.read(store.path(step))) for step in store.steps())
+    return [Saved(step, m.written_at) for step, m in manifests if m is not None and m.run_id == run_id]

@@ -1,0 +1,96 @@
+"""What is shown of a run and written down about it: its header, the journal, where the time went."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from trainwright.config import rules
+from trainwright.config.effective import effective_plan
+from trainwright.engine.base import Engine
+from trainwright.journal import environment_info, timeline
+from trainwright.journal.listener import JournalListener
+from trainwright.journal.record import FileJournal, NullJournal
+from trainwright.loop.context import LoopContext
+from trainwright.state.run_state import RunState
+from trainwright.state.trainer_state import TrainerState
+
+logger = logging.getLogger(__name__)
+
+
+def log_run_header(
+    context: LoopContext,
+    args: Any,
+    state: TrainerState,
+    engine: Engine,
+    *,
+    note: str,
+    caution: str | None,
+    changed_args: Iterable[object],
+) -> None:
+    """Shows the effective plan when training starts, and says once which settings have no effect.
+
+    Args:
+        context: of the run.
+        args: of the run.
+        state: its record.
+        engine: its backend.
+        note: what a resume in batches of another size changes.
+        caution: what else a person should know before the first step.
+        changed_args: what differs from the checkpoint that is resumed from, as lines.
+    """
+    for message in [*rules.idle(args), *([] if caution is None else [caution])]:
+        logger.warning("%s", message)
+    start = context.start
+    lines = effective_plan(args, context.plan, state, device=engine.device, num_replicas=engine.num_replicas)
+    if start.checkpoint is not None:
+        where = f"step {state.global_step}, {start.batches} batches into epoch {start.epoch + 1}"
+        lines.append(f"resumes   {start.checkpoint}: {where}")
+        if note:
+            lines.append(f"goes on   {note}")
+    show_lines(args, lines)
+    show_lines(args, (f"changed   {change}" for change in changed_args), level=logging.WARNING)
+
+
+def show_lines(args: Any, lines: Iterable[str], *, level: int = logging.INFO) -> None:
+    """Lines for the person who watches; into the log where nobody does, or where only errors are shown."""
+    shown = args.should_log and not args.disable_tqdm and logger.isEnabledFor(logging.WARNING)
+    for line in lines:
+        if shown:
+            print(line, flush=True)
+        elif args.should_log or level < logging.WARNING:
+            logger.log(level, "%s", line)
+
+
+def begin_journal(
+    keeper: JournalListener,
+    context: LoopContext,
+    args: Any,
+    progress: RunState,
+    *,
+    folder: str,
+    run_id: str,
+    **datasets: Any,
+) -> None:
+    """Opens the journal of a run and writes down what it is. Only the first process writes, where output is saved."""
+    journal = (
+        FileJournal(folder, run_id) if args.should_save and progress.state.is_world_process_zero else NullJournal()
+    )
+    facts: dict[str, Any] = {}
+    if isinstance(journal, FileJournal):
+        facts = {
+            "arguments": environment_info.arguments(args),
+            "changed": environment_info.changed_arguments(args),
+            "environment": environment_info.environment(context.engine.device),
+            "data": {name: environment_info.data_summary(dataset) for name, dataset in datasets.items()},
+            "process": environment_info.process(),
+            "plan": dataclasses.asdict(context.plan),
+        }
+    keeper.begin(journal, lambda: progress.state.global_step, checkpoint=context.start.checkpoint, facts=facts)
+
+
+def log_time_breakdown(args: Any, keeper: JournalListener) -> None:
+    """Shows where the time of a run went, as the plan was shown at its start."""
+    show_lines(args, timeline.line(keeper.end()).splitlines())

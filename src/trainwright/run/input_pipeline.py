@@ -1,0 +1,195 @@
+"""From arguments and a dataset to an order, a collator, a dataloader and the loader that the training loop reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch.utils.data import IterableDataset, SequentialSampler
+
+from trainwright import model_facts
+from trainwright._types import has_length
+from trainwright.checkpoint import rng
+from trainwright.checkpoint.rng import unchanged_random_states
+from trainwright.config import resolve
+from trainwright.config.owned import owned
+from trainwright.config.rules_idle import saving_on_exception
+from trainwright.data import columns, sampler_factory
+from trainwright.data.batch_sampler import batch_order_of
+from trainwright.data.collators import default_collator
+from trainwright.data.dataloader import build_dataloader, build_whole
+from trainwright.data.device_prefetch import make_prefetcher
+from trainwright.data.loader import Loader
+from trainwright.data.packing.collator import PackedCollator, as_tensors
+from trainwright.data.packing.isolation_check import find_layout
+from trainwright.data.packing.sampler import PackedOrder
+from trainwright.data.streaming.lookahead_buffer import BatchFormer
+from trainwright.engine.base import Engine
+from trainwright.errors import DataError
+
+
+def make_default_collator(args: Any, processing_class: Any) -> Any:
+    """The collator where the user gave none."""
+    return default_collator(processing_class, owned(args, "pad_to_multiple_of"))
+
+
+def length_input(processing_class: Any) -> str | None:
+    """The entry of a sample whose length is the sample's; None where the processing class names none."""
+    names = getattr(processing_class, "model_input_names", None)
+    return names[0] if names else None
+
+
+def train_sampler(args: Any, dataset: Any, length_of: str | None, *, batch_size: int, num_processes: int) -> Any:
+    """The order that the arguments ask for; None for a stream, which has its own."""
+    plan = resolve.sampling(
+        args, batch_size=batch_size, seed=_data_seed(args), num_processes=num_processes, length_of=length_of
+    )
+    return sampler_factory.training_order(dataset, plan)
+
+
+def eval_sampler(dataset: Any) -> Any:
+    """In the order of the dataset; None for a stream."""
+    if dataset is None or not has_length(dataset) or isinstance(dataset, IterableDataset):
+        return None
+    return SequentialSampler(dataset)
+
+
+def sampler_of(
+    dataset: Any,
+    sampler_fn: Callable[[Any], Any] | None,
+    args: Any,
+    *,
+    length_of: str | None,
+    batch_size: int,
+    is_training: bool,
+) -> Any:
+    """The order of a dataset, or what forms batches of a stream by length; None where nothing asks for either."""
+    if not isinstance(dataset, IterableDataset):
+        return sampler_fn and sampler_fn(dataset)
+    if not is_training:
+        return None
+    plan = resolve.sampling(args, batch_size=batch_size, seed=0, num_processes=1, length_of=length_of)
+    return sampler_factory.stream_former(dataset, plan)
+
+
+def packed_input(sampler: Any) -> str | None:
+    """The entry whose tokens an order packs into rows; None where it packs nothing."""
+    if isinstance(sampler, BatchFormer):
+        return sampler.packed_input
+    return sampler.length_of if isinstance(sampler, PackedOrder) else None
+
+
+def sample_collator(sampler: Any, collator: Any, *, default: Any) -> Any:
+    """The collator of single samples: the user's, the default one, or only tensors where rows are packed of them."""
+    return as_tensors if packed_input(sampler) is not None and collator is default else collator
+
+
+def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Any, processing_class: Any) -> Any:
+    """The collator that makes packed rows of what `collate` makes of samples; `collate` where nothing is packed.
+
+    Raises:
+        ModelError: samples of a row would see each other in this model.
+    """
+    length_of = packed_input(sampler)
+    if length_of is None:
+        return collate
+    takes_positions = "position_ids" in model_facts.forward_parameters(model)
+    with unchanged_random_states():
+        layout = find_layout(
+            model,
+            row_length=args.packing_length,
+            num_rows=args.train_batch_size,
+            takes_positions=takes_positions,
+            length_of=length_of,
+        )
+    return PackedCollator(
+        collate,
+        layout,
+        length_of=length_of,
+        pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
+        masks_first=model_facts.shifts_labels(model) or model_facts.is_causal_lm(model),
+        multiple_of=owned(args, "pad_to_multiple_of"),
+    )
+
+
+def keeps_all_columns(args: Any, model: Any) -> bool:
+    """Whether every entry of a sample goes to the model."""
+    return not args.remove_unused_columns or model_facts.takes_any_input(model)
+
+
+def is_columnar(dataset: Any) -> bool:
+    """Whether columns can be removed from a dataset before its samples are read."""
+    return columns.is_columnar(dataset) and not columns.has_transform(dataset)
+
+
+def without_unused_columns(dataset: Any, kept: list[str], model: Any, collator: Any, *, description: str | None) -> Any:
+    """A `datasets.Dataset` without the columns that are not in `kept`."""
+    name = type(model).__name__
+    for_own = columns.is_own(collator)
+    return columns.remove_unused(dataset, kept, model_name=name, description=description, for_own=for_own)
+
+
+def column_removing_collator(collator: Any, kept: list[str], model: Any, description: str | None) -> Any:
+    """A collator that is given only the entries of each sample that are in `kept`."""
+    return columns.RemoveColumnsCollator(collator, kept, columns.module_logger, type(model).__name__, description)
+
+
+def make_dataloader(
+    dataset: Any, args: Any, engine: Engine, *, sampler: Any, collate: Any, batch_size: int, is_training: bool
+) -> Any:
+    """The dataloader of this process; with `dispatch_batches` the main process reads for all."""
+    plan = resolve.loader(
+        args,
+        batch_size=batch_size,
+        seed=_data_seed(args),
+        is_training=is_training,
+        rank=engine.replica,
+        num_processes=engine.num_replicas,
+    )
+    if is_training and resolve.dispatches(args, engine.num_replicas):
+        return engine.dispatch(build_whole(dataset, plan, sampler=sampler, collate=collate))
+    return build_dataloader(dataset, plan, sampler=sampler, collate=collate, exchange=engine)
+
+
+def samples_per_step(dataloader: Any, args: Any) -> int | None:
+    """Samples of a step over all processes, on average, where batches differ in size; None where they do not."""
+    order = batch_order_of(dataloader)
+    if order is None:
+        return None
+    share = order.num_samples / max(len(order), 1)  # of a batch
+    num_batches = resolve.micro_batches(args) * dataloader.batch_sampler.share.num_processes
+    return int(max(round(share * num_batches), 1))
+
+
+def make_loader(dataloader: Any, device: torch.device) -> Loader:
+    """What the training loop reads: batches of an epoch from any position in it."""
+    copies = make_prefetcher(dataloader, device)
+    return Loader(dataloader, random_state=rng.capture, set_random_state=rng.restore, copies=copies)
+
+
+def random_states(args: Any) -> Any:
+    """What a run that an error ends needs to save its last step; None where it does not.
+
+    Not among several processes: those that have no error wait in the next step for the one that has. Nor where the
+    weights change during the backward pass: they are between two steps then.
+    """
+    wanted = resolve.checkpoint(args).saves_on_exception
+    return rng if wanted and saving_on_exception(args) is None else None
+
+
+def raise_no_input(batch: Any, model: Any, kept: list[str] | None) -> NoReturn:
+    """Raises DataError for a batch that is no dict, or an empty one: it cannot be a model's input."""
+    if not isinstance(batch, Mapping):
+        raise DataError(
+            f"A batch is a {type(batch).__name__}; it must be a dict from the model's inputs to tensors. Let the "
+            "data_collator return one, or override _prepare_inputs."
+        )
+    raise DataError(
+        f"A batch is empty: no entry of the samples is an input of {type(model).__name__}.forward "
+        f"({', '.join(kept or ())}). Rename them, or set remove_unused_columns=False."
+    )
+
+
+def _data_seed(args: Any) -> int:
+    return args.data_seed if args.data_seed is not None else torch.initial_seed()

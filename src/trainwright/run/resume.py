@@ -1,0 +1,351 @@
+"""From a checkpoint back to a run: finds, verifies and loads it, and lists the settings that differ from it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME
+from trainwright.checkpoint import rng, training_state
+from trainwright.checkpoint.manifest import Manifest, find_problem
+from trainwright.checkpoint.store import CheckpointStore, verified
+from trainwright.config.plans import OPEN_END, StepPlan
+from trainwright.config.resumed import Difference, contradictions, differences
+from trainwright.data.cursor import Cursor, LoaderState, WindowSize, plan_resume
+from trainwright.data.loader import Loader
+from trainwright.engine.base import Engine
+from trainwright.errors import CheckpointError, CheckpointNotFoundError
+from trainwright.optim import schedule_resume
+from trainwright.optim.schedules import make_schedule
+from trainwright.state.trainer_state import TrainerState
+
+logger = logging.getLogger(__name__)
+
+
+# -- which checkpoint -------------------------------------------------------------------------------------------------
+
+
+def find_checkpoint(asked: str | bool | None, output_dir: str) -> str | None:
+    """The checkpoint to resume from: the newest complete one for True, the named one if it verifies.
+
+    For "auto" it is the newest complete one too, or none where there is none.
+
+    Raises:
+        CheckpointNotFoundError: there is none.
+        CheckpointError: the named one is damaged.
+    """
+    if asked is None or asked is False:
+        return None
+    if asked is not True and asked != "auto":
+        return str(verified(asked))
+    latest = CheckpointStore(output_dir).latest()
+    if latest is None and asked == "auto":
+        return None
+    if latest is None:
+        raise CheckpointNotFoundError(
+            f"resume_from_checkpoint=True, but there is no complete checkpoint in output_dir={output_dir!r}. "
+            "Start without it, or name the directory of a checkpoint."
+        )
+    return str(latest)
+
+
+def manifest_of(checkpoint: str | None) -> Manifest | None:
+    """What a checkpoint says of itself; None without one, and for one that transformers wrote."""
+    return None if checkpoint is None else Manifest.read(Path(checkpoint))
+
+
+def check_same_checkpoint(manifest: Manifest | None, checkpoint: str | None, engine: Engine) -> None:
+    """Every process must see the same checkpoint under the path that one of them chose.
+
+    Raises:
+        CheckpointError: names the processes that see another one, or none.
+    """
+    if checkpoint is None or engine.num_processes == 1:
+        return
+    state = Path(checkpoint) / TRAINER_STATE_NAME
+    mine = manifest.identity if manifest is not None else zlib.crc32(state.read_bytes()) if state.is_file() else None
+    seen = engine.gather_objects(mine)
+    others = [str(rank) for rank, identity in enumerate(seen) if identity != seen[0]]
+    if others:
+        raise CheckpointError(
+            f"{checkpoint} is not the same checkpoint for all: process {', '.join(others)} sees another one, or none, "
+            "where process 0 has it. Put it on a disk that all nodes share, or copy it whole to each of them."
+        )
+
+
+def run_id_after(checkpoint: str | None, output_dir: str) -> str:
+    """Whose checkpoints a run will write: a resume goes on with the run of its checkpoint.
+
+    But one that goes back behind a whole checkpoint of that run begins another: what comes now is not what came then.
+    """
+    manifest = manifest_of(checkpoint)
+    if manifest is None:
+        return new_run_id()
+    store = CheckpointStore(output_dir)
+    later = [step for step in store.owned_by(manifest.run_id) if step > manifest.step]
+    ahead = [step for step in later if find_problem(store.path(step)) is None]
+    if not ahead:
+        return manifest.run_id
+    logger.warning(
+        "Resuming from step %d leaves later checkpoints behind (steps %s): they stay until this run comes by, and "
+        "resume_from_checkpoint=True takes what this run saves.", manifest.step, ", ".join(map(str, ahead)),
+    )  # fmt: skip
+    return new_run_id()
+
+
+def new_run_id() -> str:
+    return uuid.uuid4().hex
+
+
+# -- its record -------------------------------------------------------------------------------------------------------
+
+
+def initial_state(checkpoint: str | None, stateful: list[Any]) -> TrainerState:
+    """A fresh record, or the one of a checkpoint."""
+    if checkpoint is None:
+        return TrainerState(stateful_callbacks=stateful)
+    path = Path(checkpoint) / TRAINER_STATE_NAME
+    if not path.is_file():
+        raise CheckpointError(f"{checkpoint} has no {TRAINER_STATE_NAME}, so its step is not known.")
+    try:
+        state = TrainerState.load_from_json(path)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. Use another checkpoint.") from error
+    state.best_model_checkpoint = best_of(state, Path(checkpoint).parent)
+    return state
+
+
+def best_of(state: TrainerState, folder: Path) -> str | None:
+    """Where the best checkpoint is now: beside the others, also after all of them were moved together."""
+    recorded = state.best_model_checkpoint
+    if recorded is None:
+        return None
+    step = state.best_global_step
+    beside = folder / (Path(recorded).name if step is None else CheckpointStore(folder).path(step).name)
+    for path in (beside, Path(recorded)):
+        if path.is_dir():
+            return str(path)
+    logger.warning("The best checkpoint so far, %s, is gone; the next better one takes its place.", recorded)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingActions:
+    """What the run of a checkpoint was about to do when a signal or a time limit cut it off.
+
+    Attributes:
+        evaluates: the evaluation after its last step.
+        saves: the save that was to follow that evaluation.
+    """
+
+    evaluates: bool = False
+    saves: bool = False
+
+
+def pending_actions(state: TrainerState, manifest: Manifest | None) -> PendingActions:
+    """Reads from the flags and callbacks in a record what was due when its checkpoint was written."""
+    states = state.stateful_callbacks if manifest is not None and isinstance(state.stateful_callbacks, dict) else {}
+
+    def said(name: str, part: str, value: str) -> bool:
+        entry = states.get(name)
+        inner = entry.get(part) if isinstance(entry, dict) else None
+        return isinstance(inner, dict) and inner.get(value) is True
+
+    by_clock = said("TimeLimits", "attributes", "owes_evaluation")
+    evaluates = by_clock or said("TrainerControl", "args", "should_evaluate")
+    return PendingActions(evaluates, evaluates and (by_clock or said("TrainerControl", "args", "should_save")))
+
+
+def restore_callbacks(states: dict[str, Any], callbacks: Iterable[Any], *, with_settings: bool) -> None:
+    """Gives callbacks their state back, matched by class; their own settings stay unless `with_settings`."""
+    waiting = {name: list(state) if isinstance(state, list) else [state] for name, state in states.items()}
+    for callback in callbacks:
+        state = waiting.get(type(callback).__name__)
+        if not state or not callable(getattr(callback, "state", None)):
+            continue
+        saved, now = state.pop(0), callback.state()
+        for part in ("args", "attributes") if with_settings else ("attributes",):
+            values = saved.get(part) if isinstance(saved, dict) else None
+            for name, value in values.items() if isinstance(values, dict) else ():
+                if name in now.get(part, {}):  # what a callback does not export is not set either
+                    setattr(callback, name, value)
+
+
+# -- its position -----------------------------------------------------------------------------------------------------
+
+
+def remaining_plan(
+    plan: StepPlan, loader: Loader, checkpoint: str | None, args: Any, *, chunk: int, dataset: Any
+) -> tuple[StepPlan, str]:
+    """The plan of a run that resumes from a checkpoint, and what there is to say about it.
+
+    Args:
+        plan: of a fresh run with these arguments.
+        loader: of the training data.
+        checkpoint: its directory; None for a fresh run.
+        args: the training arguments.
+        chunk: samples in a batch of all processes, where the loader does not know.
+        dataset: of training samples, with all its columns.
+
+    Raises:
+        CheckpointError: the position is counted in batches, and these have another size now.
+        DataError: there are more or fewer samples than there were, or they have an order that cannot be made again.
+    """
+    manifest = manifest_of(checkpoint)
+    if manifest is None or manifest.cursor is None:
+        return plan, ""
+    cursor = Cursor.from_dict(manifest.cursor)
+    now = WindowSize(chunk=loader.chunk or chunk, micro_batches=plan.micro_batches)
+    before = WindowSize.of_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
+    if args.ignore_data_skip:
+        cursor = replace(cursor, samples=0)
+    note = loader.check_resume(cursor, before=before, now=now, dataset=dataset)
+    plan, of_size = plan_resume(
+        plan,
+        cursor,
+        step=manifest.step,
+        batches_left=loader.batches_left(cursor, plan.batches_per_epoch),
+        before=before,
+        now=now,
+        counts_epochs=args.max_steps <= 0,
+    )
+    return plan, "; ".join(filter(None, (of_size, note)))
+
+
+def resume_loader(loader: Loader, checkpoint: str, engine: Engine, *, skips: bool) -> tuple[int, int] | None:
+    """Gives the loader its state of a checkpoint; returns epoch and batches, or None if the checkpoint has no cursor.
+
+    Args:
+        loader: of the training data.
+        checkpoint: its directory.
+        engine: knows which process this is, among those with batches of their own.
+        skips: what is trained of that epoch is not trained again.
+    """
+    manifest = manifest_of(checkpoint)
+    if manifest is None or manifest.cursor is None:
+        return None
+    cursor = Cursor.from_dict(manifest.cursor)
+    own = rng.find_file(checkpoint, rank=engine.replica, num_processes=engine.num_replicas)
+    path = own or rng.find_first_file(checkpoint)  # all processes must draw the same order of the epoch
+    states = {} if path is None else rng.load(path)
+    state = LoaderState(
+        epoch_start=states.get("loader_epoch_start"),
+        before_ahead=states.get("loader_before_ahead"),
+        position=_data_position(checkpoint, states, engine, is_own=own is not None),
+    )
+    if skips:
+        return loader.resume(cursor, state)
+    return loader.resume(replace(cursor, samples=0), replace(state, position=None))
+
+
+def _data_position(checkpoint: str, states: dict[str, Any], engine: Engine, *, is_own: bool) -> dict[str, Any]:
+    """The position of a stream or of a user's dataloader, by its kind. Older checkpoints have it among random states.
+
+    A process that was not there yet takes the first one's, where that is a stream: all of them read the same items.
+    """
+    rank, num_processes, name = engine.replica, engine.num_replicas, DATA_POSITION_NAME
+    path = rng.find_file(checkpoint, rank=rank, num_processes=num_processes, name=name)
+    if path is not None:
+        return training_state.load_data_position(path)
+    first = rng.find_first_file(checkpoint, name)
+    if first is not None:
+        return {kind: value for kind, value in training_state.load_data_position(first).items() if kind == "stream"}
+    own = states.get("loader_own") if is_own else None
+    return {kind: value for kind, value in (("stream", states.get("loader_stream")), ("dataloader", own)) if value}
+
+
+def load_rng(folder: str, *, rank: int, num_processes: int, step: int) -> None:
+    """Loads random states; a process that the checkpoint has none of derives its own from the step and its rank."""
+    path = rng.find_file(folder, rank=rank, num_processes=num_processes)
+    last = num_processes - 1
+    if rank == 0 and last > 0 and not (Path(folder) / rng.file_name(last, num_processes)).is_file():
+        logger.warning(
+            "%s has no random states of process %d: fewer processes wrote it. Those without get states derived from "
+            "the step and their number, so their random draws are new ones.", folder, last,
+        )  # fmt: skip
+    if path is not None:
+        rng.restore(rng.load(path))
+    elif rank > 0:
+        rng.derive(step, rank)
+    else:
+        logger.warning("%s has no random states: draws will differ from the uninterrupted run's.", folder)
+
+
+# -- settings that differ ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointArguments:
+    """What is known of the run that wrote a checkpoint.
+
+    Attributes:
+        num_steps: how long it was to be, in optimizer steps.
+        differences: arguments that have another value now.
+    """
+
+    num_steps: int
+    differences: list[Difference]
+
+
+def load_checkpoint_args(
+    checkpoint: str, args: Any, state: TrainerState, *, has_own_optimizer: bool
+) -> CheckpointArguments:
+    """Compares the arguments with those in a checkpoint; transformers writes none that can be read safely.
+
+    Raises:
+        CheckpointError: two that no resume can carry out.
+    """
+    try:
+        then = json.loads((Path(checkpoint) / TRAINING_ARGS_JSON_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        then = None
+    now = json.loads(args.to_json_string())
+    found = differences(then, now) if isinstance(then, dict) else []
+    problems = list(contradictions(found, has_own_optimizer=has_own_optimizer))
+    if problems:
+        raise CheckpointError(f"{checkpoint} cannot be resumed from with these arguments:\n  " + "\n  ".join(problems))
+    return CheckpointArguments(state.max_steps, found)
+
+
+def apply_new_settings(
+    optimizer: Any,
+    scheduler: Any,
+    asked: schedule_resume.RequestedSettings,
+    then: CheckpointArguments,
+    *,
+    args: Any,
+    num_steps: int,
+    is_own: bool,
+) -> list[str]:
+    """Lets what differs take effect in the loaded states; returns it as lines.
+
+    `asked` is what the arguments made of both before they were loaded; `is_own` is a schedule that is not ours.
+    """
+    changed = {one.name: (one.before, one.now) for one in then.differences}
+    lines = [str(one) for one in then.differences]
+    rate = schedule_resume.changed_rate(optimizer, asked)
+    if rate is not None and "learning_rate" not in changed:  # another trainer's checkpoint, or a user's optimizer
+        changed["learning_rate"] = rate
+        lines.append(str(Difference("learning_rate", *rate)))
+    schedule_resume.apply_changes(optimizer, scheduler, asked, changed)
+    is_new = not changed.keys().isdisjoint(schedule_resume.SHAPES)
+
+    def build(stand_in: Any, length: int) -> Any:
+        warmup, options = args.get_warmup_steps(length), args.lr_scheduler_kwargs
+        return make_schedule(
+            args.lr_scheduler_type, stand_in, num_warmup_steps=warmup, num_training_steps=length, options=options
+        )
+
+    if not is_own:
+        length = then.num_steps if num_steps == OPEN_END else num_steps  # without a length no rate depends on one
+        schedule_resume.continue_towards(scheduler, build, before=then.num_steps, now=length, is_new=is_new)
+    if num_steps != then.num_steps and then.num_steps > 0 and OPEN_END not in (num_steps, then.num_steps):
+        how = "" if is_own or is_new else "; the rate goes on from where it stands towards the new end, without a jump"
+        lines.append(f"length {then.num_steps} -> {num_steps} steps{how}")
+    return lines

@@ -1,0 +1,285 @@
+"""A hyperparameter search: each trial is a `train()` with a TrainingRun of its own, from the arguments as given. Which
+trials there are, a backend in `search/` decides.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainwright.callbacks.dispatch import CallbackHandler
+from trainwright.callbacks.flow import DefaultFlowCallback
+from trainwright.callbacks.preemption import SlurmRequeue
+from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
+from trainwright.callbacks.time_limits import TimeLimits
+from trainwright.checkpoint.store import CheckpointStore
+from trainwright.config import varied
+from trainwright.errors import CheckpointNotFoundError
+from trainwright.run import build
+from trainwright.run.console import show_lines
+from trainwright.run.resume import find_checkpoint, restore_callbacks
+from trainwright.run.training import TrainingRun
+from trainwright.search import search_record, validation
+from trainwright.search.backends import drawn, select_backend
+from trainwright.search.base import (
+    BestRun,
+    SearchPlan,
+    SearchState,
+    TrainerHandle,
+    TrialResult,
+    TrialSpec,
+    default_compute_objective,
+    values_of,
+)
+from trainwright.search.search_record import SearchRecord, TrialRecord
+from trainwright.search.trial_runner import MODEL_FOLDER
+from trainwright.state.exportable_state import collect_states
+from trainwright.trackers.base import TrackerCallback
+from trainwright.trackers.registry import get_reporting_integration_callbacks
+
+MADE_ANEW = (DefaultFlowCallback, ProgressCallback, PrinterCallback, TimeLimits, SlurmRequeue)
+
+# `trainer: Any` throughout: any Trainer, or a subclass of the user's, which trains all trials of its search.
+
+
+def search(
+    trainer: Any,
+    *,
+    space: Any,
+    compute_objective: Any,
+    num_trials: int,
+    direction: Any,
+    backend: Any,
+    hp_name: Any,
+    options: Mapping[str, Any],
+) -> BestRun | list[BestRun]:
+    """All trials of a search; see `Trainer.hyperparameter_search`."""
+    name, chosen = select_backend(backend)
+    validation.check_trainer_objects(
+        model_init=trainer.model_init, train_dataset=trainer.train_dataset, eval_dataset=trainer.eval_dataset
+    )
+    space = chosen.default_space if space is None else space
+    plan = validation.make_plan(space=space, num_trials=num_trials, direction=direction,
+                           compute_objective=compute_objective, options=options)  # fmt: skip
+    chosen.check(host_of(trainer), plan)
+    trainer._search = SearchState(
+        backend=chosen,
+        plan=plan,
+        args=trainer.args,
+        callback_states=copy.deepcopy(collect_states(trainer._stateful())),
+        name=name,
+        space=space,
+        hp_name=hp_name,
+        compute_objective=default_compute_objective if compute_objective is None else compute_objective,
+    )
+    with _restored_afterwards(trainer), _also_tracked_by(trainer.callback_handler, chosen.tracker):
+        best = chosen.run(host_of(trainer), plan)
+        _show_best(trainer.args, plan, best)
+    if plan.settings.load_best_trial:
+        _load_best_trial(trainer, chosen.frozen, best)
+    return best
+
+
+@contextmanager
+def _restored_afterwards(trainer: Any) -> Iterator[None]:
+    """Around all trials: afterwards the trainer is as it was made, with a new model."""
+    search = trainer._search
+    try:
+        yield
+    finally:
+        restore_callbacks(search.callback_states, trainer.callback_handler.callbacks, with_settings=True)
+        use_arguments(trainer, search.args)
+        trainer._renew_model(None)
+        trainer._search = build.NoSearch()
+
+
+def host_of(trainer: Any) -> TrainerHandle:
+    """What the backend may ask."""
+    args, output_dir = trainer.args, trainer.args.output_dir
+
+    def check(params: Mapping[str, Any]) -> None:
+        varied.varied(trainer._search.args, params)
+
+    return TrainerHandle(
+        args=args,
+        is_main=trainer.is_world_process_zero(),
+        num_processes=trainer._engine.num_processes,
+        run=partial(run_trial, trainer),
+        check=check,
+        folder_of=lambda offer, trial: folder_of_trial(output_dir, offer, trial, hp_name=trainer.hp_name),
+        find_checkpoint=lambda folder: find_checkpoint("auto", folder),
+        agree=lambda decide: trainer._engine.agree(decide),
+        pack=partial(_packed, trainer),
+    )
+
+
+# -- a trial ----------------------------------------------------------------------------------------------------------
+
+
+def run_trial(trainer: Any, offer: TrialSpec, trial: Any) -> TrialResult:
+    """Trains, evaluates where training did not, and frees what it took."""
+    search: SearchState = trainer._search
+    search.offer, search.outcome, search.objective = offer, TrialResult(), None
+    restore_callbacks(search.callback_states, trainer.callback_handler.callbacks, with_settings=True)
+    try:
+        search.outcome.folder = trainer._get_output_dir(trial)
+        trainer.train(resume_from_checkpoint=offer.checkpoint, trial=trial)
+        if search.objective is None:
+            _hear(trainer, trainer.evaluate())
+        _keep(trainer, search)
+        return search.outcome
+    finally:
+        trainer._services.writer.end_after_failure()
+        use_arguments(trainer, search.args)  # the engine of the trial holds its optimizer
+        release(trainer)
+
+
+def arguments_of_trial(search: SearchState) -> Any:
+    """The arguments as given, with the values of the trial that runs now."""
+    args = varied.varied(search.args, {**search.offer.params})
+    args.resume_from_checkpoint = None  # that of the script is no trial's
+    return args
+
+
+def use_arguments(trainer: Any, args: Any) -> None:
+    """From here on these are the arguments, and the engine is one that suits them."""
+    trainer.args = trainer.callback_handler.args = args
+    trainer._train_batch_size = args.train_batch_size
+    trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+    trainer.create_accelerator_and_postprocess()
+
+
+def release(trainer: Any) -> None:
+    """Lets go of all that holds a model, an optimizer or batches, and gives their memory back."""
+    trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
+    trainer._run = TrainingRun.after(trainer._run, trainer.args)
+    trainer._services.release_model()
+    trainer._engine.accelerator.free_memory()
+    gc.collect()
+    trainer._engine.empty_cache()
+    with suppress(OSError, AttributeError, TypeError):  # what the allocator keeps of freed tensors (glibc)
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def report(trainer: Any, trial: Any, metrics: dict[str, float]) -> None:
+    """Tells the backend of an evaluation; a trial that it ends stops training after this step."""
+    _hear(trainer, metrics)
+    search, control = trainer._search, trainer.control
+    search.outcome.was_heard = True
+    save = trainer._tune_save_checkpoint if control.should_save else None
+    if trainer._engine.agree(lambda: search.backend.report(trial, search.outcome, save)):
+        search.outcome.was_pruned = control.should_training_stop = True
+        control.should_save |= search.plan.settings.pruned_checkpoints == "save"
+
+
+def _hear(trainer: Any, metrics: dict[str, float]) -> None:
+    search: SearchState = trainer._search
+    outcome = search.outcome
+    outcome.metrics = dict(metrics)
+    search.objective = validation.checked_objective(search.compute_objective, dict(metrics), search.plan)
+    outcome.objective = search.objective
+    outcome.curve.append((trainer.state.global_step, search.objective))
+
+
+def _keep(trainer: Any, search: SearchState) -> None:
+    """What is left of a trial on the disk, beside its checkpoints."""
+    settings, outcome = search.plan.settings, search.outcome
+    if settings.load_best_trial and not outcome.was_pruned:
+        trainer.save_model(str(Path(outcome.folder) / MODEL_FOLDER), _internal_call=True)
+    if settings.pruned_checkpoints == "delete" and outcome.was_pruned and trainer.args.should_save:
+        store = CheckpointStore(outcome.folder)
+        for step in store.owned_by(trainer._run.run_id):
+            store.remove(step)
+
+
+def folder_of_trial(output_dir: str, offer: TrialSpec, trial: Any, *, hp_name: Callable[[Any], str] | None) -> str:
+    """Where a trial writes: `run-<id>` in the output directory, or the name that `hp_name` gives it."""
+    return os.path.join(output_dir, f"run-{offer.id}" if hp_name is None else str(hp_name(trial)))
+
+
+def name_and_params(trial: Any, search: Any) -> tuple[str | None, dict[str, Any]]:
+    """What the record of a run says of its trial; `search` may be none at all."""
+    given = search.offer.name if search.is_under_way else None
+    return (given if search.hp_name is None else search.hp_name(trial)), drawn(trial)
+
+
+# -- the best trial ---------------------------------------------------------------------------------------------------
+
+
+def _show_best(args: Any, plan: SearchPlan, best: BestRun | list[BestRun]) -> None:
+    """Shows the best trials of a search, as tables."""
+    for one in best if isinstance(best, list) else [best]:
+        entry = TrialRecord(one.run_id, search_record.FINISHED, one.hyperparameters, values_of(one.objective))
+        show_lines(args, search_record.table(entry, plan.directions))
+
+
+def _load_best_trial(trainer: Any, freeze: Callable[[TrialSpec], Any], best: BestRun | list[BestRun]) -> None:
+    """Loads the model of the best trial, the first of several."""
+    first = best[0] if isinstance(best, list) else best
+    folder = trainer._engine.agree(lambda: _best_folder(trainer.args.output_dir, first.run_id))
+    trainer._adopt_model(trainer.call_model_init(freeze(TrialSpec(id=first.run_id, params=first.hyperparameters))))
+    trainer._load_from_checkpoint(folder)
+
+
+def _best_folder(output_dir: str, trial_id: str) -> str:
+    """Where the model of a trial lies.
+
+    Raises:
+        CheckpointNotFoundError: it was trained before its model was wanted.
+    """
+    found = [one.folder for one in SearchRecord.read(output_dir).trials if one.id == trial_id]
+    folder = os.path.join(found[0] if found else f"run-{trial_id}", MODEL_FOLDER)
+    if not os.path.isdir(folder):
+        raise CheckpointNotFoundError(
+            f"load_best_trial=True: the model of trial {trial_id} is not in {folder}. An earlier start of this search "
+            "trained it without load_best_trial; train it again with its parameters."
+        )
+    return folder
+
+
+@contextmanager
+def _also_tracked_by(handler: CallbackHandler, name: str | None) -> Iterator[None]:
+    """With one tracker more than the arguments name, if it is not among the callbacks already."""
+    kind = None if name is None else get_reporting_integration_callbacks(name)[0]
+    if kind is None or any(isinstance(callback, kind) for callback in handler.callbacks):
+        yield
+        return
+    handler.add_callback(kind)
+    try:
+        yield
+    finally:
+        handler.pop_callback(kind)
+
+
+# -- trials in other processes ----------------------------------------------------------------------------------------
+
+
+def _packed(trainer: Any) -> Callable[[], TrainerHandle]:
+    """This trainer for another process: a function that makes it anew there, of what the user brought."""
+    search: SearchState = trainer._search
+    args = copy.copy(search.args)
+    args.output_dir = os.path.abspath(args.output_dir)  # paths hold there too
+    search = replace(search, args=args, plan=replace(search.plan, options={}))
+    parts = {"args": args, "model": None, "model_wrapped": None, "optimizer": None, "lr_scheduler": None}
+    moved = build.with_parts(trainer, **parts, _search=search, _services=None, _run=None)
+    trackers = get_reporting_integration_callbacks(args.report_to)
+    users = [one for one in trainer.callback_handler.callbacks if not isinstance(one, MADE_ANEW)]
+    callbacks = [type(one) if isinstance(one, TrackerCallback) else one for one in users if type(one) not in trackers]
+    return partial(_unpacked, moved, callbacks)
+
+
+def _unpacked(moved: Any, callbacks: list[Any]) -> TrainerHandle:
+    """In the other process: the trainer, with services and a run of its own."""
+    services = build.Services.for_arguments(moved.args, measures_memory=False)
+    trainer = build.with_parts(moved, _services=services, _run=TrainingRun.idle(moved.args))
+    trainer.create_accelerator_and_postprocess()
+    trainer._use_callbacks(callbacks)
+    return host_of(trainer)

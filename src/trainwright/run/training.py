@@ -1,0 +1,324 @@
+"""TrainingRun: everything that belongs to one `train()`. It is made when training begins and dropped when it ends.
+
+A trainer always has one. Before the first `train()` and after the last it is an idle one, which holds the record and
+the position of the run before. A trial, a dry run of the evaluation, the memory plan and `prove()` each make their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from trainwright._types import Batch
+from trainwright.config import resolve
+from trainwright.config.plans import StepPlan
+from trainwright.data.loader import Loader
+from trainwright.engine.base import Engine
+from trainwright.hooks import FirstStepObserver
+from trainwright.journal.data_wait import DataWait
+from trainwright.loop.context import LoopContext, RunStart
+from trainwright.loss_normalization import LossRule
+from trainwright.optim import schedule_resume, schedules, train_eval_mode
+from trainwright.run import input_pipeline, resume
+from trainwright.run.build import Services, smaller_batches
+from trainwright.run.resume import CheckpointArguments, PendingActions
+from trainwright.state.control import TrainerControl
+from trainwright.state.run_state import RunState
+from trainwright.state.throughput import FlopEstimator
+from trainwright.state.trainer_state import TrainerState
+
+Forward = Callable[[Any, Batch], Any]
+
+
+def run_model(model: Any, inputs: Batch) -> Any:
+    """The forward pass of a model that keeps nothing from one batch to the next."""
+    return model(**inputs)
+
+
+def forward_pass(args: Any) -> Forward:
+    """How a batch is run through the model: with `past_index` a state goes from one batch to the next."""
+    past_index = getattr(args, "past_index", -1)
+    if past_index < 0:
+        return run_model
+    from trainwright.loop.recurrent_state import RecurrentForward
+
+    return RecurrentForward(past_index)
+
+
+class TrainingRun:
+    """What one `train()` knows.
+
+    Args:
+        progress: the record, the flags, the loss and the clock.
+        forward: runs a batch through the model.
+        is_dry: nothing of it may be noticed outside: no events, no trace in the optimizer.
+
+    Attributes:
+        run_id: whose checkpoints it writes; a resume goes on with the id of its checkpoint.
+        is_training: between the beginning and the end of `train()`.
+        plan: how far it goes; None while that is not known.
+        loader: its batches, from any position.
+        batch_size: samples of a micro-batch, per device.
+        loss_rule: the arithmetic of its loss, settled when it starts; None: asked for at every step.
+        context: what the loop works with.
+        pending_actions: what its checkpoint's run was about to do.
+        checkpoint_args: the arguments of the checkpoint that it resumes from; None for a fresh run.
+        changed_args: what differs from them, as lines.
+        eval_mode_guard: holds how training left the model, from an evaluation until the next step.
+        flops: estimates the operations of a micro-batch.
+    """
+
+    def __init__(self, progress: RunState, forward: Forward = run_model, *, is_dry: bool = False) -> None:
+        self.progress = progress
+        self.forward = forward
+        self.is_dry = is_dry
+        self.run_id = resume.new_run_id()
+        self.is_training = False
+        self.plan: StepPlan | None = None
+        self.loader: Loader | None = None
+        self.batch_size = 0
+        self.loss_rule: LossRule | None = None
+        self.context: LoopContext | None = None
+        self.pending_actions = PendingActions()
+        self.checkpoint_args: CheckpointArguments | None = None
+        self.changed_args: list[str] = []
+        self.eval_mode_guard: train_eval_mode.EvalModeGuard | None = None
+        self.flops = FlopEstimator()
+        self._data_wait: DataWait | None = None
+        self._resume_note = ""
+
+    @classmethod
+    def after(cls, before: TrainingRun, args: Any) -> TrainingRun:
+        """A run that starts from nothing; record and flags are those of the one before until it makes its own."""
+        return cls(RunState(before.progress.state, before.progress.control), forward_pass(args))
+
+    @classmethod
+    def idle(cls, args: Any, state: TrainerState | None = None) -> TrainingRun:
+        """The run of a trainer that has not trained."""
+        return cls(RunState(TrainerState() if state is None else state, TrainerControl()), forward_pass(args))
+
+    def ended(self, before: TrainingRun) -> TrainingRun:
+        """What stays: the record, and the position, so that a checkpoint can still be written; of a dry run nothing.
+
+        Args:
+            before: the run in whose place this one was.
+        """
+        if self.is_dry:
+            return before
+        idle = TrainingRun(self.progress, self._fresh_forward())
+        idle.run_id, idle.plan, idle.loader, idle.batch_size = self.run_id, self.plan, self.loader, self.batch_size
+        return idle
+
+    def rehearsal(self, model: Any) -> TrainingRun:
+        """A dry run of an evaluation from here; `model` is in evaluation mode until its guard ends."""
+        dry = TrainingRun(RunState(self.progress.state, self.progress.control), self._fresh_forward(), is_dry=True)
+        dry.is_training, dry.loss_rule = self.is_training, self.loss_rule
+        dry.eval_mode_guard = train_eval_mode.EvalModeGuard(model, None)
+        return dry
+
+    # -- preparing -----------------------------------------------------------------------------------------------------
+
+    def read_from(self, dataloader: Any, plan: StepPlan, engine: Engine, *, batch_size: int) -> Loader:
+        """Takes the data in; the plan is that of a fresh run."""
+        self.plan, self.batch_size = plan, batch_size
+        self.loader = input_pipeline.make_loader(dataloader, engine.device)
+        return self.loader
+
+    def continue_from(self, checkpoint: str | None, args: Any, engine: Engine, dataset: Any) -> StepPlan:
+        """The plan of what is left of a dataset after a checkpoint; of all without one."""
+        assert self.plan is not None
+        assert self.loader is not None
+        chunk = self.batch_size * engine.num_replicas
+        self.plan, self._resume_note = resume.remaining_plan(
+            self.plan, self.loader, checkpoint, args, chunk=chunk, dataset=dataset
+        )
+        return self.plan
+
+    def load_record(
+        self, checkpoint: str | None, args: Any, engine: Engine, *, stateful: list[Any], folder: str, is_own: bool
+    ) -> TrainerState:
+        """The record, fresh or from a checkpoint; with it the run's id, what is pending, and which arguments differ.
+
+        Args:
+            stateful: callbacks with a state.
+            folder: where the run writes.
+            is_own: the optimizer is the user's.
+
+        Raises:
+            CheckpointError: it cannot be read, is another one for some process, or contradicts the arguments.
+        """
+        self.progress.state = state = resume.initial_state(checkpoint, stateful)
+        self.checkpoint_args = None
+        if checkpoint is not None:
+            self.checkpoint_args = resume.load_checkpoint_args(checkpoint, args, state, has_own_optimizer=is_own)
+        manifest = resume.manifest_of(checkpoint)
+        resume.check_same_checkpoint(manifest, checkpoint, engine)
+        self.run_id = engine.agree(lambda: resume.run_id_after(checkpoint, folder))
+        self.pending_actions = resume.pending_actions(state, manifest)
+        return state
+
+    def find_position(self, checkpoint: str, args: Any, engine: Engine, *, steps_per_epoch: int) -> tuple[int, int]:
+        """Epoch and batches of it that are done, and the loader prepared to go on from there."""
+        assert self.plan is not None
+        assert self.loader is not None
+        skips = not args.ignore_data_skip
+        position = resume.resume_loader(self.loader, checkpoint, engine, skips=skips)
+        if position is None:  # transformers wrote it: all that is known is the step
+            epoch, steps = divmod(self.progress.state.global_step, steps_per_epoch)
+            position = epoch, steps * self.plan.micro_batches if skips else 0
+        return position
+
+    def apply_new_settings(
+        self,
+        asked: schedule_resume.RequestedSettings,
+        optimizer: Any,
+        scheduler: Any,
+        args: Any,
+        *,
+        max_steps: int,
+        is_own: bool,
+    ) -> None:
+        """Arguments that differ from the checkpoint's take effect in the states that were loaded.
+
+        Args:
+            asked: what the arguments made of both before they were loaded.
+            is_own: the schedule is not one of ours.
+        """
+        self.changed_args = []
+        if self.checkpoint_args is not None:
+            self.changed_args = resume.apply_new_settings(
+                optimizer, scheduler, asked, self.checkpoint_args, args=args, num_steps=max_steps, is_own=is_own
+            )
+
+    def begin(
+        self,
+        engine: Engine,
+        args: Any,
+        *,
+        rule: LossRule,
+        start: tuple[int, int],
+        checkpoint: str | None,
+        first_look: FirstStepObserver,
+        **parts: Any,
+    ) -> LoopContext:
+        """Starts the clocks; returns what the loop works with. `parts` are further fields of it."""
+        assert self.plan is not None
+        self.loss_rule = rule
+        self.progress.begin(
+            device=engine.device,
+            skip_non_finite=args.logging_nan_inf_filter,
+            collect=engine.stacked if engine.num_replicas > 1 else None,
+        )
+        self._data_wait = DataWait(self.progress.clock)
+        pending = self.pending_actions
+        self.context = LoopContext(
+            engine=engine,
+            plan=self.plan,
+            rule=rule,
+            start=RunStart(epoch=start[0], batches=start[1], checkpoint=checkpoint,
+                        owes_evaluation=pending.evaluates, owes_save=pending.saves),
+            scheduler_follows_metrics=schedules.follows_metrics(parts["scheduler"]),
+            saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
+            random_states=input_pipeline.random_states(args),
+            first_look=first_look,
+            smaller_batches=smaller_batches(args, engine),
+            **parts,
+        )  # fmt: skip
+        return self.context
+
+    @property
+    def resume_note(self) -> str:
+        """What a resume in batches of another size changes, in words."""
+        return self._resume_note
+
+    # -- under way -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def under_way(self, services: Services) -> Iterator[None]:
+        """Around all of a training; an error in it is told to the writer, the uploads and the callbacks."""
+        self.is_training = True
+        try:
+            yield
+        except BaseException as error:
+            services.writer.end_after_failure()
+            services.uploads.abandon_after(error)
+            services.callback_handler.fire("on_exception", self.progress, exception=error)
+            services.memory_tracker.abandon()
+            raise
+        finally:
+            self.is_training = False
+
+    def begin_epoch(self) -> None:
+        """A new epoch starts without a state that the model kept."""
+        self.forward = self._fresh_forward()
+
+    def begin_evaluation(self, model: Any, optimizer: Any) -> None:
+        """Evaluation mode, of which training finds no trace when it goes on."""
+        if self.is_dry:
+            train_eval_mode.eval_mode(model, None)
+        elif not self.is_training:
+            train_eval_mode.eval_mode(model, optimizer)
+        elif self.eval_mode_guard is None:
+            self.eval_mode_guard = train_eval_mode.EvalModeGuard(model, optimizer)
+
+    def end_evaluation(self, model: Any, optimizer: Any) -> None:
+        """Training mode again: as training left it, or of all modules where somebody else left evaluation mode on."""
+        if self.eval_mode_guard is None:
+            train_eval_mode.train_mode(model, optimizer)
+            return
+        self.eval_mode_guard.end(model, optimizer)
+        self.eval_mode_guard = None
+
+    @contextmanager
+    def evaluating(self, rule: LossRule) -> Iterator[None]:
+        """While it lasts, losses are those of one process, and a state that the model keeps is the evaluation's own."""
+        before = self.loss_rule, self.forward
+        self.loss_rule, self.forward = rule.of_one_process(), self._fresh_forward()
+        try:
+            yield
+        finally:
+            self.loss_rule, self.forward = before
+
+    def _fresh_forward(self) -> Forward:
+        fresh: Callable[[], Forward] | None = getattr(self.forward, "fresh", None)
+        return self.forward if fresh is None else fresh()
+
+    def drain_loss(self, *, num_workers: int) -> tuple[float, int]:
+        """Mean loss of a step since the last log, and how many losses were not finite; logs the wait for data."""
+        progress = self.progress
+        num_steps = progress.state.global_step - progress.step_last_logged
+        loss, num_non_finite = progress.drain_loss()
+        if self._data_wait is not None:
+            self._data_wait.tell(num_steps=num_steps, num_workers=num_workers)
+        return loss, num_non_finite
+
+    def finish(self, *, num_train_samples: float) -> tuple[float, int, float]:
+        """Mean loss of all steps, their number, and the samples that they trained on."""
+        assert self.plan is not None
+        progress, plan = self.progress, self.plan
+        num_steps = progress.state.global_step - progress.first_step
+        loss = progress.finish_loss() / max(num_steps, 0.001)
+        num_samples = (num_train_samples or plan.num_train_samples) * num_steps / max(progress.state.max_steps, 1)
+        if plan.has_open_end:
+            progress.state.max_steps, num_samples = progress.state.global_step, num_steps * plan.total_batch_size
+        formed = self.loader.num_formed if self.loader is not None else 0
+        return loss, num_steps, formed or num_samples
+
+    # -- for checkpoints -----------------------------------------------------------------------------------------------
+
+    def cursor(self) -> dict[str, Any] | None:
+        """The position in the data, in samples; None where there is none."""
+        if self.loader is None or self.plan is None:
+            return None
+        progress, plan = self.progress, self.plan
+        cursor = self.loader.cursor(progress.epoch, progress.batches_in_epoch, batches_per_epoch=plan.batches_per_epoch)
+        size = {"batch_size": self.batch_size, "micro_batches": plan.micro_batches, "chunk": self.loader.chunk}
+        return {**cursor.to_dict(), **size, "shift": plan.shift}
+
+    def loader_states(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Random states of the loader, as they lie beside those of the process, and the position of its data."""
+        if self.loader is None:
+            return {}, None
+        state = self.loader.state()
+        return {"loader_epoch_start": state.epoch_start, "loader_before_ahead": state.before_ahead}, state.position

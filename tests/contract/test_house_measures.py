@@ -1,0 +1,101 @@
+"""Measures of the code that CONTRIBUTING promises, counted in the sources."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trainwright
+from trainwright import Trainer
+
+SOURCE = Path(trainwright.__file__).parent
+TRAINERS = ("trainer", "copied", "moved", "other")  # what a variable that holds one is called
+MAX_SITES = 40
+MAX_LINES = 1_000  # of code in trainer.py
+MAX_STATEMENTS = 30  # of a hook
+
+
+def assigned(tree: ast.AST, owner: str) -> list[tuple[int, str]]:
+    """Where attributes of the variable `owner` are assigned, in this form or by `setattr` and `vars().update`."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            if isinstance(node.value, ast.Name) and node.value.id == owner:
+                found.append((node.lineno, node.attr))
+        elif isinstance(node, ast.Call) and by_name(node, owner):
+            found.append((node.lineno, ast.unparse(node)))
+    return found
+
+
+def by_name(call: ast.Call, owner: str) -> bool:
+    text = ast.unparse(call)
+    return text.startswith((f"setattr({owner},", f"vars({owner}).", f"{owner}.__dict__."))
+
+
+def the_trainer() -> ast.ClassDef:
+    tree = ast.parse((SOURCE / "trainer.py").read_text())
+    return next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "Trainer")
+
+
+def methods() -> Iterator[ast.FunctionDef]:
+    return (node for node in the_trainer().body if isinstance(node, ast.FunctionDef))
+
+
+def statements(method: ast.FunctionDef) -> int:
+    return sum(isinstance(node, ast.stmt) for node in ast.walk(method)) - 1
+
+
+def sites() -> list[str]:
+    """Assignments of a trainer's attributes outside of its constructor, in its class and elsewhere."""
+    own = [site for method in methods() if method.name != "__init__" for site in assigned(method, "self")]
+    found = [f"trainer.py:{line} {name}" for line, name in own]
+    for path in sorted(SOURCE.rglob("*.py")):
+        tree, place = ast.parse(path.read_text()), path.relative_to(SOURCE)
+        found += [f"{place}:{line} {name}" for owner in TRAINERS for line, name in assigned(tree, owner)]
+    return found
+
+
+def test_no_class_is_between_trainer_and_object() -> None:
+    assert inspect.getmro(Trainer) == (Trainer, object)
+
+
+def test_attributes_of_a_trainer_are_assigned_at_few_sites() -> None:
+    found = sites()
+    assert 5 < len(found) < MAX_SITES, "\n".join(found)
+
+
+def test_hooks_are_short() -> None:
+    assert {m.name: statements(m) for m in methods() if m.name != "__init__" and statements(m) > MAX_STATEMENTS} == {}
+
+
+def test_the_trainer_is_read_in_one_sitting() -> None:
+    """Lines of code: docstrings, which the API has more of than the code, and blank lines do not count."""
+    text = (SOURCE / "trainer.py").read_text()
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    scopes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds) and ast.get_docstring(node)]
+    ends = [(scope.body[0].lineno, scope.body[0].end_lineno or 0) for scope in scopes]
+    num_blank = sum(not line.strip() for line in text.splitlines())
+    num_docs = sum(last - first + 1 for first, last in ends)
+    assert len(text.splitlines()) - num_docs <= MAX_LINES + num_blank
+
+
+@pytest.mark.parametrize(
+    ("code", "number"),
+    [
+        ("self.a = 1", 1),
+        ("self.a = self.b = 1", 2),
+        ("self.a, self.b = 1, 2", 2),
+        ("self.a += 1", 1),
+        ("self.a: int = 1", 1),
+        ("del self.a", 1),
+        ("setattr(self, name, 1)", 1),
+        ("vars(self).update(names)", 1),
+        ("self.a.b = 1", 0),
+        ("other.a = self.b", 0),
+        ("with x as self.a: ...", 1),
+    ],
+)
+def test_a_planted_assignment_is_counted(code: str, number: int) -> None:
+    assert len(assigned(ast.parse(code), "self")) == number
