@@ -33,7 +33,7 @@ def build_dataloader(
     Args:
         dataset: map-style or iterable.
         plan: batch size, workers, and which share of the batches is this process's.
-        sampler: gives indices or groups of them; for a stream a `BatchFormer`, which forms batches of its samples, or None.
+        sampler: gives indices or groups of them; for a stream a `BatchFormer` of its samples, or None.
         collate: makes a batch of a list of samples.
         exchange: between processes that have parts of a stream of their own.
 
