@@ -137,7 +137,7 @@ def test_stopped_again_before_that_epoch_ends(name: str, tmp_path: Path) -> None
 def test_it_is_said(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before, now = CHANGES[name]
     trained(tmp_path, stop_at=2, **before)
-    with caplog.at_level("INFO", "trainwright.assemble"):
+    with caplog.at_level("INFO", "trainwright.run"):
         trained(tmp_path, stop_at=3, resumes=True, **now)
     assert "from the next epoch on; an epoch that is under way is finished in the checkpoint's order" in caplog.text
     assert "epoch 1 is finished in the order it was begun in" in caplog.text
@@ -210,7 +210,7 @@ def test_an_older_checkpoint_does_not_say_its_order(tmp_path: Path, caplog: pyte
     seen = first.seen + second.seen
     assert sorted(seen[:SIZE]) == [*range(SIZE)]
     sign_again(tmp_path / "checkpoint-10", without=("order",))
-    with caplog.at_level("INFO", "trainwright.assemble"):
+    with caplog.at_level("INFO", "trainwright.run"):
         third = trained(tmp_path, resumes=True, **FEISTEL)
     assert "does not name its order: epoch 2 is finished in this run's" in caplog.text
     assert third.seen == trained(tmp_path / "whole", **FEISTEL).seen[len(seen) :]

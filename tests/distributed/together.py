@@ -25,7 +25,7 @@ from trainwright import Trainer, TrainerCallback, TrainingArguments
 from trainwright._types import TailBatch
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data import sampler_factory
-from trainwright.data.streaming.lookahead_buffer import Former
+from trainwright.data.streaming.lookahead_buffer import BatchFormer
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ["RANK"])
@@ -193,7 +193,7 @@ def formed() -> None:
         seen = [total[i + 5] for i in range(21)]
         return {"counts": seen, "lengths": lengths, "step": trainer.state.global_step, "weights": weights}
 
-    sampler_factory.Former = partial(Former, size=7, min_batches=2, block=3)  # type: ignore[misc, assignment]
+    sampler_factory.BatchFormer = partial(BatchFormer, size=7, min_batches=2, block=3)  # type: ignore[misc, assignment]
     packing = {"packing": "best_fit", "packing_length": 16, "per_device_train_batch_size": 1}
     for name, settings in {"budget": {"max_tokens_per_batch": 24}, "packing": packing}.items():
         tell(**{name: outcome_of(*trained(name, items, **settings))})
