@@ -419,7 +419,7 @@ class Trainer:
         loader = run.read_from(dataloader, plan, engine, batch_size=self._train_batch_size)
         if not resolve.dispatches(args, engine.num_replicas):
             checks.check_ends_together(plan, loader.chunk, engine.num_replicas)
-        run.continue_from(checkpoint, args, engine)
+        run.continue_from(checkpoint, args, engine, self.train_dataset)
 
     def _prepare_run(
         self, args: Any, checkpoint: str | None, trial: Any, ignore_keys_for_eval: list[str] | None

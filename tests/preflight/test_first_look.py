@@ -114,7 +114,7 @@ def test_hooks_callbacks_and_data_see_no_more_than_without(tmp_path: Path) -> No
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "checkup" in r.name]
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "preflight" in r.name]
 
 
 @pytest.mark.parametrize("name", ["masked_labels", "padding", "gradients", "finite_loss", "in_the_optimizer"])

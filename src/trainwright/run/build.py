@@ -25,7 +25,7 @@ from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve, rules
 from trainwright.config.parsing import WARM_UP
 from trainwright.config.plans import StepPlan
-from trainwright.data.worker_seeding import enable_full_determinism, set_seed
+from trainwright.data.seeding import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
 from trainwright.engine.device_info import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine

@@ -24,7 +24,7 @@ from trainwright.data.loader import Loader
 from trainwright.data.packing.collator import PackedCollator, as_tensors
 from trainwright.data.packing.isolation_check import find_layout
 from trainwright.data.packing.sampler import PackedOrder
-from trainwright.data.streaming.batching import BatchFormer
+from trainwright.data.streaming.lookahead_buffer import BatchFormer
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError
 

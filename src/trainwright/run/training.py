@@ -125,12 +125,14 @@ class TrainingRun:
         self.loader = input_pipeline.make_loader(dataloader, engine.device)
         return self.loader
 
-    def continue_from(self, checkpoint: str | None, args: Any, engine: Engine) -> StepPlan:
-        """The plan of what is left after a checkpoint; of all without one."""
+    def continue_from(self, checkpoint: str | None, args: Any, engine: Engine, dataset: Any) -> StepPlan:
+        """The plan of what is left of a dataset after a checkpoint; of all without one."""
         assert self.plan is not None
         assert self.loader is not None
         chunk = self.batch_size * engine.num_replicas
-        self.plan, self._resume_note = resume.remaining_plan(self.plan, self.loader, checkpoint, args, chunk=chunk)
+        self.plan, self._resume_note = resume.remaining_plan(
+            self.plan, self.loader, checkpoint, args, chunk=chunk, dataset=dataset
+        )
         return self.plan
 
     def load_record(
@@ -314,14 +316,9 @@ class TrainingRun:
         size = {"batch_size": self.batch_size, "micro_batches": plan.micro_batches, "chunk": self.loader.chunk}
         return {**cursor.to_dict(), **size, "shift": plan.shift}
 
-    def loader_states(self) -> dict[str, Any]:
-        """Random states and positions of the loader, as they lie beside those of the process."""
+    def loader_states(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Random states of the loader, as they lie beside those of the process, and the position of its data."""
         if self.loader is None:
-            return {}
-        randomness = self.loader.randomness()
-        return {
-            "loader_epoch_start": randomness.epoch_start,
-            "loader_before_ahead": randomness.before_ahead,
-            "loader_stream": randomness.stream,
-            "loader_own": randomness.dataloader,
-        }
+            return {}, None
+        state = self.loader.state()
+        return {"loader_epoch_start": state.epoch_start, "loader_before_ahead": state.before_ahead}, state.position

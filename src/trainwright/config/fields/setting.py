@@ -24,7 +24,7 @@ RATE = "from here on, with the schedule's position kept"
 SHAPE = "the new schedule from here on, at the rate that it has for this step"
 LENGTH = "the new length; the rate goes on from where it stands towards the new end"
 SIZE = "from here on; each sample of the epoch under way is still seen once"
-ORDER = "the new order from the checkpoint's position on; samples of the epoch under way may come twice or never"
+ORDER = "from the next epoch on; an epoch that is under way is finished in the checkpoint's order"
 PER_START = None  # differs between starts of one run, and nothing follows from it: not compared
 
 
