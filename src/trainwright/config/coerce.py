@@ -47,9 +47,11 @@ def verbosity() -> int:
 
 
 def _output(args: Arguments) -> Problems:
-    args.output_dir = "trainer_output" if args.output_dir is None else os.path.expanduser(args.output_dir)
-    if args.logging_dir is not None:
-        args.logging_dir = os.path.expanduser(args.logging_dir)
+    if args.output_dir is None:
+        args.output_dir = "trainer_output"
+    for name in names_with("path"):
+        if (path := value_of(args, name)) is not None:
+            setattr(args, name, os.path.expanduser(path))
     if args.disable_tqdm is None:
         args.disable_tqdm = verbosity() > logging.WARNING
     # The stand-in that to_dict() writes is no token: a rebuilt copy falls back to the login's.
