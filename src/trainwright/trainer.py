@@ -118,6 +118,7 @@ class Trainer:
     control: TrainerControl = _owned_by("_run.progress", "control")
     current_flos: float = _owned_by("_run.progress", "flos")
     is_in_train: bool = _owned_by("_run", "is_training")
+    _trial: Any = _owned_by("_run", "trial")
     _tr_loss: torch.Tensor = _owned_by("_run.progress.meter", "total")
     _total_loss_scalar: float = _owned_by("_run.progress", "total_loss")
     _globalstep_last_logged: int = _owned_by("_run.progress", "step_last_logged")
@@ -329,7 +330,7 @@ class Trainer:
             CheckpointError: there is no such checkpoint, or it is damaged or of another run.
         """
         self._hp_search_setup(trial)
-        run = TrainingRun.after(self._run, self.args)
+        run = TrainingRun.after(self._run, self.args, trial)
         self._services.use_clock(run.progress.clock)
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         with self._using_run(run), self._engine.together(run.progress.interrupts):
