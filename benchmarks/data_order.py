@@ -106,14 +106,14 @@ def first_batch_s(kind: str) -> dict[str, float]:
     if kind == "map":
         dataset: Any = Slow()
         before = loader(dataset)
-        cursor, randomness = before.cursor(0, done, batches_per_epoch=done * 2), before.randomness()
+        cursor, randomness = before.cursor(0, done, batches_per_epoch=done * 2), before.state()
     else:
         dataset, _ = slow_stream()
         before = loader(dataset, is_stream=True)
         batches = before.epoch(0)
         for _ in range(done):
             next(batches)
-        cursor, randomness = before.cursor(0, done, batches_per_epoch=done * 2), before.randomness()
+        cursor, randomness = before.cursor(0, done, batches_per_epoch=done * 2), before.state()
     fresh, reads = (Slow(), None) if kind == "map" else slow_stream()
     after = loader(fresh, is_stream=kind != "map")
     start = time.perf_counter()

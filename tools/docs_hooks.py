@@ -1,11 +1,12 @@
-"""What mkdocs asks while it builds the site: the table of arguments is made from the fields themselves."""
+"""Hooks of mkdocs: the tables of arguments are derived from the declarations of the fields."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import inspect
 from typing import Any
 
 PLACE = "<!-- arguments -->"
+HEAD = "| field | type | default | | on a resume |\n|---|---|---|---|---|"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -13,21 +14,36 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def arguments() -> str:
-    """A table for each group of fields, with defaults and help."""
-    from trainwright.config.fields import GROUPS
+    """A table for each title of groups: type, default, help with limits and older names, what a change means."""
+    from trainwright.config.fields import WITH_GENERATION
 
-    parts = []
-    for group in GROUPS:
-        rows = [f"| `{field.name}` | {_default(field)} | {_help(field)} |" for field in fields(group)]
-        title = group.group  # type: ignore[attr-defined]
-        parts.append("\n".join([f"### {title}", "", "| field | default | |", "|---|---|---|", *rows, ""]))
-    return "\n".join(parts)
-
-
-def _default(field: Any) -> str:
-    value = field.default if not callable(field.default_factory) else field.default_factory()
-    return f"`{getattr(value, 'value', value)!r}`"
+    rows: dict[str, list[str]] = {}
+    for group in WITH_GENERATION:
+        types = inspect.get_annotations(group)
+        for name, one in group.settings.items():
+            rows.setdefault(group.group, []).append(_row(name, types[name], one))
+    return "\n\n".join("\n".join([f"### {title}", "", HEAD, *found]) for title, found in rows.items())
 
 
-def _help(field: Any) -> str:
-    return str(field.metadata.get("help", "")).replace("|", "\\|")
+def _row(name: str, kind: str, one: Any) -> str:
+    default = one.default if one.factory is None else one.factory()
+    kind = kind.removesuffix(" | None").replace(" | Any", "")
+    cells = [f"`{name}`", f"`{kind}`", f"`{default!r}`", _help(one), one.on_resume or "not compared"]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _help(one: Any) -> str:
+    parts = [one.help]
+    if one.limits is not None:
+        parts.append(f"A{' whole' if one.limits.whole else ''} number, {one.limits}.")
+    if one.choices:
+        parts.append(f"One of {', '.join(f'`{word}`' for word in one.choices)}.")
+    if "duration" in one.syntax or "dict" in one.syntax:
+        parts.append({"duration": "A length of time such as `8h`.", "dict": "Also as a JSON string."}[one.syntax[0]])
+    if one.formerly:
+        parts.append(f"Formerly {', '.join(f'`{old}`' for old in one.formerly)}.")
+    if not one.searchable:
+        parts.append("Not in a hyperparameter search.")
+    if one.since is not None:
+        parts.append(f"Since {one.since}.")
+    return " ".join(parts)

@@ -129,13 +129,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "get_scheduler",
         "get_wsd_schedule",
     ),
-    "trainwright.data.worker_seeding": ("enable_full_determinism", "seed_worker", "set_seed"),
+    "trainwright.data.seeding": ("enable_full_determinism", "seed_worker", "set_seed"),
     "trainwright.data.length_sampler": (
         "DistributedLengthGroupedSampler",
         "LengthGroupedSampler",
         "get_length_grouped_indices",
     ),
-    "trainwright.compat.sharded_samplers": ("DistributedSamplerWithLoop", "IterableDatasetShard", "ShardSampler"),
+    "trainwright.data.sharding": ("DistributedSamplerWithLoop", "IterableDatasetShard", "ShardSampler"),
     "trainwright.data.balanced_batches": ("BatchRebalanceSampler",),
     "trainwright.data.columns": ("RemoveColumnsCollator",),
     "trainwright.data.collators": (

@@ -36,11 +36,6 @@ from trainwright.compat.distributed_helpers import (
     torch_distributed_zero_first,
 )
 from trainwright.compat.eval_container import EvalLoopContainer
-from trainwright.compat.sharded_samplers import (
-    DistributedSamplerWithLoop,
-    IterableDatasetShard,
-    ShardSampler,
-)
 from trainwright.compat.sharded_weights import load_sharded_checkpoint
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.arguments import TrainingArguments
@@ -78,10 +73,15 @@ from trainwright.data.length_sampler import (
     LengthGroupedSampler,
     get_length_grouped_indices,
 )
-from trainwright.data.worker_seeding import (
+from trainwright.data.seeding import (
     enable_full_determinism,
     seed_worker,
     set_seed,
+)
+from trainwright.data.sharding import (
+    DistributedSamplerWithLoop,
+    IterableDatasetShard,
+    ShardSampler,
 )
 from trainwright.distributed.world import ParallelMode
 from trainwright.evaluation.metrics_io import (

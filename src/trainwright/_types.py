@@ -14,6 +14,8 @@ from typing import Any, TypeAlias, TypeGuard
 
 # A batch maps the names of a model's inputs to tensors (or nested containers of them); its values are the user's.
 Batch: TypeAlias = dict[str, Any]
+# A sample as the user's dataset gives it.
+Item: TypeAlias = Any
 StateDict: TypeAlias = dict[str, Any]  # tensors, numbers and nests of them, as `state_dict()` returns them
 # Torch's, or an object with its methods: DeepSpeed's, an optimizer package's, a user's own. They share no class.
 Optimizer: TypeAlias = Any
@@ -28,6 +30,7 @@ FSDP_MODEL_NAME = "pytorch_model_fsdp"
 SCALER_NAME = "scaler.pt"
 SCHEDULER_NAME = "scheduler.pt"
 RNG_STATE_NAME = "rng_state.pth"
+DATA_POSITION_NAME = "data_position.pth"
 MANIFEST_NAME = "manifest.json"
 
 IGNORE_INDEX = -100  # a label that no loss counts

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 from trainwright import model_facts
 from trainwright._types import has_length, is_instance_of
 from trainwright.config import rules
-from trainwright.config.owned import batch_formers
+from trainwright.config.fields import batch_formers
 from trainwright.config.plans import StepPlan
 from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError
 

@@ -27,7 +27,7 @@ from trainwright import checks, model_facts
 from trainwright._types import TRAINER_STATE_NAME, Batch, TailBatch, has_length, output_loss
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.config import not_yet, resolve, rules
+from trainwright.config import resolve, rules
 from trainwright.config.arguments import TrainingArguments
 from trainwright.data import batch_sampler as batch_order
 from trainwright.engine.precision import DTYPES, eval_precision
@@ -118,6 +118,7 @@ class Trainer:
     control: TrainerControl = _owned_by("_run.progress", "control")
     current_flos: float = _owned_by("_run.progress", "flos")
     is_in_train: bool = _owned_by("_run", "is_training")
+    _trial: Any = _owned_by("_run", "trial")
     _tr_loss: torch.Tensor = _owned_by("_run.progress.meter", "total")
     _total_loss_scalar: float = _owned_by("_run.progress", "total_loss")
     _globalstep_last_logged: int = _owned_by("_run.progress", "step_last_logged")
@@ -169,7 +170,7 @@ class Trainer:
         self.args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
         if model_facts.num_devices(model) > 1:
             self.args._n_gpu = 1  # the model has the GPUs: it is not copied to them
-        not_yet.refuse_what_is_missing(self.args)
+        rules.refuse_unsupported(self.args)
         build.seed_everything(self.args)
         self._services = build.Services.for_arguments(self.args, measures_memory=not self.args.skip_memory_metrics)
         self._services.memory_tracker.start("init")
@@ -329,7 +330,7 @@ class Trainer:
             CheckpointError: there is no such checkpoint, or it is damaged or of another run.
         """
         self._hp_search_setup(trial)
-        run = TrainingRun.after(self._run, self.args)
+        run = TrainingRun.after(self._run, self.args, trial)
         self._services.use_clock(run.progress.clock)
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         with self._using_run(run), self._engine.together(run.progress.interrupts):
@@ -419,7 +420,7 @@ class Trainer:
         loader = run.read_from(dataloader, plan, engine, batch_size=self._train_batch_size)
         if not resolve.dispatches(args, engine.num_replicas):
             checks.check_ends_together(plan, loader.chunk, engine.num_replicas)
-        run.continue_from(checkpoint, args, engine)
+        run.continue_from(checkpoint, args, engine, self.train_dataset)
 
     def _prepare_run(
         self, args: Any, checkpoint: str | None, trial: Any, ignore_keys_for_eval: list[str] | None

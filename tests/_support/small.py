@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from trainwright import TrainerCallback
+from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, describe_files
 
 from ..parity import data as data
@@ -79,12 +80,25 @@ def accuracy(prediction: Any) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
-def sign_again(folder: Path) -> None:
-    """Whoever altered the checkpoint wrote its manifest too."""
+def sign_again(folder: Path, *, without: tuple[str, ...] = ()) -> None:
+    """Whoever altered the checkpoint wrote its manifest too; `without`: entries that the cursor loses."""
     manifest = Manifest.read(folder)
     assert manifest is not None
     values = {name: getattr(manifest, name) for name in ("step", "run_id", "cursor")}
+    if manifest.cursor is not None:
+        values["cursor"] = {name: value for name, value in manifest.cursor.items() if name not in without}
     Manifest(**values, files=describe_files(folder)).write(folder)
+
+
+def as_version_0_1(folder: Path) -> None:
+    """Gives a checkpoint the layout of version 0.1: the data position among the random states, no kind of order."""
+    position = folder / "data_position.pth"
+    where = torch.load(position) if position.is_file() else {}
+    states = rng.load(folder / "rng_state.pth")
+    states |= {"loader_stream": where.get("stream"), "loader_own": where.get("dataloader")}
+    rng.save(folder / "rng_state.pth", states)
+    position.unlink(missing_ok=True)
+    sign_again(folder, without=("order",))
 
 
 class StopAt(TrainerCallback):

@@ -14,7 +14,7 @@ from trainwright.model_facts import ModelLayout
 
 
 def asking(world: int = 1, config: Any = None, **more: Any) -> Any:
-    return SimpleNamespace(world_size=world, parallelism_config=config, **more)
+    return SimpleNamespace(**{"world_size": world, "parallelism_config": config, "mixed_precision": "no", **more})
 
 
 @pytest.fixture(autouse=True)

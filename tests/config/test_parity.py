@@ -10,7 +10,6 @@ import pytest
 import transformers
 
 from trainwright.config.arguments import TrainingArguments
-from trainwright.config.construct import POSITIONS
 from trainwright.config.enums import (
     HubStrategy,
     IntervalStrategy,
@@ -18,7 +17,7 @@ from trainwright.config.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from trainwright.config.fields import OlderFields, OurFields
+from trainwright.config.fields import POSITIONS, OlderFields, OurFields
 from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.distributed.world import ParallelMode
 

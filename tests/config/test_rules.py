@@ -6,13 +6,24 @@ from types import SimpleNamespace
 import pytest
 from accelerate import ParallelismConfig
 
-from trainwright.config import resolve, rules_alone, rules_idle, rules_run
+from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
+from trainwright.config.coerce import coerce
+from trainwright.config.fields import CHOICES, RANGES, SETTINGS, batch_formers
 from trainwright.config.help import defaults_of
-from trainwright.config.normalise import normalise
-from trainwright.config.owned import batch_formers
-from trainwright.config.ranges import CHOICES, RANGES
-from trainwright.config.rules import Facts, check, check_run, idle, violations
+from trainwright.config.rules import (
+    RunFacts,
+    Stage,
+    advice,
+    advise,
+    check,
+    check_run,
+    construction,
+    of_stage,
+    start,
+    violations,
+)
+from trainwright.config.rules.stages import RULES
 from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.errors import ArgumentError
 from trainwright.optim.optimizer_class import steps_in_backward
@@ -398,19 +409,47 @@ IDLE = [
 def unchecked(**settings):
     """Arguments in their normal form that nobody has checked."""
     args = SimpleNamespace(**{**defaults_of(Seq2SeqTrainingArguments), **settings})
-    normalise(args)
+    coerce(args)
     return args
 
 
 def test_every_rule_has_a_row():
-    for table, module in ((ALONE, rules_alone), (RUN, rules_run), (IDLE, rules_idle)):
-        assert {row[0] for row in table} == {rule.__name__ for rule in module.RULES}
-        assert len({rule.__name__ for rule in module.RULES}) == len(module.RULES)
+    for table, stage in ((ALONE, Stage.CONSTRUCTION), (RUN, Stage.START), (IDLE, Stage.ADVICE)):
+        names = [rule.check.__name__ for rule in of_stage(stage)]
+        assert {row[0] for row in table} == set(names)
+        assert len(set(names)) == len(names)
+
+
+class Recorded(Seq2SeqTrainingArguments):
+    """Arguments that note which of their fields are read."""
+
+    world_size = 1
+
+    def __getattribute__(self, name):
+        if name in SETTINGS:
+            vars(self)["read"].add(name)
+        return super().__getattribute__(name)
+
+
+TRIED = [
+    *(row[1] for row in ALONE if row[0] != "profiled_steps"),
+    *(row[1][0] for row in RUN),
+    *(row[1] for row in IDLE),
+]
+
+
+@pytest.mark.parametrize("settings", TRIED)
+def test_a_rule_reads_the_fields_that_it_is_about_and_no_others(settings):
+    for one in RULES:
+        args = object.__new__(Recorded)
+        vars(args).update(vars(unchecked(**settings)), read=set())
+        one.message(args, RunFacts(max_steps=10, has_open_end=True, eval_names=("a",), supports_bf16=False))
+        assert vars(args)["read"] <= one.fields, one.check.__name__
 
 
 @pytest.mark.parametrize(("name", "refused", "words", "legal"), ALONE)
 def test_a_contradiction_is_refused_and_its_neighbour_is_not(name, refused, words, legal):
-    rule = getattr(rules_alone, name)
+    rule = getattr(construction, name)
     with pytest.raises(ArgumentError) as caught:
         Seq2SeqTrainingArguments(**refused)
     for word in words.split():
@@ -424,33 +463,35 @@ def test_a_contradiction_of_the_run_is_refused_and_its_neighbour_is_not(name, re
     settings, facts = refused
     args = TrainingArguments(**settings)
     with pytest.raises(ArgumentError) as caught:
-        check_run(args, Facts(**facts))
+        check_run(args, RunFacts(**facts))
     for word in words.split():
         assert word in str(caught.value)
-    assert getattr(rules_run, name)(args, Facts(**facts)) == str(caught.value)
+    assert getattr(start, name)(args, RunFacts(**facts)) == str(caught.value)
     settings, facts = legal
-    check_run(TrainingArguments(**settings), Facts(**facts))
+    check_run(TrainingArguments(**settings), RunFacts(**facts))
 
 
 @pytest.mark.parametrize(("name", "settings", "cure"), IDLE)
 def test_what_has_no_effect_is_said(name, settings, cure):
     args = Seq2SeqTrainingArguments(**settings)
-    assert idle(args) == [getattr(rules_idle, name)(args)]
-    assert idle(Seq2SeqTrainingArguments(**{**settings, **cure})) == []
+    assert advise(args) == [getattr(advice, name)(args)]
+    assert advise(Seq2SeqTrainingArguments(**{**settings, **cure})) == []
 
 
 def test_settings_of_several_processes_have_effect_in_several(monkeypatch):
     args = TrainingArguments(ddp_backend="gloo", ddp_timeout=60)
-    assert idle(args) == ["ddp_backend, ddp_timeout have no effect in one process."]
+    assert advise(args) == ["ddp_backend, ddp_timeout have no effect in one process."]
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert idle(args) == []
+    assert advise(args) == []
 
 
 def test_a_save_on_an_exception_is_for_one_process(monkeypatch):
     args = TrainingArguments(save_on_exception=True)
-    assert idle(args) == []
+    assert advise(args) == []
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert [message.split(":")[0] for message in idle(args)] == ["save_on_exception has no effect in several processes"]
+    assert [message.split(":")[0] for message in advise(args)] == [
+        "save_on_exception has no effect in several processes"
+    ]
 
 
 def test_the_length_of_the_run_may_be_in_the_arguments():
@@ -460,14 +501,14 @@ def test_the_length_of_the_run_may_be_in_the_arguments():
 
 def test_an_explicit_eval_interval_in_an_unreached_run_is_said_once():
     args = TrainingArguments(eval_strategy="steps", logging_steps=10)
-    assert [message.split("=")[0] for message in violations(args, Facts(max_steps=5))] == ["logging_steps"]
+    assert [message.split("=")[0] for message in violations(args, RunFacts(max_steps=5))] == ["logging_steps"]
 
 
 def test_defaults_are_no_contradiction_and_have_effect():
     for kind in (TrainingArguments, Seq2SeqTrainingArguments):
         check(kind())
-        check_run(kind(), Facts(max_steps=1, has_eval_dataset=False, has_compute_metrics=False, device_type="cpu"))
-        assert idle(kind()) == []
+        check_run(kind(), RunFacts(max_steps=1, has_eval_dataset=False, has_compute_metrics=False, device_type="cpu"))
+        assert advise(kind()) == []
 
 
 def test_arguments_of_transformers_are_checked_too():
@@ -475,9 +516,9 @@ def test_arguments_of_transformers_are_checked_too():
 
     args = transformers.TrainingArguments(warmup_steps=100, use_cpu=True, dataloader_persistent_workers=True)
     with pytest.raises(ArgumentError, match=r"(?s)2 problems.*dataloader_persistent_workers.*warmup_steps"):
-        check_run(args, Facts(max_steps=5))
+        check_run(args, RunFacts(max_steps=5))
     args.dataloader_persistent_workers, args.warmup_steps = False, 0
-    check_run(args, Facts(max_steps=5))
+    check_run(args, RunFacts(max_steps=5))
 
 
 BELOW = [(name, limits.low - 1) for name, limits in RANGES.items()]
@@ -515,7 +556,7 @@ def test_numbers_of_other_libraries_are_numbers():
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_an_error_saves_with_every_optimizer_that_steps_between_two_backward_passes(name):
     args = unchecked(save_on_exception=True, optim=name, world_size=1)
-    assert (rules_idle.saving_on_exception(args) is not None) == steps_in_backward(args)
+    assert (advice.saving_on_exception(args) is not None) == steps_in_backward(args)
 
 
 def test_a_library_may_use_the_name_of_one_of_our_fields_for_something_else():

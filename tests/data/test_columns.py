@@ -14,8 +14,7 @@ from torch import nn
 from transformers import DataCollatorWithPadding, default_data_collator
 
 from trainwright import RemoveColumnsCollator
-from trainwright.data.columns import is_columnar, remove_unused
-from trainwright.data.sample_view import DatasetWithExtras
+from trainwright.data.columns import DatasetWithExtras, is_columnar, remove_unused
 from trainwright.errors import DataError
 
 from .._support.small import OURS, REFERENCE, data, differing, make_trainer, models, module

@@ -24,7 +24,7 @@ from trainwright.data.columns import RemoveColumnsCollator
 from trainwright.data.cursor import Cursor
 from trainwright.data.dataloader import build_dataloader
 from trainwright.data.loader import Loader, may_draw_in_this_process
-from trainwright.data.worker_seeding import enable_full_determinism, seed_worker, set_seed
+from trainwright.data.seeding import enable_full_determinism, seed_worker, set_seed
 
 from .._support import forked
 from .._support.small import Augmented, Diary, data, make_trainer
@@ -138,7 +138,7 @@ def test_a_batch_that_lay_ready_is_drawn_again_the_same(position: int) -> None:
     batches = loader.epoch(0)
     for _ in range(position + 1):
         next(batches)
-    saved, randomness = rng.capture(), loader.randomness()
+    saved, randomness = rng.capture(), loader.state()
     rest = [batch["x"] for batch in batches]
     after = rng.capture()
     set_seed(99)
@@ -152,7 +152,7 @@ def test_a_batch_that_lay_ready_is_drawn_again_the_same(position: int) -> None:
 def test_the_seed_of_the_interrupted_run_counts() -> None:
     expected = labels(loader_over(numbered(18), seed=3).epoch(0, skip_batches=2))
     other = loader_over(numbered(18), seed=77)
-    other.resume(Cursor(epoch=0, samples=8, seed=3), other.randomness())
+    other.resume(Cursor(epoch=0, samples=8, seed=3), other.state())
     assert labels(other.epoch(0, skip_batches=2)) == expected
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from trainwright import Trainer
-from trainwright.data.stateful_loader import StatefulPosition
+from trainwright.data.positions import ForeignPosition
 
 from .._support.small import StopAt, augmented, data, differing, make_trainer, weights
 
@@ -38,11 +38,12 @@ class Counted(Dataset[Any]):
 def test_a_position_does_not_move_on_with_the_dataloader() -> None:
     """Which may hand out the very object that it goes on changing."""
     inside = {"at": 1}
-    dataloader = SimpleNamespace(state_dict=lambda: {"inside": inside}, load_state_dict=None)
-    position = StatefulPosition(dataloader)
-    position.note()
+    dataloader = SimpleNamespace(state_dict=lambda: {"inside": inside}, load_state_dict=print)
+    position = ForeignPosition(dataloader)
+    position.begin()
     inside["at"] = 2
-    assert position.state == {"inside": {"at": 1}}
+    position.advance(is_last=False)
+    assert position.state() == {"dataloader": {"inside": {"at": 1}}}
 
 
 class Own(Trainer):

@@ -17,8 +17,7 @@ from transformers import DataCollatorForTokenClassification
 
 from trainwright import TrainerCallback
 from trainwright.config.plans import SamplingPlan
-from trainwright.data.streaming.batching import BatchFormer
-from trainwright.data.streaming.lookahead_buffer import LookaheadBuffer, next_lookahead
+from trainwright.data.streaming.lookahead_buffer import BatchFormer, LookaheadBuffer, next_lookahead
 from trainwright.errors import DataError
 
 from .._support.small import StopAt, data, differing, make_trainer, weights

@@ -17,10 +17,9 @@ from torch.utils.data import default_collate
 from trainwright._types import TailBatch
 from trainwright.checkpoint import rng
 from trainwright.config.plans import LoaderPlan
-from trainwright.data.cursor import Cursor, LoaderRandomness
+from trainwright.data.cursor import Cursor, LoaderState, check_same_data
 from trainwright.data.dataloader import build_dataloader
 from trainwright.data.loader import Loader
-from trainwright.data.resume_plan import check_same_data
 from trainwright.errors import DataError
 
 from .._support.small import data, make_trainer, module, weights
@@ -134,13 +133,13 @@ def test_stopped_anywhere_each_goes_on_from_its_own_place(kind: str) -> None:
 
     expected = together(whole)
 
-    def stopped(seat: Seat) -> list[tuple[list[Any], Cursor, LoaderRandomness]]:
+    def stopped(seat: Seat) -> list[tuple[list[Any], Cursor, LoaderState]]:
         kept = []
         for position in range(1, len(expected[0])):
             first = loader(kind, seat)
             batches = first.epoch(1)
             done = [shown(next(batches)) for _ in range(position)]
-            kept.append((done, first.cursor(1, position, batches_per_epoch=1000), first.randomness()))
+            kept.append((done, first.cursor(1, position, batches_per_epoch=1000), first.state()))
         return kept
 
     stops = together(stopped)
@@ -168,7 +167,7 @@ def test_with_another_batch_size_the_rest_is_trained_once() -> None:
         batches = first.epoch(0)
         done = [next(batches) for _ in range(2)]
         second = loader(kind, seat, batch_size=5)
-        epoch, skipped = second.resume(first.cursor(0, 2, batches_per_epoch=1000), first.randomness())
+        epoch, skipped = second.resume(first.cursor(0, 2, batches_per_epoch=1000), first.state())
         rest = list(second.epoch(epoch, skip_batches=skipped, after_first=lambda: None))
         return [shown(batch) for batch in [*done, *rest]]
 
@@ -198,17 +197,17 @@ def test_a_split_for_others_is_refused() -> None:
 
 
 def test_a_resume_that_would_lose_a_place_is_refused() -> None:
-    def task(seat: Seat) -> tuple[Cursor, LoaderRandomness]:
+    def task(seat: Seat) -> tuple[Cursor, LoaderState]:
         first = loader("a long shard", seat)
         next(first.epoch(0))
-        return first.cursor(0, 1, batches_per_epoch=1000), first.randomness()
+        return first.cursor(0, 1, batches_per_epoch=1000), first.state()
 
     (cursor, of_main), _ = together(task)
     second = loader("a long shard", Table(2).seat(1))
     with pytest.raises(DataError, match="does not say where process 1 stood"):
         second.resume(cursor, of_main)
     with pytest.raises(DataError, match="does not say where process 1 stood"):
-        second.resume(cursor, LoaderRandomness())
+        second.resume(cursor, LoaderState())
     with pytest.raises(DataError, match=r"of 2 parts read by a process each, and this run has single samples"):
         check_same_data(cursor, None, None)
 
@@ -237,7 +236,7 @@ def test_two_processes_are_one_with_their_batches_together_also_when_they_resume
         trainer_of("twice", rank=RANK, callbacks=[StopAt(5)]).train()
         again = trainer_of("twice", rank=RANK)
         again.train(resume_from_checkpoint=True)
-        tell(steps=through.state.global_step, epoch=through.state.epoch,
+        tell(steps=through.state.global_step, epoch=through.state.epoch, files=os.listdir("twice/checkpoint-5"),
              through=[p.tolist() for p in weights(through.model).values()],
              again=[p.tolist() for p in weights(again.model).values()])
         """,
@@ -245,6 +244,7 @@ def test_two_processes_are_one_with_their_batches_together_also_when_they_resume
     )
     one, other = done.told
     assert one["through"] == other["through"] == one["again"] == other["again"]
+    assert {"data_position_0.pth", "data_position_1.pth"} <= set(one["files"])
     assert (one["steps"], one["epoch"]) == (6, 2.0)  # parts of 11: batches of 4, 4 and 3
     alone = trainer_of(tmp_path / "alone", per_device_train_batch_size=8)
     alone.train()

@@ -25,7 +25,7 @@ from trainwright import Trainer, TrainerCallback, TrainingArguments
 from trainwright._types import TailBatch
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data import sampler_factory
-from trainwright.data.streaming.batching import BatchFormer
+from trainwright.data.streaming.lookahead_buffer import BatchFormer
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ["RANK"])

@@ -59,7 +59,7 @@ def order_of_transformers(bench: Bench, **settings: Any) -> list[int]:
 def _needs_processes(bench: Bench, **settings: Any) -> None:
     ((name, value),) = settings.items()
     assert bench.args(**settings).to_dict()[name] == value
-    messages = rules.idle(bench.args(**settings))
+    messages = rules.advise(bench.args(**settings))
     assert len(messages) == 1
     assert name in messages[0]
     assert "one process" in messages[0]
@@ -110,7 +110,7 @@ def sharding_needs_a_launcher(bench: Bench) -> None:
 
 @companion("fsdp_config", "it says how to shard, which several processes do: tests/distributed/test_sharded.py")
 def nothing_is_sharded_by_a_configuration_alone(bench: Bench) -> None:
-    assert "fsdp_config has no effect without fsdp" in rules.idle(bench.args(fsdp_config={"version": 2}))[0]
+    assert "fsdp_config has no effect without fsdp" in rules.advise(bench.args(fsdp_config={"version": 2}))[0]
 
 
 @shows("deepspeed")

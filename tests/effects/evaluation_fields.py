@@ -92,7 +92,7 @@ def results_are_one_array_or_a_list_of_batches(bench: Bench) -> None:
 @companion("eval_use_gather_object", "there is nothing to gather from one process, and this version has only one")
 def objects_of_other_processes_are_not_gathered(bench: Bench) -> None:
     assert bench.args(eval_use_gather_object=True).to_dict()["eval_use_gather_object"] is True
-    assert "eval_use_gather_object" in rules.idle(bench.args(eval_use_gather_object=True))[0]
+    assert "eval_use_gather_object" in rules.advise(bench.args(eval_use_gather_object=True))[0]
 
 
 def shown_to_metrics(bench: Bench, **settings: Any) -> EvalPrediction:

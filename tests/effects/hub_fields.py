@@ -113,7 +113,7 @@ def no_save_is_left_out_while_an_upload_is_slow(bench: Bench) -> None:
             messages[always] = hub.only().messages
     assert messages == {False: ["Training in progress, step 2", "Training in progress, step 6"],
                         True: [f"Training in progress, step {step}" for step in (2, 4, 6)]}  # fmt: skip
-    assert rules.idle(bench.args(hub_always_push=True)) == ["hub_always_push has no effect without push_to_hub."]
+    assert rules.advise(bench.args(hub_always_push=True)) == ["hub_always_push has no effect without push_to_hub."]
 
 
 class Opens:

@@ -158,7 +158,7 @@ def _is_told(bench: Bench, field: str, value: str, name: str) -> None:
     """Trackio opens the run with the value under `name`; without a tracker it has no effect, which is said."""
     assert _told_to_trackio(bench, **{field: value}).init.call_args.kwargs[name] == value
     assert _told_to_trackio(bench).init.call_args.kwargs[name] != value
-    assert [message for message in rules.idle(bench.args(**{field: value})) if message.startswith(field)]
+    assert [message for message in rules.advise(bench.args(**{field: value})) if message.startswith(field)]
 
 
 @shows("run_name")

@@ -40,7 +40,7 @@ def tensorboard_writes_there(bench: Bench) -> None:
     bench.train(report_to="tensorboard", output_dir=str(bench.folder / "other"))
     assert list((bench.folder / "other" / "runs").rglob("events.out.tfevents.*"))
     assert bench.args(logging_dir="~/logs").logging_dir.endswith("/logs")
-    (message,) = rules.idle(bench.args(logging_dir="logs"))
+    (message,) = rules.advise(bench.args(logging_dir="logs"))
     assert message.startswith("logging_dir has no effect")
     assert "report_to" in message
 
@@ -77,11 +77,11 @@ def a_recurrent_model_gets_its_memory_back(bench: Bench) -> None:
 
 @companion("tpu_num_cores", "launchers of TPU jobs read it; this version trains on one device")
 def no_cores_are_counted(bench: Bench) -> None:
-    (message,) = rules.idle(bench.args(tpu_num_cores=8))
+    (message,) = rules.advise(bench.args(tpu_num_cores=8))
     assert message.startswith("tpu_num_cores has no effect")
 
 
 @companion("ray_scope", "searches by Ray read it, and this is none")
 def no_trials_are_compared(bench: Bench) -> None:
-    (message,) = rules.idle(bench.args(ray_scope="all"))
+    (message,) = rules.advise(bench.args(ray_scope="all"))
     assert message.startswith("ray_scope has no effect")

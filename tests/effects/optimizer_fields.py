@@ -79,7 +79,7 @@ def fake_galore(bench: Bench) -> list[list[dict[str, Any]]]:
 
 @shows("optim_target_modules")
 def these_modules_are_projected(bench: Bench) -> None:
-    assert "optim_target_modules has no effect" in rules.idle(bench.args(optim_target_modules=["attn"]))[0]
+    assert "optim_target_modules has no effect" in rules.advise(bench.args(optim_target_modules=["attn"]))[0]
     made = fake_galore(bench)
     bench.train(optim="galore_adamw", optim_target_modules=["head"])
     (others, projected) = made[0]

@@ -108,7 +108,7 @@ def some_layers_and_options(bench: Bench) -> None:
     _, seen, options = checkpointed_layers(bench, **settings)
     assert seen == 2 * [[True, False, True, False]]
     assert options[0] == {"determinism_check": "none", "use_reentrant": False}
-    assert "activation_checkpointing" in rules.idle(bench.args(activation_checkpointing_kwargs=how))[0]
+    assert "activation_checkpointing" in rules.advise(bench.args(activation_checkpointing_kwargs=how))[0]
 
 
 @shows("gradient_checkpointing")
@@ -199,7 +199,7 @@ def these_kernels_are_put_in(bench: Bench) -> None:
     calls = fake_liger(bench)
     bench.train(use_liger_kernel=True, liger_kernel_config={"rope": False})
     assert calls == [{"rope": False}]
-    assert "use_liger_kernel" in rules.idle(bench.args(liger_kernel_config={"rope": False}))[0]
+    assert "use_liger_kernel" in rules.advise(bench.args(liger_kernel_config={"rope": False}))[0]
 
 
 @shows("use_cache")

@@ -14,7 +14,7 @@ from trainwright.checkpoint import rng
 from trainwright.config.plans import LoaderPlan, SamplingPlan
 from trainwright.data.dataloader import build_dataloader
 from trainwright.data.loader import Loader
-from trainwright.data.streaming.batching import BatchFormer
+from trainwright.data.streaming.lookahead_buffer import BatchFormer
 
 SIZE = 29  # shares with no batch size a divisor, so that every epoch has a tail
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trainwright._types import TailBatch
-from trainwright.data.cursor import Cursor, LoaderRandomness
+from trainwright.data.cursor import Cursor, LoaderState
 from trainwright.data.loader import Loader
 
 from .loaders import KINDS, SIZE, Kind
@@ -59,7 +59,7 @@ def test_workers_change_the_order_only_of_what_they_share(kind: Kind) -> None:
     assert (one == other) is not kind.shared_by_workers
 
 
-def trained(loader: Loader, epoch: int, num: int) -> tuple[list[Any], Cursor, LoaderRandomness, dict[str, Any]]:
+def trained(loader: Loader, epoch: int, num: int) -> tuple[list[Any], Cursor, LoaderState, dict[str, Any]]:
     """So many batches, and what a checkpoint would keep behind them."""
     batches = loader.epoch(epoch)
     done = []
@@ -67,10 +67,10 @@ def trained(loader: Loader, epoch: int, num: int) -> tuple[list[Any], Cursor, Lo
         loader.begin_window()
         done.append(next(batches))
     states = loader._random_state()
-    return done, loader.cursor(epoch, num, batches_per_epoch=1000), loader.randomness(), states
+    return done, loader.cursor(epoch, num, batches_per_epoch=1000), loader.state(), states
 
 
-def resumed(loader: Loader, cursor: Cursor, randomness: LoaderRandomness, states: dict[str, Any]) -> Iterable[Any]:
+def resumed(loader: Loader, cursor: Cursor, randomness: LoaderState, states: dict[str, Any]) -> Iterable[Any]:
     torch.manual_seed(99)  # nothing may hang on the states of a new process
     random.seed(99)
     epoch, batches = loader.resume(Cursor.from_dict(cursor.to_dict()), randomness)
@@ -118,7 +118,7 @@ def test_resumed_twice(kind: Kind, workers: int) -> None:
         next(batches)
     states = second._random_state()
     third = kind.loader(workers=workers)
-    rest = resumed(third, second.cursor(1, 5, batches_per_epoch=1000), second.randomness(), states)
+    rest = resumed(third, second.cursor(1, 5, batches_per_epoch=1000), second.state(), states)
     assert same(rest, whole[5:])
 
 

@@ -15,7 +15,7 @@ from trainwright import Trainer
 from trainwright.data import sampler_factory
 from trainwright.data.samplers import EpochBatches
 from trainwright.data.sharding import RankShare
-from trainwright.data.streaming.batching import BatchFormer
+from trainwright.data.streaming.lookahead_buffer import BatchFormer
 from trainwright.errors import DataError
 
 from .._support.small import StopAt, data, differing, make_trainer, weights

@@ -14,11 +14,16 @@ from trainwright.search import backends
 from .._support.small import data, make_trainer, module
 from .small import SETTINGS, make_module, searcher, space
 
+# Read when a trainer is made, or of the arguments of the search alone.
+UNREAD = ("hub_private_repo", "hub_always_push", "hub_revision", "trackio_space_id", "ray_scope", "log_on_each_node",
+          "parallelism_config", "do_train")  # fmt: skip
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown field": ({"hp_space": lambda t: {"learning_rat": 1e-3}},
                          "learning_rat is not an argument. Did you mean learning_rate"),
     "a field that is settled": ({"hp_space": lambda t: {"output_dir": "x"}},
                                 "output_dir is settled when the trainer is made"),
+    "fields that no trial reads": ({"hp_space": lambda t: dict.fromkeys(UNREAD)},
+                                   " ".join(f"{name} is settled .*" for name in UNREAD)),
     "text for a number": ({"hp_space": lambda t: {"learning_rate": "fast"}},
                           "learning_rate='fast' is of type str, and learning_rate takes float"),
     "a number for a switch": ({"hp_space": lambda t: {"bf16": 3}}, "bf16=3 is of type int, and bf16 takes bool"),

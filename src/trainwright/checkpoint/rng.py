@@ -65,16 +65,23 @@ def derive(step: int, rank: int) -> None:
     torch.manual_seed(seed)
 
 
-def file_name(rank: int, num_processes: int) -> str:
-    """The file in which a checkpoint has the random states of a process."""
-    stem, dot, ending = RNG_STATE_NAME.partition(".")
-    return RNG_STATE_NAME if num_processes == 1 else f"{stem}_{rank}{dot}{ending}"
+def file_name(rank: int, num_processes: int, name: str = RNG_STATE_NAME) -> str:
+    """Name of a process's file in a checkpoint: of its random states, or of what else `name` says."""
+    stem, dot, ending = name.partition(".")
+    return name if num_processes == 1 else f"{stem}_{rank}{dot}{ending}"
 
 
-def find_file(folder: str | Path, *, rank: int, num_processes: int) -> Path | None:
-    """Where the random states of a process are, also if another number of processes wrote them; None: nowhere."""
-    names = [file_name(rank, num_processes), *((file_name(0, 1), file_name(0, 2)) if rank == 0 else ())]
-    paths = [Path(folder) / name for name in names]
+def find_file(folder: str | Path, *, rank: int, num_processes: int, name: str = RNG_STATE_NAME) -> Path | None:
+    """Path of a process's file, also if another number of processes wrote the checkpoint; None if it has none."""
+    path = Path(folder) / file_name(rank, num_processes, name)
+    if path.is_file():
+        return path
+    return find_first_file(folder, name) if rank == 0 else None
+
+
+def find_first_file(folder: str | Path, name: str = RNG_STATE_NAME) -> Path | None:
+    """Path of the first process's file, whether one process wrote the checkpoint or several; None if it has none."""
+    paths = [Path(folder) / file_name(0, num_processes, name) for num_processes in (1, 2)]
     return next((path for path in paths if path.is_file()), None)
 
 
@@ -85,12 +92,13 @@ def save(path: Path, states: dict[str, Any]) -> None:
 def load(path: Path) -> dict[str, Any]:
     """Reads a file of `save`, or of transformers (whose numpy state is an array)."""
     try:
-        with torch.serialization.safe_globals(_numpy_globals()):
+        with torch.serialization.safe_globals(numpy_globals()):
             return torch.load(path, weights_only=True, map_location="cpu")  # type: ignore[no-any-return]
     except Exception as error:  # whatever the reader raises, these are no plain states
         raise CheckpointError(f"{path} cannot be read as plain random states: {error}") from error
 
 
-def _numpy_globals() -> list[Any]:
+def numpy_globals() -> list[Any]:
+    """What an array of numpy needs to load under torch's weights-only loading."""
     core: Any = np._core if hasattr(np, "_core") else np.core
     return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]

@@ -11,6 +11,7 @@ import torch
 
 from trainwright._types import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINING_ARGS_JSON_NAME, TRAINING_ARGS_NAME
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
+from trainwright.checkpoint.rng import numpy_globals
 from trainwright.errors import CheckpointError
 
 
@@ -102,6 +103,30 @@ def save_scaler(scaler: Any, folder: Path) -> None:
 def load_scaler(scaler: Any, folder: Path) -> None:
     if scaler is not None and (folder / SCALER_NAME).is_file():
         scaler.load_state_dict(_load(folder / SCALER_NAME))
+
+
+def save_data_position(position: dict[str, Any], path: Path) -> None:
+    """Writes where a stream or a user's dataloader stands: what the cursor in the manifest does not say.
+
+    Args:
+        position: the state by the kind of position.
+        path: of one process.
+    """
+    torch.save(position, path)
+
+
+def load_data_position(path: Path) -> dict[str, Any]:
+    """The position that `save_data_position` wrote.
+
+    Args:
+        path: of one process.
+
+    Raises:
+        CheckpointError: the file cannot be read as plain values.
+    """
+    with torch.serialization.safe_globals(numpy_globals()):
+        position: dict[str, Any] = _load(path)
+    return position
 
 
 def save_arguments(args: Any, folder: Path) -> None:

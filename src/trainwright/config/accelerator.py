@@ -74,8 +74,8 @@ def _public(instance: Any) -> dict[str, Any]:
     return dict(vars(instance))
 
 
-def distributed_state(args: Any) -> Any:  # a PartialState of accelerate, which is loaded only if somebody asks
+def distributed_state(*, use_cpu: bool) -> Any:  # a PartialState of accelerate, which is loaded only if somebody asks
     """accelerate's PartialState: libraries read `args.distributed_state`, so it is here and not only in an engine."""
     from accelerate import PartialState
 
-    return PartialState(cpu=args.use_cpu)
+    return PartialState(cpu=use_cpu)

@@ -1,8 +1,8 @@
-"""TrainingArguments: what a user asks of a run, under transformers' names. Fields are in fields.py, group by group.
+"""TrainingArguments: what a user asks of a run, under transformers' names. Fields are in fields/, group by group.
 
-Construction brings every value to one form (normalise.py), translates older names (construct.py, legacy.py) and refuses
-contradictions (rules.py). It imports neither torch nor transformers and works on any machine: what depends on hardware,
-data or model is checked when training starts. Nothing in the library writes to arguments after that.
+Construction translates older names (constructor.py, deprecated.py), brings every value to one form (coerce.py) and
+refuses contradictions (rules/). It imports neither torch nor transformers and works on any machine: what depends on
+hardware, data or model is checked when training starts. Nothing in the library writes to arguments after that.
 """
 
 from __future__ import annotations
@@ -13,27 +13,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from trainwright.config import effective, help, resolve, rules
+from trainwright.config import help, resolve, rules, summary
 from trainwright.config.accelerator import distributed_state
-from trainwright.config.construct import FieldSignature, accept_old_names, finish
+from trainwright.config.coerce import DICT_FIELDS, coerce, verbosity
+from trainwright.config.constructor import FieldSignature, accept_old_names, finish
 from trainwright.config.fields import (
-    BatchFields,
+    AcceleratorFields,
+    BestModelFields,
     DataFields,
     DistributedFields,
     EvaluationFields,
     HubFields,
+    LengthFields,
     LoggingFields,
     OlderFields,
     OptimizerFields,
     OurFields,
     OutputFields,
     PrecisionFields,
-    RunFields,
+    ResumeFields,
     SavingFields,
+    ScriptFields,
+    SeedFields,
 )
-from trainwright.config.normalise import DICT_FIELDS, normalise, verbosity
+from trainwright.config.protocol import Arguments
 from trainwright.config.serialization import plain, stand_in
 from trainwright.config.setters import Setters
 from trainwright.distributed.process_group import start_alone, start_group
@@ -51,16 +56,20 @@ class TrainingArguments(
     Setters,
     OurFields,  # dataclasses collect fields from the last base to the first
     OlderFields,
+    ScriptFields,
     DistributedFields,
     DataFields,
+    AcceleratorFields,
+    SeedFields,
+    ResumeFields,
+    BestModelFields,
     HubFields,
     SavingFields,
     EvaluationFields,
     LoggingFields,
     PrecisionFields,
     OptimizerFields,
-    BatchFields,
-    RunFields,
+    LengthFields,
     OutputFields,
 ):
     """All settings of a training run. `output_dir` comes first; give the others by name."""
@@ -76,16 +85,21 @@ class TrainingArguments(
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        problems = normalise(self)
-        finish(self, problems + rules.violations(self))
+        problems = coerce(self._typed)
+        finish(self, problems + rules.violations(self._typed))
         vars(self)["_zero_init"] = self._start_zero3()
+
+    @property
+    def _typed(self) -> Arguments:
+        """These arguments with the types that fields have after construction."""
+        return cast(Arguments, self)
 
     # -- where the run is ------------------------------------------------------------------------------------------
 
     @property
     def world(self) -> World:
         """This process among its peers."""
-        return resolve.world_of(self)
+        return resolve.world_of(self._typed)
 
     def _start_process_group(self, *, even_alone: bool = False) -> World:
         """Starts the process group of this run, if there is none. Arguments start it nowhere else.
@@ -102,7 +116,7 @@ class TrainingArguments(
 
     def _start_zero3(self) -> Any:  # transformers' HfDeepSpeedConfig
         """Has transformers make models in parts where the arguments ask for ZeRO-3: parts need a process group."""
-        config = resolve.zero3_config(self)
+        config = resolve.zero3_config(self._typed)
         if config is None:
             return None
         from trainwright.config import zero3_init
@@ -114,7 +128,7 @@ class TrainingArguments(
     def distributed_state(self) -> Any:  # accelerate's PartialState: its type would load accelerate
         """accelerate's record of this process among its peers, made when it is first asked for."""
         self._start_process_group()
-        return distributed_state(self)
+        return distributed_state(use_cpu=self.use_cpu)
 
     @property
     def hf_deepspeed_config(self) -> Any:  # transformers' HfDeepSpeedConfig
@@ -232,7 +246,7 @@ class TrainingArguments(
         return {name: value if type(value) in (bool, int, float, str) else str(value) for name, value in values.items()}
 
     def __str__(self) -> str:
-        return help.describe(self, plan=effective.known_plan(self))
+        return help.describe(self, plan=summary.arguments_summary(self._typed))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in help.differing(self).items())})"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NewType, TypeAlias, Union, get_args, get_origin
 
-from trainwright.config.legacy import OLD_VALUES, REFUSED_VALUES
+from trainwright.config.fields import SETTINGS
 
 DataClass = NewType("DataClass", Any)  # type: ignore[valid-newtype]  # names that other code imports
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Convert = Callable[[str], Any]
 
 TRUE_WORDS = ("yes", "true", "t", "y", "1")
 FALSE_WORDS = ("no", "false", "f", "n", "0")
-SETTINGS = ("nargs", "const", "choices", "metavar", "required", "type", "default")
+OF_ARGPARSE = ("nargs", "const", "choices", "metavar", "required", "type", "default")
 HELP_WIDTH = 100
 SHORT_LIST = 6
 
@@ -109,7 +109,7 @@ def add_field(parser: argparse._ActionsContainer, field: dataclasses.Field[Any],
     """Add --name, --na-me, the field's aliases, and --no_name for a bool that is on by default."""
     aliases = field.metadata.get("aliases", [])
     names = [*spellings(field.name), *([aliases] if isinstance(aliases, str) else aliases)]
-    settings = {**_option(field, hint), **{key: field.metadata[key] for key in SETTINGS if key in field.metadata}}
+    settings = {**_option(field, hint), **{key: field.metadata[key] for key in OF_ARGPARSE if key in field.metadata}}
     text = _help_text(field, settings.get("choices"))
     parser.add_argument(*names, help=text, **settings)
     if settings.get("type") is string_to_bool and field.default is True:
@@ -181,7 +181,8 @@ def _choices(name: str, members: Sequence[Any]) -> list[Any]:
     if len(others) != 1:
         return []
     if isinstance(others[0], type) and issubclass(others[0], Enum):
-        older = [value for field, value in [*OLD_VALUES, *REFUSED_VALUES] if field == name]
+        known = SETTINGS.get(name)
+        older = [] if known is None else [*known.older_values, *known.refused_values]
         return [member.value for member in others[0]] + older
     return list(get_args(others[0])) if get_origin(others[0]) is Literal and str not in members else []
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.config.enums import FSDPOption
+from trainwright.config.protocol import Arguments
 
 SHARDING = (
     FSDPOption.FULL_SHARD,
@@ -40,7 +41,7 @@ KEYS = frozenset(DEFAULTS) | {
 }
 
 
-def normalise_fsdp(args: Any) -> list[str]:
+def coerce_fsdp(args: Arguments) -> list[str]:
     """Settle both fields of `args`; returns the problems met. Without `fsdp`, the settings are left as they came."""
     if not args.fsdp:
         return []
@@ -48,7 +49,8 @@ def normalise_fsdp(args: Any) -> list[str]:
         config = _plain_config(args.fsdp_config)
     except (OSError, json.JSONDecodeError) as error:
         return [f"fsdp_config={args.fsdp_config!r} could not be read: {error}"]
-    problems = [] if args.fsdp is True else _apply_words(_words(args.fsdp), config)
+    given: Any = args.fsdp  # what a user passed
+    problems = [] if given is True else _apply_words(_words(given), config)
     if isinstance(config.get("transformer_layer_cls_to_wrap"), str):
         config["transformer_layer_cls_to_wrap"] = [config["transformer_layer_cls_to_wrap"]]
     policy = config.get("auto_wrap_policy", WRAP_POLICIES[0])

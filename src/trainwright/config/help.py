@@ -7,16 +7,15 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from trainwright.config.fields import GROUPS
-from trainwright.config.normalise import normalise
+from trainwright.config.coerce import coerce
+from trainwright.config.fields import ALIASES, GROUPS
+from trainwright.config.protocol import Arguments
 from trainwright.config.serialization import plain, stand_in
 
-ALIASES = {
-    "gradient_checkpointing": "activation_checkpointing",
-    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
-}
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def grouped(kind: type) -> dict[str, list[Field[Any]]]:
@@ -41,7 +40,7 @@ def defaults_of(kind: type) -> dict[str, Any]:
     return defaults
 
 
-def differing(args: Any) -> dict[str, Any]:
+def differing(args: DataclassInstance) -> dict[str, Any]:
     """What is set to something else than by default, as plain values; tokens are marked, not shown.
 
     Serves transformers' arguments too. An alias that repeats its new name is left out.
@@ -59,7 +58,7 @@ def differing(args: Any) -> dict[str, Any]:
     return result
 
 
-def describe(args: Any, *, plan: Sequence[str] = ()) -> str:
+def describe(args: DataclassInstance, *, plan: Sequence[str] = ()) -> str:
     """Text of all arguments: what they come to, those that differ from the defaults, then everything, by group."""
     lines = [f"{type(args).__name__}(", *(f"  # {line}" for line in plan), "", "  # differs from the defaults"]
     lines += [f"  {name}={value!r}," for name, value in differing(args).items()] or ["  # (nothing)"]
@@ -80,7 +79,7 @@ def _settled_defaults(kind: type) -> dict[str, Any]:
     namespace = SimpleNamespace(**{**defaults, **defaults_of(kind)})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        normalise(namespace)
+        coerce(cast(Arguments, namespace))
     return vars(namespace)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trainwright.config.construct import refuse
+from trainwright.config.constructor import refuse
 from trainwright.config.plans import ParallelPlan
+from trainwright.config.protocol import Arguments
 from trainwright.distributed.world import PARALLEL_SIZES, configured_parallelism
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def parallel(
-    args: Any, layout: ModelLayout | None, *, has_fsdp: bool = False, has_deepspeed: bool = False
+    args: Arguments, layout: ModelLayout | None, *, has_fsdp: bool = False, has_deepspeed: bool = False
 ) -> ParallelPlan | None:
     """What is asked for; None where processes share nothing but the batches.
 
@@ -29,7 +30,7 @@ def parallel(
     Raises:
         ArgumentError: lists all that cannot be done.
     """
-    given = getattr(args, "parallelism_config", None)
+    given = args.parallelism_config
     asked = configured_parallelism() if given is None else {name: getattr(given, name) for name in PARALLEL_SIZES}
     if asked is None and layout is None:
         return None
@@ -74,7 +75,7 @@ def _of_the_model(plan: ParallelPlan, layout: ModelLayout, *, is_asked: bool) ->
         yield f"The model was loaded with pp_size={layout.pp}: pipelines cannot be trained. Leave pp_size out."
 
 
-def _between_settings(plan: ParallelPlan, args: Any, *, has_fsdp: bool, has_deepspeed: bool) -> Iterator[str]:
+def _between_settings(plan: ParallelPlan, args: Arguments, *, has_fsdp: bool, has_deepspeed: bool) -> Iterator[str]:
     in_parts = plan.in_model or plan.tp > 1
     if in_parts and (has_fsdp or has_deepspeed):
         other = "fsdp" if has_fsdp else "deepspeed"
@@ -83,7 +84,7 @@ def _between_settings(plan: ParallelPlan, args: Any, *, has_fsdp: bool, has_deep
             "in both ways at once, from_pretrained(..., distributed_config=DistributedConfig(tp_size=..., "
             f"fsdp_size=...)), and leave {other} out."
         )
-    if in_parts and getattr(args, "mixed_precision", "no") == "fp16":
+    if in_parts and args.mixed_precision == "fp16":
         yield f"{_words(plan)} with fp16: the scale of the loss is not shared by parts of layers. Use bf16."
     if plan.dp_shard > 1 and not in_parts and not has_fsdp:
         yield (

@@ -24,8 +24,8 @@ from trainwright.config.cli_options import (
     spellings,
     string_to_bool,
 )
+from trainwright.config.deprecated import OLD_FLAGS, OLD_NAMES, OLD_NUMBERS, unknown_message
 from trainwright.config.help import grouped
-from trainwright.config.legacy import OLD_FLAGS, OLD_NAMES, OLD_NUMBERS, unknown
 from trainwright.errors import ArgumentError
 
 __all__ = ["DataClass", "DataClassType", "HfArg", "HfArgumentParser", "make_choice_type_function", "string_to_bool"]
@@ -89,7 +89,7 @@ class HfArgumentParser(ArgumentParser):
         names = {kind: _names(kind) | self._old_names(kind) for kind in self.dataclass_types}
         known = set().union(*names.values())
         if not allow_extra_keys and (unused := sorted(set(args) - known)):
-            raise ArgumentError(" ".join(unknown(name, sorted(known)) for name in unused))
+            raise ArgumentError(" ".join(unknown_message(name, sorted(known)) for name in unused))
         return tuple(
             kind(**{name: value for name, value in args.items() if name in names[kind]})
             for kind in self.dataclass_types

@@ -10,8 +10,9 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from trainwright.config.deepspeed_config import get, settled
-from trainwright.config.owned import owned
+from trainwright.config.fields import value_of
 from trainwright.config.parallelism import parallel
+from trainwright.config.parsing import StepRange, parse_steps
 from trainwright.config.plans import (
     CheckpointPlan,
     CompilePlan,
@@ -27,7 +28,7 @@ from trainwright.config.plans import (
     PrecisionPlan,
     SamplingPlan,
 )
-from trainwright.config.traced import Traced, traced_steps
+from trainwright.config.protocol import Arguments
 from trainwright.distributed.world import World, configured_backend, configured_deepspeed
 from trainwright.errors import ArgumentError
 
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
     from trainwright.model_facts import ModelLayout
 
 
-def world_of(args: Any) -> World:
+def world_of(args: Arguments) -> World:
     """The world that `args` asks for."""
     return World.detect(use_cpu=bool(getattr(args, "use_cpu", False)))
 
 
-def lengths(args: Any, *, num_batches: int | None, num_examples: int | None, total_batch_size: int) -> Lengths:
+def lengths(args: Arguments, *, num_batches: int | None, num_examples: int | None, total_batch_size: int) -> Lengths:
     return Lengths(
         num_batches=num_batches,
         num_examples=num_examples,
@@ -51,14 +52,14 @@ def lengths(args: Any, *, num_batches: int | None, num_examples: int | None, tot
     )
 
 
-def engine(args: Any, layout: ModelLayout | None = None) -> EnginePlan:
+def engine(args: Arguments, layout: ModelLayout | None = None) -> EnginePlan:
     """`layout`: how the model came in parts; None: it is whole, or not there yet."""
     shards, zero = fsdp(args), deepspeed(args)
-    mixed = getattr(args, "mixed_precision", "no")
+    mixed = args.mixed_precision
     return EnginePlan(
         device=args.device,
         world_size=args.world_size,
-        num_devices=max(1, getattr(args, "n_gpu", 1)),
+        num_devices=max(1, args.n_gpu),
         keeps_state=_of_accelerator(args, "use_configured_state", False),
         use_cpu=args.use_cpu,
         precision=PrecisionPlan(mixed=mixed, tf32=args.tf32),
@@ -67,7 +68,7 @@ def engine(args: Any, layout: ModelLayout | None = None) -> EnginePlan:
         else CompilePlan(),
         non_blocking=_of_accelerator(args, "non_blocking", False),
         ddp=ddp(args),
-        hang_timeout_s=getattr(args, "hang_timeout", 0.0),
+        hang_timeout_s=value_of(args, "hang_timeout"),
         loaders=loaders_of_others(args),
         fsdp=shards,
         deepspeed=zero,
@@ -75,7 +76,7 @@ def engine(args: Any, layout: ModelLayout | None = None) -> EnginePlan:
     )
 
 
-def fsdp(args: Any) -> FSDPPlan | None:
+def fsdp(args: Arguments) -> FSDPPlan | None:
     """None where nothing is sharded, or where something else shards.
 
     Raises:
@@ -91,13 +92,13 @@ def fsdp(args: Any) -> FSDPPlan | None:
     return FSDPPlan() if configured_backend() == "fsdp" and not args.deepspeed else None
 
 
-def deepspeed(args: Any) -> DeepSpeedPlan | None:
+def deepspeed(args: Arguments) -> DeepSpeedPlan | None:
     """None where it is not asked for. The launcher's configuration counts where the arguments have none."""
     source = args.deepspeed or (configured_deepspeed() if configured_backend() == "deepspeed" else None)
     if source is None:
         return None
     steps, size = micro_batches(args), args.per_device_train_batch_size
-    mixed = getattr(args, "mixed_precision", "no")
+    mixed = args.mixed_precision
     return DeepSpeedPlan(
         config=settled(
             source,
@@ -118,7 +119,7 @@ def deepspeed(args: Any) -> DeepSpeedPlan | None:
     )
 
 
-def zero3_config(args: Any) -> dict[str, Any] | None:
+def zero3_config(args: Arguments) -> dict[str, Any] | None:
     """The DeepSpeed configuration under which transformers makes models in parts; None: it makes whole ones.
 
     Whole without stage 3, in a process that was started alone, or where DeepSpeed is not installed, which is said when
@@ -134,14 +135,14 @@ def zero3_config(args: Any) -> dict[str, Any] | None:
     return dict(plan.config)
 
 
-def loaders_of_others(args: Any) -> LoadersOfOthers:
+def loaders_of_others(args: Arguments) -> LoadersOfOthers:
     names = [field.name for field in fields(LoadersOfOthers) if field.name != "data_seed"]
     chosen = {name: _of_accelerator(args, name, None) for name in names}
     chosen = {name: value for name, value in chosen.items() if value is not None}
     return LoadersOfOthers(data_seed=args.data_seed, **chosen)
 
 
-def ddp(args: Any) -> DDPPlan:
+def ddp(args: Arguments) -> DDPPlan:
     accumulation = _of_accelerator(args, "gradient_accumulation_kwargs", None) or {}
     return DDPPlan(
         backend=args.ddp_backend,
@@ -150,14 +151,14 @@ def ddp(args: Any) -> DDPPlan:
         bucket_cap_mb=args.ddp_bucket_cap_mb,
         broadcast_buffers=args.ddp_broadcast_buffers,
         static_graph=args.ddp_static_graph,
-        recomputes_activations=getattr(args, "activation_checkpointing", False),
+        recomputes_activations=args.activation_checkpointing,
         environment=world_of(args).variables(),
         sync_each_batch=bool(accumulation.get("sync_each_batch", False)),
     )
 
 
 def loader(
-    args: Any, *, batch_size: int, seed: int, is_training: bool = False, rank: int = 0, num_processes: int = 1
+    args: Arguments, *, batch_size: int, seed: int, is_training: bool = False, rank: int = 0, num_processes: int = 1
 ) -> LoaderPlan:
     """`rank` and `num_processes`: which share of the batches, and of how many."""
     return LoaderPlan(
@@ -171,8 +172,8 @@ def loader(
         multiprocessing_context=args.dataloader_multiprocessing_context,
         in_order=args.dataloader_in_order,
         seeded=_of_accelerator(args, "use_seedable_sampler", True),
-        shuffle_method=getattr(args, "shuffle_method", "auto"),
-        seed_samples=is_training and getattr(args, "seed_samples", False),
+        shuffle_method=value_of(args, "shuffle_method"),
+        seed_samples=is_training and value_of(args, "seed_samples"),
         rank=rank,
         num_processes=num_processes,
         even_tail=_of_accelerator(args, "even_batches", True),
@@ -180,8 +181,8 @@ def loader(
     )
 
 
-def sampling(args: Any, *, batch_size: int, seed: int, num_processes: int, length_of: str | None) -> SamplingPlan:
-    packs = owned(args, "packing") is not None
+def sampling(args: Arguments, *, batch_size: int, seed: int, num_processes: int, length_of: str | None) -> SamplingPlan:
+    packs = value_of(args, "packing") is not None
     return SamplingPlan(
         strategy=str(getattr(args.train_sampling_strategy, "value", args.train_sampling_strategy)),
         batch_size=batch_size,
@@ -190,21 +191,21 @@ def sampling(args: Any, *, batch_size: int, seed: int, num_processes: int, lengt
         seed=seed,
         length_of=length_of or "input_ids",
         length_column=args.length_column_name,
-        max_tokens=owned(args, "max_tokens_per_batch"),
-        pad_to=owned(args, "pad_to_multiple_of"),
-        row_length=args.packing_length if packs else None,
-        splits_long=packs and args.packing_overflow == "split",
+        max_tokens=value_of(args, "max_tokens_per_batch"),
+        pad_to=value_of(args, "pad_to_multiple_of"),
+        row_length=value_of(args, "packing_length") if packs else None,
+        splits_long=packs and value_of(args, "packing_overflow") == "split",
         drop_last=args.dataloader_drop_last,
         show_progress=not args.disable_tqdm,
     )
 
 
-def dispatches(args: Any, num_processes: int) -> bool:
+def dispatches(args: Arguments, num_processes: int) -> bool:
     """Whether the main process reads the training data for all."""
     return num_processes > 1 and bool(_of_accelerator(args, "dispatch_batches", False))
 
 
-def _per_process(args: Any, batch_size: int, num_processes: int) -> int:
+def _per_process(args: Arguments, batch_size: int, num_processes: int) -> int:
     """Samples in a batch on each process; with `split_batches` the setting is the batch of all of them."""
     if num_processes == 1 or not _of_accelerator(args, "split_batches", False):
         return batch_size
@@ -216,28 +217,29 @@ def _per_process(args: Any, batch_size: int, num_processes: int) -> int:
     return batch_size // num_processes
 
 
-def checkpoint(args: Any) -> CheckpointPlan:
+def checkpoint(args: Arguments) -> CheckpointPlan:
     limit = args.save_total_limit
-    by_time = [getattr(args, name, None) for name in ("save_every", "max_train_time")]
-    requeues = bool(getattr(args, "slurm_requeue", False))
+    by_time = [value_of(args, name) for name in ("save_every", "max_train_time")]
+    requeues = bool(value_of(args, "slurm_requeue"))
     return CheckpointPlan(
         keep_last=limit if limit and limit > 0 else None,
-        keep_every_steps=getattr(args, "save_keep_every_steps", None),
-        keep_every_s=getattr(args, "save_keep_every", None),
+        keep_every_steps=value_of(args, "save_keep_every_steps"),
+        keep_every_s=value_of(args, "save_keep_every"),
         save_every_s=by_time[0],
         max_train_s=by_time[1],
         saves_on_interrupt=args.save_strategy != "no" or args.enable_jit_checkpoint or requeues or any(by_time),
-        saves_on_exception=bool(getattr(args, "save_on_exception", False)),
+        saves_on_exception=bool(value_of(args, "save_on_exception")),
         requeues=requeues,
     )
 
 
-def profiled(args: Any) -> Traced | None:
+def profiled(args: Arguments) -> StepRange | None:
     """The steps to trace; None where nobody asked."""
-    return None if getattr(args, "profile", None) is None else traced_steps(args.profile)
+    steps = value_of(args, "profile")
+    return None if steps is None else parse_steps(steps)
 
 
-def evaluation(args: Any) -> EvalPlan:
+def evaluation(args: Arguments) -> EvalPlan:
     return EvalPlan(
         batch_size=args.eval_batch_size,
         move_every=args.eval_accumulation_steps,
@@ -250,17 +252,17 @@ def evaluation(args: Any) -> EvalPlan:
     )
 
 
-def generation(args: Any) -> GenerationPlan:
+def generation(args: Arguments) -> GenerationPlan:
     """What the five fields of Seq2SeqTrainingArguments come to; other arguments ask for no generation."""
     return GenerationPlan(
-        predicts=getattr(args, "predict_with_generate", False),
-        config=getattr(args, "generation_config", None),
-        max_length=getattr(args, "generation_max_length", None),
-        num_beams=getattr(args, "generation_num_beams", None),
+        predicts=value_of(args, "predict_with_generate"),
+        config=value_of(args, "generation_config"),
+        max_length=value_of(args, "generation_max_length"),
+        num_beams=value_of(args, "generation_num_beams"),
     )
 
 
-def micro_batches(args: Any) -> int:
+def micro_batches(args: Arguments) -> int:
     """Micro-batches of an optimizer step; `accelerator_config` may say it too.
 
     Raises:
@@ -278,6 +280,5 @@ def micro_batches(args: Any) -> int:
     return int(other)
 
 
-def _of_accelerator(args: Any, name: str, default: Any) -> Any:
-    config = getattr(args, "accelerator_config", None)
-    return default if config is None else getattr(config, name, default)
+def _of_accelerator(args: Arguments, name: str, default: Any) -> Any:
+    return getattr(args.accelerator_config, name, default)

@@ -13,11 +13,14 @@ after the other up to it. Within that bound each group is then given its share o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from trainwright.data.batch_sampler import BatchOrder
+from trainwright.data.cursor import OrderKind
+from trainwright.data.lengths import lengths_digest
 from trainwright.errors import ArgumentError
 
 ATTENTION_COST = 0.001
@@ -103,6 +106,13 @@ class BatchRebalanceSampler(BatchOrder):
                 window = window + first[: self.num_groups - len(window)]
             yield from self._split(window)[self.rank :: self.dp_size]
 
+    def describe(self) -> OrderKind:
+        return {"kind": "batch_rebalance", "unit": self.unit, "shuffle": self.shuffle, "lengths": self._digest}
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        return lengths_digest(self.lengths)
+
     def num_tokens(self, epoch: int) -> int:
         groups = (group for window in self.windows(epoch) for group in self._split(window))
         return sum(len(group) * max(self.lengths[i] for i in group) for group in groups)
@@ -137,6 +147,9 @@ class _OfAllProcesses(BatchOrder):
         for window in self.sampler.windows(epoch):
             yield from self.sampler._split(window)
 
+    def describe(self) -> OrderKind:
+        return self.sampler.describe()
+
     def num_tokens(self, epoch: int) -> int:
         return self.sampler.num_tokens(epoch)
 
@@ -147,7 +160,12 @@ def cost(num_samples: int, longest: int) -> float:
 
 
 def balanced_sizes(lengths: Sequence[int], num_groups: int) -> list[int]:
-    """Sizes of so many consecutive groups of lengths (longest first) whose greatest cost is the least possible."""
+    """Sizes of consecutive groups of samples whose greatest cost is the least possible.
+
+    Args:
+        lengths: of the samples, longest first.
+        num_groups: at most as many as samples.
+    """
     unit = [cost(1, length) for length in lengths]
     low, high = unit[0], cost(len(lengths), lengths[0])
     while high - low > 1e-6 * high:

@@ -1,4 +1,4 @@
-"""Orders whose unit is a whole batch: which samples go together is settled before any of them is read.
+"""Orders whose unit is a whole batch: which samples go together is decided before any of them is read.
 
 An epoch is a list of groups of samples. To everything that deals with positions a group is what a sample is elsewhere:
 an index of the order, so that seeking, resuming and sharing among processes need no case of their own. The dataset
@@ -13,10 +13,14 @@ from typing import Any
 
 from torch.utils.data import Dataset, Sampler
 
-Items = list[Any]  # the user's samples
+from trainwright._types import Batch, Item
+from trainwright.data.samplers import Order
+
+Items = list[Item]
+# Any: of datasets, which are the user's own types, and of groups: indices, or rows of pieces of samples.
 
 
-class BatchOrder(Sampler[Any]):
+class BatchOrder(Order, Sampler[Any]):
     """Groups of samples, in an order that is a pure function of seed and epoch. Each is a batch of one process.
 
     Attributes:
@@ -31,32 +35,25 @@ class BatchOrder(Sampler[Any]):
     epoch: int = 0
 
     @abstractmethod
-    def indices(self, epoch: int) -> Iterable[Any]:
-        """The groups of an epoch."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Groups in an epoch, the same in each."""
-
-    @abstractmethod
     def num_tokens(self, epoch: int) -> int:
         """Tokens of all batches of an epoch as the model gets them, padding included."""
 
-    def num_samples_of(self, group: Any) -> int:
+    def num_samples_of(self, group: Sequence[Any]) -> int:
         """Samples that a group adds to those of the epoch."""
         return len(group)
 
     def of_all_processes(self) -> BatchOrder:
-        """The same order for whoever shares its groups out; this one, unless it is one process's already."""
+        """The order of the groups of all processes; this one, unless it is one process's."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.indices(self.epoch))
 
-    def wrap(self, dataset: Any) -> Dataset[Any]:
+    def wrap(self, dataset: Any) -> BatchedDataset:
         """The dataset whose index is a group."""
         return BatchedDataset(dataset)
 
@@ -70,22 +67,22 @@ class BatchedDataset(Dataset[Items]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, group: Sequence[int]) -> Items:
+    def __getitem__(self, group: Sequence[Any]) -> Items:
         return fetch_items(self.dataset, group)
 
 
 class SingleBatchCollator:
     """Collates the one group of which a batch consists."""
 
-    def __init__(self, data_collator: Callable[[Any], Any]) -> None:
+    def __init__(self, data_collator: Callable[[Items], Batch]) -> None:
         self.data_collator = data_collator
 
-    def __call__(self, groups: list[Any]) -> Any:
+    def __call__(self, groups: list[Items]) -> Batch:
         (group,) = groups
         return self.data_collator(group)
 
 
-def batch_order_of(dataloader: Any) -> BatchOrder | None:
+def batch_order_of(dataloader: object) -> BatchOrder | None:
     """The order behind a dataloader whose batches were formed by it; None for any other."""
     order = getattr(getattr(dataloader, "batch_sampler", None), "order", None)
     return order if isinstance(order, BatchOrder) else None
@@ -99,7 +96,7 @@ def num_tokens(dataloader: Any) -> int | None:
     return order.num_tokens(dataloader.batch_sampler.epoch)
 
 
-def fetch_items(dataset: Any, indices: Sequence[int]) -> Items:
+def fetch_items(dataset: Any, indices: Iterable[int]) -> Items:
     """Items by index; at once where the dataset can (torch's own protocol for it)."""
     many = getattr(dataset, "__getitems__", None)
     return list(many(list(indices))) if many is not None else [dataset[index] for index in indices]

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainwright._types import is_instance_of
+from trainwright._types import Batch, Item, is_instance_of
 
 
-def default_collator(processing_class: Any, pad_to_multiple_of: int | None = None) -> Callable[[list[Any]], Any]:
-    """Pads with the tokenizer or feature extractor, to a multiple of so many; without one, stacks equal shapes."""
+def default_collator(processing_class: Any, pad_to_multiple_of: int | None = None) -> Callable[[list[Item]], Batch]:
+    """The collator that pads with the tokenizer or feature extractor; without one, it stacks equal shapes.
+
+    Args:
+        processing_class: the trainer's, or None.
+        pad_to_multiple_of: pads to a multiple of so many.
+    """
     pads = is_instance_of(
         processing_class, "transformers.tokenization_utils_base", "PreTrainedTokenizerBase"
     ) or is_instance_of(processing_class, "transformers.feature_extraction_sequence_utils", "SequenceFeatureExtractor")
@@ -29,7 +34,7 @@ def draws_random_numbers(collator: Any) -> bool:
     return not (name in known and module.startswith(("transformers.", "torch.")))
 
 
-def _module_of(thing: Any) -> str:
+def _module_of(thing: object) -> str:
     return str(getattr(thing, "__module__", None) or type(thing).__module__)
 
 

@@ -1,20 +1,26 @@
-"""Which columns of the data reach the model: those that `forward` takes; the others are dropped, and that is said."""
+"""Columns of the data that reach the model: those that `forward` takes; the others are dropped, and that is logged.
+
+A collator of the user's own gets a `Sample`: iterates over what the model takes, and has the rest where asked by name.
+So a collator that treats all entries alike does what it does under the original, which drops the others, and one that
+reads a column of its own finds it. Columns of a `datasets.Dataset` are not read unless they are asked for.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from trainwright._types import optional_class
-from trainwright.data.sample_view import DatasetWithExtras, Sample
+from torch.utils.data import Dataset
+
+from trainwright._types import Batch, Item, optional_class
 from trainwright.errors import DataError
 
 module_logger = logging.getLogger(__name__)
 
 
-def is_columnar(dataset: Any) -> bool:
+def is_columnar(dataset: object) -> bool:
     """Whether this is a `datasets.Dataset`, whose columns can be removed before anything is read."""
     cls = optional_class("datasets", "Dataset")
     return cls is not None and isinstance(dataset, cls)
@@ -25,7 +31,7 @@ def has_transform(dataset: Any) -> bool:
     return bool(dataset.format["type"] == "custom")
 
 
-def is_own(collator: Any) -> bool:
+def is_own(collator: object) -> bool:
     """Whether the user wrote a collator: then it may read columns that the model does not take."""
     while isinstance(collator, functools.partial):
         collator = collator.func
@@ -38,7 +44,12 @@ def remove_unused(
 ) -> Any:
     """A `datasets.Dataset` with only the columns that the model takes.
 
-    `for_own`: a collator of the user's own gets the others too, where it asks for them by name (`sample_view.py`).
+    Args:
+        dataset: with all its columns.
+        columns: inputs of the model.
+        model_name: for messages.
+        description: of the data, for messages.
+        for_own: a collator of the user's own gets the others too, where it asks for them by name (`Sample`).
 
     Raises:
         DataError: none of its columns is an input of the model, nor is there such a collator.
@@ -75,9 +86,9 @@ class RemoveColumnsCollator:
 
     def __init__(
         self,
-        data_collator: Callable[[list[Any]], Any],
+        data_collator: Callable[[list[Item]], Batch],
         signature_columns: Sequence[str],
-        logger: Any = None,
+        logger: logging.Logger | None = None,
         model_name: str | None = None,
         description: str | None = None,
     ) -> None:
@@ -90,7 +101,7 @@ class RemoveColumnsCollator:
         self._kept = frozenset(signature_columns)
         self._is_own = is_own(data_collator)
 
-    def __call__(self, features: list[Any]) -> Any:
+    def __call__(self, features: list[Item]) -> Batch:
         if type(features[0]) is dict and all(map(self._kept.issuperset, features)):  # nothing to drop: the usual case
             return self.data_collator(features)
         try:
@@ -104,7 +115,7 @@ class RemoveColumnsCollator:
                 "or bring a data_collator that makes one."
             ) from error
 
-    def _remove_columns(self, feature: Any) -> Any:
+    def _remove_columns(self, feature: Item) -> Item:
         if not isinstance(feature, dict):
             return feature
         if not self.message_logged:
@@ -119,7 +130,9 @@ class RemoveColumnsCollator:
         return Sample(taken, {name: value for name, value in feature.items() if name not in self._kept})
 
 
-def _say(unused: Sequence[str], model_name: str, description: str | None, logger: Any, *, for_own: bool) -> None:
+def _say(
+    unused: Sequence[str], model_name: str, description: str | None, logger: logging.Logger | None, *, for_own: bool
+) -> None:
     if for_own and unused and logger is not None:
         logger.info(
             "%s.forward does not take these columns of the %s data: %s. Your data_collator gets them where it asks "
@@ -132,3 +145,85 @@ def _say(unused: Sequence[str], model_name: str, description: str | None, logger
             "Keep them for your own collator with remove_unused_columns=False.",
             (description or "").lower() or "given", model_name, ", ".join(unused),
         )  # fmt: skip
+
+
+# -- what a collator of the user's own gets ----------------------------------------------------------------------------
+
+
+class Others(Protocol):
+    """Entries by name that are read when they are asked for."""
+
+    def __contains__(self, name: object) -> bool: ...
+    def __getitem__(self, name: str) -> object: ...
+
+
+class Sample(dict[str, object]):
+    """A dict of the entries that the model takes, with others behind it."""
+
+    __slots__ = ("_others",)
+
+    def __init__(self, taken: Mapping[str, object], others: Others) -> None:
+        super().__init__(taken)
+        self._others = others
+
+    def __missing__(self, name: str) -> object:
+        if name not in self._others:
+            raise KeyError(name)
+        return self._others[name]
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self._others
+
+    def get(self, name: str, default: object = None) -> object:
+        return super().get(name, default) if name not in self._others or super().__contains__(name) else self[name]
+
+    def pop(self, name: str, *default: object) -> object:
+        return super().pop(name, *default) if super().__contains__(name) or name not in self._others else self[name]
+
+    def __reduce__(self) -> tuple[type[dict[str, object]], tuple[dict[str, object]]]:
+        return dict, (dict(self),)
+
+
+class _OtherColumns:
+    """Of one row of a `datasets.Dataset`."""
+
+    __slots__ = ("_columns", "_index")
+
+    def __init__(self, columns: Mapping[str, Any], index: int) -> None:
+        self._columns = columns
+        self._index = index
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __getitem__(self, name: str) -> object:
+        return self._columns[name][self._index][name]
+
+
+class DatasetWithExtras(Dataset[Sample]):
+    """A `datasets.Dataset` of the columns that the model takes; behind each row the others, read when asked for.
+
+    Args:
+        dataset: with all columns.
+        names: of those that the model does not take.
+    """
+
+    def __init__(self, dataset: Any, names: Sequence[str]) -> None:
+        self.taken = dataset.remove_columns(names)
+        self.others = {name: dataset.select_columns(name) for name in names}
+
+    def __len__(self) -> int:
+        return len(self.taken)
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the dataset that the model takes."""
+        if name in ("taken", "others"):  # not set yet: being unpickled or copied
+            raise AttributeError(name)
+        return getattr(self.taken, name)
+
+    def __getitem__(self, index: int) -> Sample:
+        return Sample(self.taken[index], _OtherColumns(self.others, index))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        items = self.taken.__getitems__(list(indices))
+        return [Sample(item, _OtherColumns(self.others, i)) for item, i in zip(items, indices, strict=True)]

@@ -1,9 +1,38 @@
-"""Cursor: where in the data a run stands, in samples, and what is needed to stand there again."""
+"""Cursor: how far a run is in its data, in samples; and what a resume with steps of another size makes of it.
+
+A checkpoint says: g optimizer steps are done, and of epoch e (from 0) s samples are trained, over all processes. This
+run takes batches of c samples (over all processes), a of them per step, from n samples an epoch:
+
+    B = ceil(n / c) batches and S = ceil(B / a) steps in a full epoch
+    R = ceil((n - s) / c) batches are left of epoch e, so B - R count as done, and S - ceil(R / a) steps
+    p = e * S + S - ceil(R / a)         steps of this size that the position stands for
+    d = g - p                           by which steps done differ from that; 0 until a resume changes the size
+
+`global_step` stays g: it counts updates of the weights, and checkpoints are named by it. What is left is trained in the
+new size, so `max_steps` is the length of a fresh run plus d; where `max_steps` was given it stays, and the number of
+epochs follows: ceil((max_steps - d) / S). `epoch` in the logs is e + (batches done) / B and ends on a whole number. The
+schedule stands at g of max_steps; that its rate does not jump is the business of `optim/`.
+
+    400 samples, 2 epochs, batches of 4: S = 100, 200 steps. Stopped after step 50: e = 0, s = 200. Resumed with batches
+    of 8: B = S = 50, R = 25, p = 25, d = 25. The next step is 51, on samples 200-207, epoch 0.52; the epoch ends with
+    step 75, the run with step 125 = 100 + 25.
+
+The next resume finds d in the checkpoint: if sizes have not changed again, it counts on with it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NoReturn, TypeAlias
+
+from trainwright.config.plans import StepPlan
+from trainwright.errors import DataError
+
+# What an order of samples depends on besides the seed, by name; "kind" says what it is.
+OrderKind: TypeAlias = dict[str, str | int | None]
+ORIGINS = ("entry", "column")  # where an order's lengths come from; its `lengths` says what they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +46,8 @@ class Cursor:
         unit: what counts as a sample where that is a batch formed by length: the settings it was formed by.
         num_samples: samples in an epoch, where that is known.
         batches: on each process, where samples do not tell: its size over all processes is `chunk` if it is full.
-        shift: optimizer steps done beyond those that the position stands for (see `resume_plan.py`).
+        shift: optimizer steps done beyond those that the position stands for (d above).
+        order: the kind of order that the samples of the epoch have; None: an older checkpoint, which does not say.
     """
 
     epoch: int
@@ -28,36 +58,168 @@ class Cursor:
     unit: str | None = None
     batches: int | None = None
     chunk: int | None = None
+    order: OrderKind | None = None
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the manifest of a checkpoint."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Cursor:
+    def from_dict(cls, values: Mapping[str, Any]) -> Cursor:
+        """The cursor in a manifest, which has other entries too; older ones lack some.
+
+        Args:
+            values: of `to_dict`.
+
+        Raises:
+            KeyError: epoch or samples are missing.
+        """
+        names = ("seed", "num_samples", "unit", "batches", "chunk", "order")
         return cls(
             epoch=int(values["epoch"]),
             samples=int(values["samples"]),
-            seed=values.get("seed"),
-            num_samples=values.get("num_samples"),
             shift=int(values.get("shift", 0)),
-            unit=values.get("unit"),
-            batches=values.get("batches"),
-            chunk=values.get("chunk"),
+            **{name: values.get(name) for name in names},
         )
 
 
 @dataclass(slots=True, kw_only=True)
-class LoaderRandomness:
-    """Random states that belong to a position; they lie beside the process's own in the checkpoint.
+class LoaderState:
+    """What a checkpoint keeps of a loader besides the cursor, on each process.
 
     Attributes:
         epoch_start: python's, numpy's and torch's states from before anything of this epoch was drawn, its order first.
         before_ahead: the same from before the batch that was fetched ahead.
-        stream: what of the epoch is trained of a stream, with its own state, as `EpochProgress` has it.
-        dataloader: the state that a user's dataloader tells of itself.
+        position: of a stream or of a user's dataloader, by the kind of position; None where the cursor says it all.
     """
 
     epoch_start: dict[str, Any] | None = None
     before_ahead: dict[str, Any] | None = None
-    stream: dict[str, Any] | None = None
-    dataloader: dict[str, Any] | None = None
+    position: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSize:
+    """Samples of a batch over all processes, and batches of an optimizer step."""
+
+    chunk: int
+    micro_batches: int
+
+    @classmethod
+    def of_checkpoint(cls, cursor: Mapping[str, Any], *, world_size: int, now: WindowSize) -> WindowSize:
+        """The size of a checkpoint's steps.
+
+        Args:
+            cursor: of the manifest.
+            world_size: processes that wrote the checkpoint.
+            now: of this run; taken for what the checkpoint does not say.
+        """
+        chunk = cursor.get("chunk") or cursor.get("batch_size", now.chunk // world_size) * world_size
+        return cls(chunk=int(chunk), micro_batches=int(cursor.get("micro_batches", now.micro_batches)))
+
+    def __str__(self) -> str:
+        times = f" x {self.micro_batches} accumulated" if self.micro_batches > 1 else ""
+        return f"{self.chunk}{times}"
+
+
+def plan_resume(
+    plan: StepPlan,
+    cursor: Cursor,
+    *,
+    step: int,
+    batches_left: int,
+    before: WindowSize,
+    now: WindowSize,
+    counts_epochs: bool,
+) -> tuple[StepPlan, str]:
+    """The plan of a resumed run, and what there is to say about it (empty where nothing changed).
+
+    Args:
+        plan: of a fresh run with these arguments.
+        cursor: of the checkpoint.
+        step: optimizer steps done.
+        batches_left: of the cursor's epoch, in this run's batches.
+        before: size of the checkpoint's steps.
+        now: size of this run's steps.
+        counts_epochs: the run ends after so many epochs, not after so many steps.
+    """
+    if plan.has_open_end:
+        if before == now:
+            return plan, ""
+        return plan, f"steps are now of {now} samples instead of {before}, until the data ends"
+    shift = cursor.shift
+    if before != now:
+        shift = step - (cursor.epoch + 1) * plan.steps_per_epoch + math.ceil(batches_left / plan.micro_batches)
+    if shift == 0:
+        return plan, ""
+    if counts_epochs:
+        plan = replace(plan, max_steps=max(plan.max_steps + shift, step), shift=shift)
+    else:
+        plan = replace(plan, num_epochs=math.ceil((plan.max_steps - shift) / plan.steps_per_epoch), shift=shift)
+    if before == now:
+        return plan, ""
+    return plan, (
+        f"steps are now of {now} samples instead of {before}: it goes on with sample {cursor.samples + 1} of "
+        f"{plan.num_examples} in epoch {cursor.epoch + 1}, with {plan.max_steps - step} steps to go"
+    )
+
+
+def check_same_data(cursor: Cursor, num_samples: int | None, unit: str | None = None) -> None:
+    """In the middle of an epoch, its order must still be that of the same samples, or of the same groups of them.
+
+    Args:
+        cursor: of the checkpoint.
+        num_samples: samples in an epoch now, where that is known.
+        unit: the settings by which batches are formed now; None for single samples.
+
+    Raises:
+        DataError: there are more or fewer samples than when the checkpoint was written, or they are grouped otherwise.
+    """
+    if cursor.samples > 0 and cursor.unit != unit:
+        then, now = (one or "single samples" for one in (cursor.unit, unit))
+        raise DataError(
+            f"The checkpoint stands in the middle of epoch {cursor.epoch + 1} with {then}, and this run has {now}, "
+            "so which samples are left cannot be told. Resume with the same settings, or begin that epoch again with "
+            "ignore_data_skip=True."
+        )
+    if cursor.samples == 0 or None in (cursor.num_samples, num_samples) or cursor.num_samples == num_samples:
+        return
+    raise DataError(
+        f"The training data had {cursor.num_samples} samples when the checkpoint was written, {cursor.samples} of them "
+        f"trained in epoch {cursor.epoch + 1}, and has {num_samples} now: which ones are left cannot be told. Resume "
+        "with the same data, or begin that epoch again with ignore_data_skip=True."
+    )
+
+
+def is_same_order(before: OrderKind, now: OrderKind) -> bool:
+    """Whether two kinds of order give the same samples for the same seed."""
+    names = (before.keys() | now.keys()).difference(ORIGINS)
+    return all(before.get(name) == now.get(name) for name in names)
+
+
+def raise_another_order(cursor: Cursor, now: OrderKind) -> NoReturn:
+    """The epoch under way has an order that cannot be made again.
+
+    Raises:
+        DataError: names both orders and what differs.
+    """
+    before = cursor.order or {}
+    if is_same_order({**before, "lengths": None}, {**now, "lengths": None}):
+        what = f"is in {_named(before, now)}, and its samples have other lengths now"
+    else:
+        what = f"has the order of {_named(before, now)}, and this run that of {_named(now, before)}"
+    raise DataError(
+        f"The checkpoint stands in the middle of epoch {cursor.epoch + 1}. That epoch {what}, so which samples are "
+        "left cannot be told. Resume with the same settings and data, or begin that epoch again with "
+        "ignore_data_skip=True."
+    )
+
+
+def _named(kind: OrderKind, other: OrderKind) -> str:
+    """An order in words, with the settings in which it differs from another one of its kind."""
+    name = str(kind.get("kind")).replace("_", " ")
+    if "sampler" in kind:
+        return f"the sampler {kind['sampler']}"
+    hidden = {"kind", "lengths", *ORIGINS}
+    settings = [f"{key}={value}" for key, value in kind.items() if key not in hidden and other.get(key) != value]
+    return f"a {name} ({', '.join(settings)})" if settings and other.get("kind") == kind.get("kind") else f"a {name}"

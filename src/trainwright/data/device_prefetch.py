@@ -1,4 +1,4 @@
-"""Batches on their way to the device while the step before them is computed. The loader says when; nothing waits here.
+"""Copies the next batches to the device while the step before them is computed; this process never waits for a copy.
 
 A batch that was fetched ahead is copied on a stream of its own, out of pinned memory. When it is given out, the stream
 that computes is told to wait for that copy (the device waits, not this process), and the allocator is told that this
@@ -30,31 +30,32 @@ class PrefetchedBatch:
         event: when the last of them has arrived; None where none was sent.
     """
 
-    batch: Any
+    batch: object
     tensors: list[torch.Tensor] = field(default_factory=list)
-    event: Any = None
+    event: torch.Event | None = None
 
 
 class DevicePrefetcher:
     """Copies batches to a device on a stream of its own.
 
     Args:
+        device: to which batches are copied.
         stream: on which it copies.
         computing: tells the stream on which the batches are used.
     """
 
-    def __init__(self, device: torch.device, *, stream: Any, computing: Callable[[], Any]) -> None:
+    def __init__(self, device: torch.device, *, stream: torch.Stream, computing: Callable[[], torch.Stream]) -> None:
         self._device = device
         self._stream = stream
         self._computing = computing
         self._bytes_left = AT_MOST_BYTES
 
     def begin_window(self) -> None:
-        """What was sent so far is about to be used."""
+        """Resets the limit on the bytes of a window: the batches copied so far are about to be used."""
         self._bytes_left = AT_MOST_BYTES
 
-    def send(self, batch: Any) -> PrefetchedBatch:
-        """Begins to copy; the batch must go through `receive` before it is used."""
+    def send(self, batch: object) -> PrefetchedBatch:
+        """Begins to copy a batch to the device; `receive` must be called before it is used."""
         sent = PrefetchedBatch(batch)
         with self._stream:
             sent.batch = self._moved(batch, sent.tensors)
@@ -62,8 +63,8 @@ class DevicePrefetcher:
                 sent.event = self._stream.record_event()
         return sent
 
-    def receive(self, sent: PrefetchedBatch) -> Any:
-        """The batch, safe to use on the stream that computes now."""
+    def receive(self, sent: PrefetchedBatch) -> Any:  # of the type that was sent
+        """Returns the batch, safe to use on the stream that computes now."""
         if sent.event is not None:
             computing = self._computing()
             computing.wait_event(sent.event)
@@ -89,19 +90,24 @@ class DevicePrefetcher:
         return tensors[-1]
 
 
-def _with_values(mapping: MutableMapping[Any, Any], values: dict[Any, Any]) -> Any:
+def _with_values(mapping: MutableMapping[object, object], values: dict[object, object]) -> object:
     """A mapping of the same kind, with whatever else it carries."""
     if type(mapping) is dict:
         return values
-    changed: Any = copy.copy(mapping)
+    changed = copy.copy(mapping)
     for key, value in values.items():
         if value is not mapping[key]:
             changed[key] = value
     return changed
 
 
-def make_prefetcher(dataloader: Any, device: torch.device) -> DevicePrefetcher | None:
-    """None where nothing can be copied beside the computation: no such device, or batches that are not pinned."""
+def make_prefetcher(dataloader: object, device: torch.device) -> DevicePrefetcher | None:
+    """The copies of a dataloader's batches; None where nothing can be copied beside the computation.
+
+    Args:
+        dataloader: its batches are copied if they are pinned.
+        device: to which they go.
+    """
     if device.type in ("cpu", "mps") or not getattr(dataloader, "pin_memory", False):
         return None
     accelerator = torch.accelerator.current_accelerator()

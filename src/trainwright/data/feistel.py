@@ -12,10 +12,12 @@ epoch and round.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from trainwright.data.cursor import OrderKind
+from trainwright.data.samplers import Order
 
 ROUNDS = 8
 BLOCK = 8192  # indices computed at a time: 64 KiB
@@ -24,21 +26,27 @@ LARGE = 2**24  # samples above which "auto" takes this order: an array of indice
 Numbers = npt.NDArray[np.uint64]
 
 
-class FeistelOrder:
+class FeistelOrder(Order):
     """A new permutation for each epoch, a function of seed, epoch and index; nothing of it is stored."""
 
     def __init__(self, num_samples: int, seed: int) -> None:
         self.num_samples = num_samples
-        self.seed = seed
+        self.seed: int = seed
 
     def __len__(self) -> int:
         return self.num_samples
+
+    def describe(self) -> OrderKind:
+        return {"kind": "feistel_permutation"}
 
     def indices(self, epoch: int, first: int = 0) -> Iterator[int]:
         """The order of an epoch from position `first` on."""
         keys = _keys(self.seed, epoch)
         for start in range(first, self.num_samples, BLOCK):
             yield from self.at(np.arange(start, min(start + BLOCK, self.num_samples), dtype=np.uint64), keys).tolist()
+
+    def indices_from(self, epoch: int, first: int) -> Iterator[int]:
+        return self.indices(epoch, first)  # computes what it is asked for, so nothing has to be passed over
 
     def at(self, positions: Numbers, keys: Numbers) -> Numbers:
         """The samples at some positions."""
@@ -72,5 +80,6 @@ def _mix(numbers: Numbers) -> Numbers:
     return mixed
 
 
-def _mask(bits: int) -> Any:
-    return np.uint64((1 << bits) - 1)
+def _mask(bits: int) -> np.uint64:
+    mask: np.uint64 = np.uint64((1 << bits) - 1)
+    return mask

@@ -9,17 +9,26 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, Sampler
 
-from trainwright.data.lengths import sample_lengths
+from trainwright.data.lengths import Lengths, sample_lengths
 
 
 def get_length_grouped_indices(
-    lengths: Sequence[int], batch_size: int, mega_batch_mult: int | None = None, generator: Any = None
+    lengths: Sequence[int],
+    batch_size: int,
+    mega_batch_mult: int | None = None,
+    generator: torch.Generator | None = None,
 ) -> list[int]:
     """A random order in which neighbours have similar lengths.
 
     A random permutation is cut into portions of `mega_batch_mult` batches (default 50, or as many as give four
     portions, whichever is less) and each is sorted, longest first. The longest sample of all comes first, so that
     too little memory shows at once.
+
+    Args:
+        lengths: of each sample.
+        batch_size: samples of a batch.
+        mega_batch_mult: batches of a portion.
+        generator: random source; default torch's global one.
     """
     num = len(lengths)
     if mega_batch_mult is None:
@@ -54,17 +63,19 @@ class LengthGroupedSampler(Sampler[int]):
         self,
         batch_size: int,
         dataset: Any = None,
-        lengths: Any = None,
+        lengths: Sequence[int] | Lengths | torch.Tensor | None = None,
         model_input_name: str | None = None,
-        generator: Any = None,
+        generator: torch.Generator | None = None,
     ) -> None:
         if dataset is None and lengths is None:
             raise ValueError("LengthGroupedSampler needs the lengths, or a dataset to ask for them; both are None.")
         self.batch_size = batch_size
-        if lengths is None:
-            lengths = sample_lengths(dataset, model_input_name or "input_ids")
-        self.lengths: list[int] = _as_list(lengths)
+        self.lengths: list[int] = _as_list(
+            sample_lengths(dataset, model_input_name or "input_ids") if lengths is None else lengths
+        )
         self.generator = generator
+        self.model_input_name = model_input_name or "input_ids"
+        self.length_column: str | None = None  # where else the lengths came from
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -95,7 +106,7 @@ class DistributedLengthGroupedSampler(DistributedSampler[int]):
         rank: int | None = None,
         seed: int = 0,
         drop_last: bool = False,
-        lengths: Any = None,
+        lengths: Sequence[int] | Lengths | torch.Tensor | None = None,
         model_input_name: str | None = None,
     ) -> None:
         if dataset is None and lengths is None:
@@ -113,5 +124,5 @@ class DistributedLengthGroupedSampler(DistributedSampler[int]):
         return iter(indices[self.rank : self.total_size : self.num_replicas])
 
 
-def _as_list(lengths: Any) -> list[int]:
-    return lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
+def _as_list(lengths: Sequence[int] | Lengths | torch.Tensor) -> list[int]:
+    return list(lengths) if isinstance(lengths, Sequence) else lengths.tolist()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
@@ -20,6 +21,15 @@ def sample_lengths(dataset: Any, name: str, *, column: str | None = None, show_p
     """Length of each sample: the column of lengths where the dataset has it, else of its entry `name`.
 
     A `datasets.Dataset` is not read for it: Arrow knows where each list begins. Anything else is asked by index.
+
+    Args:
+        dataset: with indices.
+        name: of the entry whose length counts.
+        column: of a `datasets.Dataset`, that has the lengths.
+        show_progress: with a bar, where it takes long.
+
+    Returns:
+        An array of int64 with one length for each sample.
 
     Raises:
         DataError: items without that entry, or lengths that are none.
@@ -55,7 +65,16 @@ def _of_columns(dataset: Any, name: str, column: str | None) -> Lengths | None:
 
 
 def lengths_of(dataset: Any, name: str, *, show_progress: bool = False) -> list[int]:
-    """Length of the entry `name` of each item, asked by index: a dataset need not end with an IndexError."""
+    """Length of an entry of each item, asked by index: a dataset need not end with an IndexError.
+
+    Args:
+        dataset: has a length and indices.
+        name: of the entry.
+        show_progress: with a bar, where it takes long.
+
+    Raises:
+        DataError: an item has no such entry.
+    """
     lengths = []
     for index in tqdm(range(len(dataset)), "Lengths", delay=QUIET_S, disable=not show_progress, leave=False):
         item = dataset[index]
@@ -72,6 +91,12 @@ def lengths_of(dataset: Any, name: str, *, show_progress: bool = False) -> list[
 def check_lengths(lengths: Sequence[int] | Lengths, longest: int, *, setting: str, cure: str) -> Lengths:
     """The lengths as an array, if each is above 0 and at most `longest`.
 
+    Args:
+        lengths: of each sample.
+        longest: that is allowed.
+        setting: that sets it, for the message.
+        cure: what to do, for the message.
+
     Raises:
         DataError: names the first sample that is not, the setting, and the cure.
     """
@@ -86,3 +111,8 @@ def check_lengths(lengths: Sequence[int] | Lengths, longest: int, *, setting: st
             f"({int((array > longest).sum())} of {len(array)} samples are too long). {cure}"
         )
     return array
+
+
+def lengths_digest(lengths: Sequence[int] | Lengths) -> str:
+    """16 hex digits that differ for other lengths: lengths decide an order that groups by them."""
+    return xxhash.xxh3_64(np.ascontiguousarray(lengths, dtype=np.int64).tobytes()).hexdigest()

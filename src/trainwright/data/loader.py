@@ -1,35 +1,33 @@
-"""Loader: batches of an epoch from any position, and what a checkpoint must remember of it.
+"""Loader: batches of an epoch from any position, and what a checkpoint must keep of it.
 
 It fetches one batch ahead of the one that is trained, as the original does, so that random draws of a collator fall
 between the same draws of dropout. A batch that lies ready when a checkpoint is written will be fetched again by the
 resumed run; where fetching may draw random numbers, their state from before that fetch is kept for it.
+
+What differs between a dataset with indices, a stream and a dataloader that the user made is in its position
+(`positions.py`).
 """
 
 from __future__ import annotations
 
-import collections
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright._types import Batch
 from trainwright.config.plans import OPEN_END
-from trainwright.data.batch_sampler import BatchedDataset, BatchOrder
+from trainwright.data.batch_sampler import BatchedDataset
 from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
-from trainwright.data.cursor import Cursor, LoaderRandomness
+from trainwright.data.cursor import Cursor, LoaderState, WindowSize
 from trainwright.data.device_prefetch import DevicePrefetcher
-from trainwright.data.feistel import FeistelOrder
-from trainwright.data.sample_seeding import SeededItems
-from trainwright.data.samplers import EpochBatches, ShuffledOrder
-from trainwright.data.stateful_loader import stateful_position
-from trainwright.data.streaming.stream_dataloader import StreamDataLoader, StreamItems
-from trainwright.data.streaming.stream_progress import StreamProgress
+from trainwright.data.positions import position_of
+from trainwright.data.seeding import SeededItems
+from trainwright.data.streaming.reader import StreamItems
 
 _END: Any = object()
+RandomStates = dict[str, Any]  # of python, numpy and torch, as `checkpoint.rng` captures them
 
 
 class Loader:
@@ -40,14 +38,17 @@ class Loader:
         random_state: returns the process's random states (python, numpy, torch).
         set_random_state: sets them.
         copies: sends batches to the device ahead of their use; None where they are moved when they are used.
+
+    Attributes:
+        has_ended: the batch given last was the last one of its epoch.
     """
 
     def __init__(
         self,
-        dataloader: Any,
+        dataloader: Any,  # the user's own type
         *,
-        random_state: Callable[[], dict[str, Any]],
-        set_random_state: Callable[[dict[str, Any]], None],
+        random_state: Callable[[], RandomStates],
+        set_random_state: Callable[[RandomStates], None],
         copies: DevicePrefetcher | None = None,
     ) -> None:
         self.dataloader = dataloader
@@ -56,14 +57,12 @@ class Loader:
         self._copies = copies
         self._keeps_states = may_draw_in_this_process(dataloader)
         self._seeds_here = seeds_this_process(dataloader)
-        self._resume = LoaderRandomness()
-        self._moved = (-1, 0)  # an epoch, and by how many samples its batches are moved
-        self._epoch_start: dict[str, Any] | None = None
-        self._before_ahead: dict[str, Any] | None = None
-        self._window_start: tuple[dict[str, Any], dict[str, Any] | None] | None = None
-        self._stream = StreamProgress(dataloader) if isinstance(dataloader, StreamDataLoader) else None
-        self._own = stateful_position(dataloader) if self._batches is None and self._stream is None else None
-        self.has_ended = False  # the batch given last was the last one of its epoch
+        self._position = position_of(dataloader)
+        self._resumed = LoaderState()
+        self._epoch_start: RandomStates | None = None
+        self._before_ahead: RandomStates | None = None
+        self._window_start: tuple[RandomStates, RandomStates | None] | None = None
+        self.has_ended = False
 
     def __len__(self) -> int:
         return len(self.dataloader)
@@ -72,7 +71,7 @@ class Loader:
         return iter(self.dataloader)
 
     def __getattr__(self, name: str) -> Any:
-        """What callbacks and overrides ask a dataloader (`dataset`, `batch_size`, ...) is answered by the user's."""
+        """Attributes that callbacks and overrides ask of a dataloader (`dataset`, `batch_size`, ...)."""
         if name == "dataloader":  # not set yet: being unpickled or copied
             raise AttributeError(name)
         return getattr(self.dataloader, name)
@@ -80,13 +79,17 @@ class Loader:
     def epoch(
         self, epoch: int, *, skip_batches: int = 0, after_first: Callable[[], None] | None = None
     ) -> Iterator[Batch]:
-        """Batches of an epoch from number `skip_batches` on.
+        """Batches of an epoch, from any of them on.
 
-        `after_first` is called once the first one is fetched: the place where an interrupted run's random states
-        belong, since it had fetched that batch before it was interrupted.
+        Args:
+            epoch: from 0.
+            skip_batches: batches of the epoch that are trained already.
+            after_first: called once the first batch is fetched: the place where an interrupted run's random states
+                belong, since it had fetched that batch before it was interrupted.
         """
         self.has_ended = False
-        self._seek(epoch, skip_batches)
+        position = self._position
+        position.seek(epoch, skip_batches)
         batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=after_first is not None)
         if self._copies is not None:
             batches = map(self._copies.send, batches)
@@ -94,18 +97,14 @@ class Loader:
         ahead = fetch(batches, _END)
         if after_first is not None:
             after_first()
+        position.begin()
         while ahead is not _END:
-            batch, origin = ahead, self._stream.fetched() if self._stream is not None else None
+            batch = ahead
             if self._keeps_states:
                 self._before_ahead = self._random_state()
-            if self._own is not None:
-                self._own.note()
             ahead = fetch(batches, _END)
-            if self._own is not None and ahead is _END:
-                self._own.note()  # from here it begins its next epoch
-            if self._stream is not None:
-                self._stream.give(origin)
             self.has_ended = ahead is _END
+            position.advance(is_last=self.has_ended)
             yield batch if self._copies is None else self._copies.receive(batch)
 
     def _fetch_as_it_was(self, batches: Iterator[Batch], end: object) -> Any:
@@ -116,155 +115,96 @@ class Loader:
         finally:
             self._set_random_state(states)
 
+    def _fetch_from(self, skip_batches: int, *, resumes: bool) -> Iterator[Batch]:
+        if resumes and self._resumed.epoch_start is not None:
+            self._set_random_state(self._resumed.epoch_start)
+        start = self._epoch_start = self._random_state()
+        batches = self._position.open(skip_batches, resumes=resumes, reset=lambda: self._set_random_state(start))
+        if resumes and self._resumed.before_ahead is not None:
+            self._set_random_state(self._resumed.before_ahead)
+        return batches
+
     def begin_window(self) -> None:
-        """Remembers where the last finished step left the data, while the next one waits for its own."""
+        """Notes where the last finished step left the data, before the next one waits for its own."""
         if self._copies is not None:
             self._copies.begin_window()
         if self._keeps_states:
             self._window_start = (self._random_state(), self._before_ahead)
-        if self._stream is not None:
-            self._stream.begin_window()
-        if self._own is not None:
-            self._own.begin_window()
+        self._position.begin_window()
 
     def rewind(self) -> None:
         """Back to the beginning of the window, whose data will not be trained on any more."""
-        if self._stream is not None:
-            self._stream.rewind()
-        if self._own is not None:
-            self._own.rewind()
+        self._position.rewind()
         self.has_ended = False
         if self._window_start is not None:
             states, self._before_ahead = self._window_start
             self._set_random_state(states)
 
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
     def cursor(self, epoch: int, batches: int, *, batches_per_epoch: int) -> Cursor:
-        """The position after `batches` batches of an epoch; the end of one is the beginning of the next."""
-        samples = self._samples_before(epoch, batches)
-        if batches >= batches_per_epoch or (batches_per_epoch == OPEN_END and self.has_ended):
-            epoch, samples = epoch + 1, 0
-        return Cursor(
-            epoch=epoch,
-            samples=samples,
-            seed=self._seed,
-            num_samples=self.num_samples,
-            unit=self.unit,
-            batches=self._stream.counted_batches if self._stream is not None and samples > 0 else None,
-            chunk=self.chunk,
+        """The position after some batches of an epoch; the end of one is the beginning of the next.
+
+        Args:
+            epoch: from 0.
+            batches: of the epoch, whose optimizer step is done.
+            batches_per_epoch: `OPEN_END` where that is not known.
+        """
+        is_end = batches >= batches_per_epoch or (batches_per_epoch == OPEN_END and self.has_ended)
+        return self._position.cursor(epoch + 1, 0) if is_end else self._position.cursor(epoch, batches)
+
+    def state(self) -> LoaderState:
+        """What a checkpoint keeps of this process besides the cursor."""
+        return LoaderState(
+            epoch_start=self._epoch_start, before_ahead=self._before_ahead, position=self._position.state()
         )
+
+    def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: Any) -> str:
+        """Whether a run can go on from a checkpoint's position, and what there is to say about the order of samples.
+
+        An epoch that was begun in another kind of order is finished in that order.
+
+        Args:
+            cursor: of the checkpoint.
+            before: size of the checkpoint's steps.
+            now: size of this run's steps.
+            dataset: of training samples, with all its columns.
+
+        Raises:
+            CheckpointError: the position is counted in batches, and these have another size now.
+            DataError: there are more or fewer samples than there were, or they have an order that cannot be made again.
+        """
+        return self._position.check_resume(cursor, before=before, now=now, dataset=dataset)
+
+    def resume(self, cursor: Cursor, state: LoaderState) -> tuple[int, int]:
+        """Prepares to go on from a checkpoint's position; the next `epoch()` uses it.
+
+        Args:
+            cursor: of the checkpoint.
+            state: what it keeps of this process besides.
+
+        Returns:
+            The epoch, and how many batches of it count as done: those of a full epoch less those that are left.
+        """
+        self._resumed = state
+        return cursor.epoch, self._position.resume(cursor, state.position or {})
 
     def batches_left(self, cursor: Cursor, batches_per_epoch: int) -> int:
         """Batches of the cursor's epoch that are still to be trained."""
-        if self._stream is not None:
-            return batches_per_epoch - self._stream.batches_before(cursor)
-        if self._batches is None:
-            return batches_per_epoch - cursor.samples
-        return self._batches.num_batches(cursor.samples)
-
-    def randomness(self) -> LoaderRandomness:
-        stream = self._stream.progress.to_dict() if self._stream is not None else None
-        own = self._own.state if self._own is not None else None
-        return LoaderRandomness(
-            epoch_start=self._epoch_start, before_ahead=self._before_ahead, stream=stream, dataloader=own
-        )
-
-    def resume(self, cursor: Cursor, randomness: LoaderRandomness) -> tuple[int, int]:
-        """Prepares to go on from a checkpoint's position; the next `epoch()` uses it.
-
-        Returns the epoch, and how many batches of it count as done: those of a full epoch less those that are left.
-        """
-        self._resume = randomness
-        order = self._batches.order if self._batches is not None else None
-        if isinstance(order, (ShuffledOrder, FeistelOrder, BatchOrder)) and cursor.seed is not None:
-            order.seed = cursor.seed
-        if self._stream is not None:
-            return cursor.epoch, self._stream.resume(cursor, randomness.stream)
-        if self._batches is None:
-            if self._own is not None:
-                self._own.resumed = randomness.dataloader
-            return cursor.epoch, cursor.samples
-        batches = len(self._batches) - self._batches.num_batches(cursor.samples)
-        self._moved = (cursor.epoch, cursor.samples - batches * self._batches.share.chunk_size)
-        return cursor.epoch, batches
-
-    def _samples_before(self, epoch: int, batches: int) -> int:
-        """Samples of an epoch before a batch. Batches lie otherwise in an epoch that was begun with another size."""
-        if self._stream is not None:
-            return self._stream.progress.samples
-        if self._batches is None:
-            return batches  # all that is known of another's dataloader
-        return batches * self._batches.share.chunk_size + (self._moved[1] if epoch == self._moved[0] else 0)
-
-    def _seek(self, epoch: int, skip_batches: int) -> None:
-        if self._batches is not None:
-            self._batches.seek(epoch, self._samples_before(epoch, skip_batches))
-            return
-        if self._stream is not None:
-            self._stream.seek(epoch, skip_batches)
-            return
-        parts = [self.dataloader, *(getattr(self.dataloader, name, None) for name in ("sampler", "dataset"))]
-        for part in parts:
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
-
-    def _fetch_from(self, skip_batches: int, *, resumes: bool) -> Iterator[Batch]:
-        if resumes and self._resume.epoch_start is not None:
-            self._set_random_state(self._resume.epoch_start)
-        self._epoch_start = self._random_state()
-        knows_place = self._own is not None and self._own.restore()
-        batches: Iterator[Batch] = iter(self.dataloader)
-        if knows_place and skip_batches == 0:  # an iterator of the epoch that had ended was made first
-            self._set_random_state(self._epoch_start)
-            torch.empty((), dtype=torch.int64).random_()  # the seed that making one draws
-        if resumes and self._batches is not None:
-            self._batches.draw()
-        if self._batches is None and self._stream is None and not knows_place:  # what is trained is read again
-            collections.deque(itertools.islice(batches, skip_batches), maxlen=0)
-        if resumes and self._resume.before_ahead is not None:
-            self._set_random_state(self._resume.before_ahead)
-        return batches
+        return self._position.batches_left(cursor, batches_per_epoch)
 
     @property
     def num_formed(self) -> int:
         """Samples of a stream that were given in batches formed by length, over all processes."""
-        return 0 if self._stream is None else self._stream.num_formed
-
-    @property
-    def _batches(self) -> EpochBatches | None:
-        batches = getattr(self.dataloader, "batch_sampler", None)
-        return batches if isinstance(batches, EpochBatches) else None
+        return self._position.num_formed
 
     @property
     def chunk(self) -> int | None:
         """Samples of a batch over all processes; None for a dataloader that is not of our making."""
-        if self._stream is not None:
-            return self._stream.chunk
-        return self._batches.share.chunk_size if self._batches is not None else None
-
-    @property
-    def num_samples(self) -> int | None:
-        """Samples in an epoch, over all processes, where that is known."""
-        if self._stream is not None:
-            return self._stream.num_samples
-        return len(self._batches.order) if self._batches is not None else None
-
-    @property
-    def unit(self) -> str | None:
-        """The settings by which batches are formed that positions count; None where they count samples."""
-        if self._stream is not None:
-            return self._stream.unit
-        order = self._batches.order if self._batches is not None else None
-        return order.unit if isinstance(order, BatchOrder) else None
-
-    @property
-    def _seed(self) -> int | None:
-        if self._stream is not None:
-            return self._stream.seed
-        order = self._batches.order if self._batches is not None else None
-        return order.seed if isinstance(order, (ShuffledOrder, FeistelOrder, BatchOrder)) else None
+        return self._position.chunk
 
 
-def may_draw_in_this_process(dataloader: Any) -> bool:
+def may_draw_in_this_process(dataloader: object) -> bool:
     """Whether fetching a batch may draw random numbers of this process; only what is known not to is trusted."""
     if not isinstance(dataloader, DataLoader):
         return True

@@ -1,22 +1,36 @@
-"""Which order a training gets: from its plan to a sampler. The orders themselves are in files of their own."""
+"""Orders of training samples by name: the one that a plan asks for, and the one that a checkpoint's epoch has.
+
+The orders themselves are in files of their own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sized
+from functools import partial
 from typing import Any
 
-from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from trainwright._types import has_length
-from trainwright.config.plans import SamplingPlan
+from trainwright.config.plans import LoaderPlan, SamplingPlan
 from trainwright.data.balanced_batches import BatchRebalanceSampler
+from trainwright.data.cursor import Cursor, OrderKind, is_same_order, raise_another_order
+from trainwright.data.feistel import LARGE, FeistelOrder
 from trainwright.data.length_sampler import LengthGroupedSampler
-from trainwright.data.lengths import Lengths, sample_lengths
-from trainwright.data.streaming.batching import BatchFormer, formed_by_length
+from trainwright.data.lengths import Lengths, lengths_digest, sample_lengths
+from trainwright.data.samplers import Order, SamplerOrder, ShuffledOrder
+from trainwright.data.streaming.lookahead_buffer import BatchFormer, formed_by_length
 from trainwright.errors import DataError
+
+# Any: datasets and samplers are the user's own types.
 
 
 def training_order(dataset: Any, plan: SamplingPlan) -> Sampler[Any] | None:
     """The sampler that the plan asks for; None for a stream, which has its own order.
+
+    Args:
+        dataset: of training samples, with all its columns.
+        plan: names the strategy.
 
     Raises:
         DataError: batches are to be formed by length, and nobody knows how long the samples are.
@@ -34,16 +48,114 @@ def training_order(dataset: Any, plan: SamplingPlan) -> Sampler[Any] | None:
     if plan.strategy == "sequential":
         return SequentialSampler(dataset)
     if plan.strategy == "group_by_length":
-        return LengthGroupedSampler(plan.batch_size * plan.micro_batches, lengths=_lengths(dataset, plan).tolist())
+        lengths = _lengths(dataset, plan).tolist()
+        grouped = LengthGroupedSampler(
+            plan.batch_size * plan.micro_batches, lengths=lengths, model_input_name=plan.length_of
+        )
+        grouped.length_column = plan.length_column
+        return grouped
     if plan.strategy == "batch_rebalance":
         return _rebalanced(dataset, plan)
     return RandomSampler(dataset)
 
 
-def stream_former(dataset: Any, plan: SamplingPlan) -> BatchFormer | None:
-    """What forms batches of a stream by length; None where nobody asked."""
+def stream_former(dataset: object, plan: SamplingPlan) -> BatchFormer | None:
+    """What forms batches of a stream by length; None where the plan does not ask for it.
+
+    Args:
+        dataset: of training samples.
+        plan: may have a budget of tokens, or rows to pack.
+    """
     asked = plan.max_tokens is not None or plan.row_length is not None
     return BatchFormer(plan) if asked and isinstance(dataset, IterableDataset) else None
+
+
+def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
+    """The order of single samples that a sampler stands for.
+
+    Args:
+        sampler: of the trainer's hook: a RandomSampler stands for the shuffled order; None for the dataset's own.
+        dataset: that is sampled.
+        plan: names the method of shuffling.
+
+    Raises:
+        DataError: it is a batch sampler.
+    """
+    if isinstance(sampler, BatchSampler):
+        raise DataError(
+            f"The sampler is a batch sampler ({type(sampler).__name__}), which gives whole batches, and "
+            f"per_device_train_batch_size={plan.batch_size} says how large a batch is too. Return a sampler of single "
+            "indices, or override get_train_dataloader and return DataLoader(dataset, batch_sampler=...)."
+        )
+    if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset):
+        num = len(dataset)
+        if not plan.seeded:
+            return SamplerOrder(sampler, lambda: {"kind": "random_sampler"})
+        is_large = plan.shuffle_method == "auto" and num > LARGE
+        computed = plan.shuffle_method == "feistel" or is_large
+        return FeistelOrder(num, plan.seed) if computed else ShuffledOrder(num, plan.seed)
+    if sampler is None or type(sampler) is SequentialSampler:
+        return SamplerOrder(range(len(dataset)) if sampler is None else sampler, lambda: {"kind": "sequence"})
+    if type(sampler) is LengthGroupedSampler and sampler.generator is None:
+        return SamplerOrder(sampler, partial(_length_grouping, sampler))
+    return SamplerOrder(sampler)
+
+
+def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dataset: Any) -> Order:
+    """The order in which the epoch of a checkpoint was begun.
+
+    Args:
+        cursor: in the middle of an epoch, with its kind of order.
+        now: the kind of order of this run, for the message.
+        num_samples: of an epoch.
+        dataset: of training samples, with all its columns.
+
+    Raises:
+        DataError: the order cannot be made again, or not with this data.
+    """
+    assert cursor.order is not None
+    before, seed = cursor.order, cursor.seed
+    order: Order | None = None
+    if before["kind"] == "sequence":
+        order = SamplerOrder(range(num_samples), lambda: {"kind": "sequence"})
+    elif before["kind"] == "random_sampler":
+        order = SamplerOrder(RandomSampler(range(num_samples)), lambda: {"kind": "random_sampler"})
+    elif before["kind"] == "length_grouping":
+        order = _length_grouped_again(before, dataset)
+    elif before["kind"] == "permutation" and seed is not None:
+        order = ShuffledOrder(num_samples, seed)
+    elif before["kind"] == "feistel_permutation" and seed is not None:
+        order = FeistelOrder(num_samples, seed)
+    if order is None or now["kind"] not in _SINGLE or len(order) != num_samples:
+        raise_another_order(cursor, now)
+    if not is_same_order(before, order.describe()):
+        raise_another_order(cursor, order.describe())
+    return order
+
+
+_SINGLE = ("sequence", "random_sampler", "length_grouping", "permutation", "feistel_permutation", "sampler")
+
+
+def _length_grouping(sampler: LengthGroupedSampler) -> OrderKind:
+    return {
+        "kind": "length_grouping",
+        "batch_size": sampler.batch_size,
+        "entry": sampler.model_input_name,
+        "column": sampler.length_column,
+        "lengths": lengths_digest(sampler.lengths),
+    }
+
+
+def _length_grouped_again(kind: OrderKind, dataset: Any) -> Order | None:
+    """With the lengths that the dataset has where they came from; None where it has none."""
+    column = kind["column"]
+    try:
+        lengths = sample_lengths(dataset, str(kind["entry"]), column=None if column is None else str(column))
+    except (DataError, TypeError, KeyError):
+        return None
+    sampler = LengthGroupedSampler(int(kind["batch_size"] or 1), lengths=lengths, model_input_name=str(kind["entry"]))
+    sampler.length_column = None if column is None else str(column)
+    return SamplerOrder(sampler, partial(_length_grouping, sampler))
 
 
 def _rebalanced(dataset: Any, plan: SamplingPlan) -> BatchRebalanceSampler:

@@ -7,32 +7,59 @@ seed + epoch draws. A resume computes it and starts in the middle; nothing is re
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 
-from trainwright.data.feistel import FeistelOrder
-from trainwright.data.sample_seeding import EpochIndices
+from trainwright.data.cursor import OrderKind
+from trainwright.data.seeding import EpochIndices, SeededIndices
 from trainwright.data.sharding import ChunkPart, RankShare
-from trainwright.data.worker_seeding import SeededIndices
 from trainwright.errors import DataError
 
 
-class Order(Protocol):
-    """The indices of an epoch, in order."""
+class Order(ABC):
+    """The indices of each epoch, of samples or of groups of them.
 
-    def indices(self, epoch: int) -> Iterable[int]: ...
-    def __len__(self) -> int: ...
+    Attributes:
+        seed: base of the order; None where it comes from elsewhere.
+        unit: the settings that decide what a group is; None where an index is that of a single sample.
+        is_counted: its length is a claim that is checked against what it gives.
+    """
+
+    seed: int | None = None
+    unit: str | None = None
+    is_counted = False
+
+    @abstractmethod
+    def indices(self, epoch: int) -> Iterable[Any]:
+        """The indices of an epoch, in order."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Indices in an epoch, the same number in each."""
+
+    @abstractmethod
+    def describe(self) -> OrderKind:
+        """Everything that the order depends on besides seed and epoch; lies in checkpoints."""
+
+    def indices_from(self, epoch: int, first: int) -> Iterator[Any]:
+        """The indices of an epoch from position `first` on."""
+        return itertools.islice(self.indices(epoch), first, None)
+
+    def draw(self, epoch: int) -> Iterator[Any] | None:
+        """The indices of an epoch, where random numbers of this process decide them; None where they do not."""
+        return None
 
 
-class ShuffledOrder:
+class ShuffledOrder(Order):
     """A new permutation for each epoch, drawn from `seed + epoch`."""
 
     def __init__(self, num_samples: int, seed: int) -> None:
         self.num_samples = num_samples
-        self.seed = seed
+        self.seed: int = seed
 
     def __len__(self) -> int:
         return self.num_samples
@@ -41,12 +68,24 @@ class ShuffledOrder:
         generator = torch.Generator().manual_seed(self.seed + epoch)
         return torch.randperm(self.num_samples, generator=generator).tolist()
 
+    def describe(self) -> OrderKind:
+        return {"kind": "permutation"}
 
-class SamplerOrder:
-    """The order that a sampler gives; it may draw from the random generators of this process when an epoch starts."""
 
-    def __init__(self, sampler: Any) -> None:
+class SamplerOrder(Order):
+    """The order that a sampler gives; it may draw from the random generators of this process when an epoch starts.
+
+    Args:
+        sampler: has a length and can be iterated once per epoch.
+        describe: returns the kind of the order; default: the name of the sampler's class.
+    """
+
+    is_counted = True
+
+    def __init__(self, sampler: Any, describe: Callable[[], OrderKind] | None = None) -> None:
         self.sampler = sampler
+        self._describe = describe
+        self._kind: OrderKind | None = None
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -55,6 +94,15 @@ class SamplerOrder:
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
         return self.sampler  # type: ignore[no-any-return]
+
+    def draw(self, epoch: int) -> Iterator[int]:
+        return iter(list(self.indices(epoch)))
+
+    def describe(self) -> OrderKind:
+        if self._kind is None:
+            name = type(self.sampler).__qualname__
+            self._kind = {"kind": "sampler", "sampler": name} if self._describe is None else self._describe()
+        return self._kind
 
 
 class EpochBatches(Sampler[list[int]]):
@@ -89,6 +137,7 @@ class EpochBatches(Sampler[list[int]]):
         self.epoch = 0
         self.first_sample = 0
         self._drawn: Iterator[int] | None = None
+        self._finished: tuple[int, Order] = (-1, order)  # an epoch, and the order in which it was begun
 
     @property
     def sampler(self) -> Any:
@@ -101,7 +150,17 @@ class EpochBatches(Sampler[list[int]]):
         self.first_sample = first_sample
 
     def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch, from its first sample on."""
         self.seek(epoch)
+
+    def finish(self, epoch: int, order: Order) -> None:
+        """One epoch keeps the order in which it was begun; all others have this one's."""
+        assert len(order) == len(self.order)
+        self._finished = (epoch, order)
+
+    def order_of(self, epoch: int) -> Order:
+        """The order of an epoch."""
+        return self._finished[1] if epoch == self._finished[0] else self.order
 
     def __len__(self) -> int:
         return self.num_batches()
@@ -120,20 +179,19 @@ class EpochBatches(Sampler[list[int]]):
 
     def draw(self) -> None:
         """Draws the order of the epoch now, not with the first batch: random states may be set in between."""
-        if not isinstance(self.order, FeistelOrder):
-            self._drawn = iter(list(self.order.indices(self.epoch)))
+        self._drawn = self.order_of(self.epoch).draw(self.epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        if isinstance(self.order, FeistelOrder):  # computes what it is asked for, so nothing has to be passed over
-            indices = self.order.indices(self.epoch, self.first_sample)
+        order, drawn = self.order_of(self.epoch), self._drawn
+        self._drawn = None
+        if drawn is not None:
+            indices: Iterator[int] = itertools.islice(drawn, self.first_sample, None)
         else:
-            order, self._drawn = self._drawn or iter(self.order.indices(self.epoch)), None
-            indices = itertools.islice(order, self.first_sample, None)
+            indices = order.indices_from(self.epoch, self.first_sample)
         share, chunk_size = self.share, self.share.chunk_size
         epoch, number, first = self.epoch, self.first_sample // chunk_size, self.first_sample
         self.epoch, self.first_sample = epoch + 1, 0  # a plain `for` loop over epochs gets a new order each time
-        position = first
-        is_counted = isinstance(self.order, SamplerOrder)  # the orders of our own making do as they say
+        position, is_counted = first, order.is_counted
         while batch := list(itertools.islice(indices, chunk_size)):
             position += len(batch)
             if is_counted:
@@ -144,8 +202,7 @@ class EpochBatches(Sampler[list[int]]):
                 part = share.part(len(batch))
                 batch = batch[part.start : part.stop]
             if self.tells_epoch:
-                batch = EpochIndices(batch)
-                batch.epoch = epoch
+                batch = EpochIndices(batch, epoch)
             elif self.worker_seed is not None:
                 batch = SeededIndices(batch, (self.worker_seed, epoch, number * share.num_processes + share.rank))
             yield batch

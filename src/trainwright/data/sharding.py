@@ -1,4 +1,4 @@
-"""Which samples of an order fall to which process. Pure arithmetic; nothing here reads data or talks to anybody.
+"""Which samples of an order belong to which process. Pure arithmetic; reads no data, sends no messages.
 
 An order is cut into chunks of `num_processes * batch_size` samples, and process r takes part r of each chunk. Example,
 two processes with batches of 3 over the order 0..13: chunks 0-5 and 6-11 are full, so process 0 trains on 012, 678 and
@@ -9,7 +9,16 @@ So every process has the same number of batches, and every sample of the epoch c
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DistributedSampler, IterableDataset, Sampler
+
+from trainwright._types import Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +74,120 @@ class RankShare:
             start = self.rank * small + min(self.rank, larger)
             return start, start + small + int(self.rank < larger)
         return min(self.rank * self.batch_size, size), min((self.rank + 1) * self.batch_size, size)
+
+
+# -- the original's samplers, by name; the trainer's own loaders use `Share` -------------------------------------------
+
+# Any: datasets are the user's own types.
+
+
+class ShardSampler(Sampler[int]):
+    """Indices in order, whole batches to the processes in turn; the end is filled up from the beginning.
+
+    Args:
+        dataset: has a length.
+        batch_size: of one process.
+        drop_last: leave out the last indices, which do not make a batch for each process.
+        num_processes: that share the indices.
+        process_index: of this process.
+    """
+
+    def __init__(
+        self, dataset: Any, batch_size: int = 1, drop_last: bool = False, num_processes: int = 1, process_index: int = 0
+    ) -> None:
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.total_batch_size = batch_size * num_processes
+        rounds = len(dataset) / self.total_batch_size
+        self.total_num_samples = (math.floor(rounds) if drop_last else math.ceil(rounds)) * self.total_batch_size
+
+    def __iter__(self) -> Iterator[int]:
+        first = self.batch_size * self.process_index
+        for start in range(first, self.total_num_samples, self.total_batch_size):
+            yield from (place % len(self.dataset) for place in range(start, start + self.batch_size))
+
+    def __len__(self) -> int:
+        return self.total_num_samples // self.num_processes
+
+
+class IterableDatasetShard(IterableDataset[Item]):
+    """One process's samples of a stream that all of them read; the last batch is filled up with the first one's.
+
+    A stream that draws at random does so alike everywhere: from its `generator`, seeded with `seed + epoch`, or by a
+    `set_epoch` of its own.
+
+    Args:
+        dataset: the stream.
+        batch_size: of one process.
+        drop_last: leave out the last samples, which do not make a batch for each process.
+        num_processes: that read the stream.
+        process_index: of this process.
+        seed: of the stream's `generator`, where it has one.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        num_processes: int = 1,
+        process_index: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.seed = seed
+        self.epoch = 0
+        self.num_examples = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Item]:
+        self.num_examples = 0
+        generator = getattr(self.dataset, "generator", None)
+        if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
+            generator.manual_seed(self.seed + self.epoch)
+        size = self.batch_size * self.num_processes
+        first = self.batch_size * self.process_index
+        filling: list[Item] = []
+        stream = iter(self.dataset)
+        while batch := list(itertools.islice(stream, size)):
+            self.num_examples += len(batch)
+            filling = filling or list(batch)
+            if len(batch) < size and self.drop_last:
+                return
+            whole = itertools.chain(batch, itertools.cycle(filling))
+            yield from itertools.islice(whole, first, first + self.batch_size)
+
+    def __len__(self) -> int:
+        rounds = len(self.dataset) / (self.batch_size * self.num_processes)
+        return (math.floor(rounds) if self.drop_last else math.ceil(rounds)) * self.batch_size
+
+
+class DistributedSamplerWithLoop(DistributedSampler[int]):
+    """torch's DistributedSampler, lengthened to whole batches with indices from its own beginning.
+
+    Args:
+        dataset: has a length.
+        batch_size: of one process.
+        kwargs: of torch's DistributedSampler.
+    """
+
+    def __init__(self, dataset: Any, batch_size: int, **kwargs: Any) -> None:
+        super().__init__(dataset, **kwargs)
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[int]:
+        mine = list(super().__iter__())
+        # A process that torch gave one sample more for evenness has its first one twice already.
+        begin = int(self.rank < len(self.dataset) % self.num_replicas)  # type: ignore[arg-type]  # it has a length
+        return iter(mine + mine[begin : begin + -len(mine) % self.batch_size])

@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from trainwright.data.batch_sampler import BatchOrder
-from trainwright.data.lengths import Lengths, check_lengths
+from trainwright.data.cursor import OrderKind
+from trainwright.data.lengths import Lengths, check_lengths, lengths_digest
 
 CLASS_WIDTH = 1 / 16
 
@@ -47,6 +48,7 @@ class TokenBudget(BatchOrder):
         self.seed = seed
         self.num_samples = len(checked)
         self.unit = f"max_tokens_per_batch={max_tokens}"
+        self._pad_to = multiple_of
         self._classes = _classes(self._padded)
         self._starts = _cuts(np.sort(self._classes)[::-1], max_tokens)
 
@@ -60,6 +62,10 @@ class TokenBudget(BatchOrder):
         ends = np.append(self._starts[1:], self.num_samples)
         for batch in torch.randperm(len(self), generator=generator).tolist():
             yield order[self._starts[batch] : ends[batch]].tolist()
+
+    def describe(self) -> OrderKind:
+        lengths = lengths_digest(self._padded)
+        return {"kind": "token_budget", "unit": self.unit, "pad_to": self._pad_to, "lengths": lengths}
 
     def num_tokens(self, epoch: int) -> int:
         return sum(len(batch) * int(self._padded[batch].max()) for batch in self.indices(epoch))

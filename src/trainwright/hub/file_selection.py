@@ -25,8 +25,9 @@ END, CHECKPOINT, ALL_CHECKPOINTS = "end", "checkpoint", "all_checkpoints"
 NOT_FROM_ROOT = ("_*", f"{PREFIX_CHECKPOINT_DIR}-*", "journal.jsonl", ".*.partial", f".{PREFIX_CHECKPOINT_DIR}-*",
                  ".git/*", ".cache/*")  # fmt: skip
 # Of a checkpoint: what only a resume needs is no part of the model.
-NOT_OF_THE_MODEL = (OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME, "rng_state*.pth", TRAINER_STATE_NAME, MANIFEST_NAME,
-                    "optimizer.bin", "optimizer_*/*", "pytorch_model_*", "global_step*/*", "latest")  # fmt: skip
+NOT_OF_THE_MODEL = (OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME, "rng_state*.pth", "data_position*.pth",
+                    TRAINER_STATE_NAME, MANIFEST_NAME, "optimizer.bin", "optimizer_*/*", "pytorch_model_*",
+                    "global_step*/*", "latest")  # fmt: skip
 
 
 def files_below(folder: Path, *, without: Iterable[str] = ()) -> dict[str, Path]:

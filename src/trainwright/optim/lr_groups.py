@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import nn
 
-from trainwright.config.rules_alone import rate_factor
+from trainwright.config.parsing import parse_factor
 from trainwright.errors import ArgumentError
 from trainwright.optim.projection_targets import check_patterns, nearest
 
@@ -90,7 +90,7 @@ def _with_patterns(rates: dict[str, float], patterns: Mapping[str, Any], model: 
     result = {}
     for name, rate in rates.items():
         value = next((patterns[pattern] for pattern in patterns if re.search(pattern, name)), "1x")
-        result[name] = rate * factor if (factor := rate_factor(value)) is not None else float(value)
+        result[name] = rate * factor if (factor := parse_factor(value)) is not None else float(value)
     return result
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from trainwright import model_facts
 from trainwright._types import IGNORE_INDEX
-from trainwright.config.owned import owned
+from trainwright.config.fields import value_of
 from trainwright.preflight.check_registry import BATCH, check
 from trainwright.preflight.facts import CheckFacts
 from trainwright.preflight.finding import ERROR, WARNING, Finding
@@ -82,7 +82,7 @@ def truncation(facts: CheckFacts) -> Iterator[Finding]:
     limit = getattr(facts.processing_class, "model_max_length", None)
     limit = min(limit if limit is not None and limit < NO_LIMIT else NO_LIMIT, positions or NO_LIMIT)
     cut = sum(length >= limit for length in lengths)
-    is_packed = owned(facts.args, "packing") is not None
+    is_packed = value_of(facts.args, "packing") is not None
     if not is_packed and cut / len(lengths) >= MANY_ROWS:
         yield Finding(
             "truncation", WARNING, f"{cut} of {len(lengths)} rows of the first step have all of {limit} tokens: they "

@@ -23,9 +23,9 @@ from trainwright.callbacks.time_limits import TimeLimits
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve, rules
+from trainwright.config.parsing import WARM_UP
 from trainwright.config.plans import StepPlan
-from trainwright.config.traced import WARM_UP
-from trainwright.data.worker_seeding import enable_full_determinism, set_seed
+from trainwright.data.seeding import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
 from trainwright.engine.device_info import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine
@@ -315,10 +315,10 @@ def step_plan(args: Any, values: tuple[Any, ...]) -> StepPlan:
     return StepPlan.from_values(values, micro_batches=resolve.micro_batches(args), max_grad_norm=args.max_grad_norm)
 
 
-def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.Facts:
+def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.RunFacts:
     """What the rules about a whole run need to know; `parts` has the user's objects as attributes."""
     eval_dataset = parts.eval_dataset
-    return rules.Facts(
+    return rules.RunFacts(
         max_steps=None if plan.has_open_end else plan.max_steps,
         has_open_end=plan.has_open_end,
         has_own_schedule=parts.lr_scheduler is not None and not parts._created_lr_scheduler,

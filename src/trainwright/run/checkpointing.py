@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainwright._types import TRAINER_STATE_NAME
+from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME
 from trainwright.checkpoint import disk_space, rng, training_state, weights
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.manifest import Manifest
@@ -157,15 +157,19 @@ class Checkpointer:
             training_state.save_scheduler(scheduler, folder)
 
     def write_random_states(self, run: TrainingRun, folder: Path) -> None:
-        """Random states of all processes, each in a file of its own; the writing process writes them for all.
+        """Random states and data positions of all processes, in files of their own; the writing process writes them.
 
         Processes that work on the same batches draw the same, so they have one file.
         """
-        every = self.engine.objects_of_replicas(rng.capture() | run.loader_states())
+        of_loader, position = run.loader_states()
+        every = self.engine.objects_of_replicas((rng.capture() | of_loader, position))
 
         def write(nothing: Any) -> None:
-            for rank, one in enumerate(every):
-                rng.save(folder / rng.file_name(rank, len(every)), one)
+            for rank, (states, where) in enumerate(every):
+                rng.save(folder / rng.file_name(rank, len(every)), states)
+                if where is not None:
+                    name = rng.file_name(rank, len(every), DATA_POSITION_NAME)
+                    training_state.save_data_position(where, folder / name)
 
         if self.args.should_save:
             self.writer.sink.put((), write)  # nothing changes these states, so none is copied; they take a while

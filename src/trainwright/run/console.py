@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainwright.config import rules
-from trainwright.config.effective import effective_plan
+from trainwright.config.summary import run_summary
 from trainwright.engine.base import Engine
 from trainwright.journal import environment_info, timeline
 from trainwright.journal.listener import JournalListener
@@ -41,10 +41,10 @@ def log_run_header(
         caution: what else a person should know before the first step.
         changed_args: what differs from the checkpoint that is resumed from, as lines.
     """
-    for message in [*rules.idle(args), *([] if caution is None else [caution])]:
+    for message in [*rules.advise(args), *([] if caution is None else [caution])]:
         logger.warning("%s", message)
     start = context.start
-    lines = effective_plan(args, context.plan, state, device=engine.device, num_replicas=engine.num_replicas)
+    lines = run_summary(args, context.plan, state, device=engine.device, num_replicas=engine.num_replicas)
     if start.checkpoint is not None:
         where = f"step {state.global_step}, {start.batches} batches into epoch {start.epoch + 1}"
         lines.append(f"resumes   {start.checkpoint}: {where}")

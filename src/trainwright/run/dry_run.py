@@ -56,7 +56,7 @@ def names_of_metrics(trainer: Any) -> set[str]:
         return set(trainer.evaluation_loop(batch, "Evaluation", prediction_loss_only=loss_only).metrics or ())
 
 
-def _find_metric(trainer: Any, wanted: rules.Wanted, ignore_keys: list[str] | None) -> None:
+def _find_metric(trainer: Any, wanted: rules.RequiredMetric, ignore_keys: list[str] | None) -> None:
     """Evaluates one batch and looks whether the metric that decides is there."""
     metrics = trainer.compute_metrics
     guard = Guarded(metrics)

@@ -13,8 +13,8 @@ from trainwright._types import has_length
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
-from trainwright.config.owned import owned
-from trainwright.config.rules_idle import saving_on_exception
+from trainwright.config.fields import value_of
+from trainwright.config.rules.advice import saving_on_exception
 from trainwright.data import columns, sampler_factory
 from trainwright.data.batch_sampler import batch_order_of
 from trainwright.data.collators import default_collator
@@ -24,14 +24,14 @@ from trainwright.data.loader import Loader
 from trainwright.data.packing.collator import PackedCollator, as_tensors
 from trainwright.data.packing.isolation_check import find_layout
 from trainwright.data.packing.sampler import PackedOrder
-from trainwright.data.streaming.batching import BatchFormer
+from trainwright.data.streaming.lookahead_buffer import BatchFormer
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError
 
 
 def make_default_collator(args: Any, processing_class: Any) -> Any:
     """The collator where the user gave none."""
-    return default_collator(processing_class, owned(args, "pad_to_multiple_of"))
+    return default_collator(processing_class, value_of(args, "pad_to_multiple_of"))
 
 
 def length_input(processing_class: Any) -> str | None:
@@ -109,7 +109,7 @@ def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: An
         length_of=length_of,
         pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
         masks_first=model_facts.shifts_labels(model) or model_facts.is_causal_lm(model),
-        multiple_of=owned(args, "pad_to_multiple_of"),
+        multiple_of=value_of(args, "pad_to_multiple_of"),
     )
 
 

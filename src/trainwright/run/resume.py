@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainwright._types import TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME
-from trainwright.checkpoint import rng
+from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME
+from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.plans import OPEN_END, StepPlan
-from trainwright.config.resumed import Difference, contradictions, differences
-from trainwright.data.cursor import Cursor, LoaderRandomness
+from trainwright.config.resume_diff import Difference, diff_args, impossible_changes
+from trainwright.data.cursor import Cursor, LoaderState, WindowSize, plan_resume
 from trainwright.data.loader import Loader
-from trainwright.data.resume_plan import WindowSize, check_same_data, plan_resume
 from trainwright.engine.base import Engine
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
 from trainwright.optim import schedule_resume
@@ -182,15 +181,21 @@ def restore_callbacks(states: dict[str, Any], callbacks: Iterable[Any], *, with_
 
 
 def remaining_plan(
-    plan: StepPlan, loader: Loader, checkpoint: str | None, args: Any, *, chunk: int
+    plan: StepPlan, loader: Loader, checkpoint: str | None, args: Any, *, chunk: int, dataset: Any
 ) -> tuple[StepPlan, str]:
-    """The plan of a run that goes on from a checkpoint, and what there is to say about it.
+    """The plan of a run that resumes from a checkpoint, and what there is to say about it.
 
-    `chunk`: samples in a batch of all processes, where the loader does not know.
+    Args:
+        plan: of a fresh run with these arguments.
+        loader: of the training data.
+        checkpoint: its directory; None for a fresh run.
+        args: the training arguments.
+        chunk: samples in a batch of all processes, where the loader does not know.
+        dataset: of training samples, with all its columns.
 
     Raises:
         CheckpointError: the position is counted in batches, and these have another size now.
-        DataError: there are more or fewer samples than there were.
+        DataError: there are more or fewer samples than there were, or they have an order that cannot be made again.
     """
     manifest = manifest_of(checkpoint)
     if manifest is None or manifest.cursor is None:
@@ -198,16 +203,10 @@ def remaining_plan(
     cursor = Cursor.from_dict(manifest.cursor)
     now = WindowSize(chunk=loader.chunk or chunk, micro_batches=plan.micro_batches)
     before = WindowSize.of_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
-    if before != now and loader.chunk is None:
-        raise CheckpointError(
-            f"The checkpoint was written with steps of {before} samples, and this run has {now}. The training "
-            "dataloader is not one of the trainer's, so the position is known in batches only; resume with the same "
-            "per_device_train_batch_size, gradient_accumulation_steps and number of processes."
-        )
     if args.ignore_data_skip:
         cursor = replace(cursor, samples=0)
-    check_same_data(cursor, loader.num_samples, loader.unit)
-    return plan_resume(
+    note = loader.check_resume(cursor, before=before, now=now, dataset=dataset)
+    plan, of_size = plan_resume(
         plan,
         cursor,
         step=manifest.step,
@@ -216,29 +215,49 @@ def remaining_plan(
         now=now,
         counts_epochs=args.max_steps <= 0,
     )
+    return plan, "; ".join(filter(None, (of_size, note)))
 
 
 def resume_loader(loader: Loader, checkpoint: str, engine: Engine, *, skips: bool) -> tuple[int, int] | None:
-    """Gives the loader what it needs to go on where the checkpoint was; returns epoch and batches, if that tells.
+    """Gives the loader its state of a checkpoint; returns epoch and batches, or None if the checkpoint has no cursor.
 
     Args:
+        loader: of the training data.
+        checkpoint: its directory.
+        engine: knows which process this is, among those with batches of their own.
         skips: what is trained of that epoch is not trained again.
     """
     manifest = manifest_of(checkpoint)
     if manifest is None or manifest.cursor is None:
         return None
-    own = rng.find_file(checkpoint, rank=engine.replica, num_processes=engine.num_replicas)
-    of_first = next((p for n in (1, 2) if (p := Path(checkpoint) / rng.file_name(0, n)).is_file()), None)
-    path = own or of_first  # a process that was not there yet: all must draw the same order of the epoch
-    states = {} if path is None else rng.load(path)
     cursor = Cursor.from_dict(manifest.cursor)
-    randomness = LoaderRandomness(
+    own = rng.find_file(checkpoint, rank=engine.replica, num_processes=engine.num_replicas)
+    path = own or rng.find_first_file(checkpoint)  # all processes must draw the same order of the epoch
+    states = {} if path is None else rng.load(path)
+    state = LoaderState(
         epoch_start=states.get("loader_epoch_start"),
         before_ahead=states.get("loader_before_ahead"),
-        stream=states.get("loader_stream"),
-        dataloader=states.get("loader_own") if skips and own is not None else None,
+        position=_data_position(checkpoint, states, engine, is_own=own is not None),
     )
-    return loader.resume(cursor if skips else replace(cursor, samples=0), randomness)
+    if skips:
+        return loader.resume(cursor, state)
+    return loader.resume(replace(cursor, samples=0), replace(state, position=None))
+
+
+def _data_position(checkpoint: str, states: dict[str, Any], engine: Engine, *, is_own: bool) -> dict[str, Any]:
+    """The position of a stream or of a user's dataloader, by its kind. Older checkpoints have it among random states.
+
+    A process that was not there yet takes the first one's, where that is a stream: all of them read the same items.
+    """
+    rank, num_processes, name = engine.replica, engine.num_replicas, DATA_POSITION_NAME
+    path = rng.find_file(checkpoint, rank=rank, num_processes=num_processes, name=name)
+    if path is not None:
+        return training_state.load_data_position(path)
+    first = rng.find_first_file(checkpoint, name)
+    if first is not None:
+        return {kind: value for kind, value in training_state.load_data_position(first).items() if kind == "stream"}
+    own = states.get("loader_own") if is_own else None
+    return {kind: value for kind, value in (("stream", states.get("loader_stream")), ("dataloader", own)) if value}
 
 
 def load_rng(folder: str, *, rank: int, num_processes: int, step: int) -> None:
@@ -287,8 +306,8 @@ def load_checkpoint_args(
     except (OSError, ValueError):
         then = None
     now = json.loads(args.to_json_string())
-    found = differences(then, now) if isinstance(then, dict) else []
-    problems = list(contradictions(found, has_own_optimizer=has_own_optimizer))
+    found = diff_args(then, now) if isinstance(then, dict) else []
+    problems = list(impossible_changes(found, has_own_optimizer=has_own_optimizer))
     if problems:
         raise CheckpointError(f"{checkpoint} cannot be resumed from with these arguments:\n  " + "\n  ".join(problems))
     return CheckpointArguments(state.max_steps, found)

@@ -21,7 +21,7 @@ from trainwright.callbacks.preemption import SlurmRequeue
 from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
 from trainwright.callbacks.time_limits import TimeLimits
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.config import varied
+from trainwright.config.overrides import with_overrides
 from trainwright.errors import CheckpointNotFoundError
 from trainwright.run import build
 from trainwright.run.console import show_lines
@@ -106,7 +106,7 @@ def host_of(trainer: Any) -> TrainerHandle:
     args, output_dir = trainer.args, trainer.args.output_dir
 
     def check(params: Mapping[str, Any]) -> None:
-        varied.varied(trainer._search.args, params)
+        with_overrides(trainer._search.args, params)
 
     return TrainerHandle(
         args=args,
@@ -144,7 +144,7 @@ def run_trial(trainer: Any, offer: TrialSpec, trial: Any) -> TrialResult:
 
 def arguments_of_trial(search: SearchState) -> Any:
     """The arguments as given, with the values of the trial that runs now."""
-    args = varied.varied(search.args, {**search.offer.params})
+    args = with_overrides(search.args, {**search.offer.params})
     args.resume_from_checkpoint = None  # that of the script is no trial's
     return args
 

@@ -52,6 +52,7 @@ class TrainingRun:
     Args:
         progress: the record, the flags, the loss and the clock.
         forward: runs a batch through the model.
+        trial: of a search; None outside of one.
         is_dry: nothing of it may be noticed outside: no events, no trace in the optimizer.
 
     Attributes:
@@ -69,9 +70,12 @@ class TrainingRun:
         flops: estimates the operations of a micro-batch.
     """
 
-    def __init__(self, progress: RunState, forward: Forward = run_model, *, is_dry: bool = False) -> None:
+    def __init__(
+        self, progress: RunState, forward: Forward = run_model, *, trial: Any = None, is_dry: bool = False
+    ) -> None:
         self.progress = progress
         self.forward = forward
+        self.trial = trial
         self.is_dry = is_dry
         self.run_id = resume.new_run_id()
         self.is_training = False
@@ -89,9 +93,9 @@ class TrainingRun:
         self._resume_note = ""
 
     @classmethod
-    def after(cls, before: TrainingRun, args: Any) -> TrainingRun:
+    def after(cls, before: TrainingRun, args: Any, trial: Any = None) -> TrainingRun:
         """A run that starts from nothing; record and flags are those of the one before until it makes its own."""
-        return cls(RunState(before.progress.state, before.progress.control), forward_pass(args))
+        return cls(RunState(before.progress.state, before.progress.control), forward_pass(args), trial=trial)
 
     @classmethod
     def idle(cls, args: Any, state: TrainerState | None = None) -> TrainingRun:
@@ -106,13 +110,14 @@ class TrainingRun:
         """
         if self.is_dry:
             return before
-        idle = TrainingRun(self.progress, self._fresh_forward())
+        idle = TrainingRun(self.progress, self._fresh_forward(), trial=self.trial)
         idle.run_id, idle.plan, idle.loader, idle.batch_size = self.run_id, self.plan, self.loader, self.batch_size
         return idle
 
     def rehearsal(self, model: Any) -> TrainingRun:
         """A dry run of an evaluation from here; `model` is in evaluation mode until its guard ends."""
-        dry = TrainingRun(RunState(self.progress.state, self.progress.control), self._fresh_forward(), is_dry=True)
+        progress = RunState(self.progress.state, self.progress.control)
+        dry = TrainingRun(progress, self._fresh_forward(), trial=self.trial, is_dry=True)
         dry.is_training, dry.loss_rule = self.is_training, self.loss_rule
         dry.eval_mode_guard = train_eval_mode.EvalModeGuard(model, None)
         return dry
@@ -125,12 +130,14 @@ class TrainingRun:
         self.loader = input_pipeline.make_loader(dataloader, engine.device)
         return self.loader
 
-    def continue_from(self, checkpoint: str | None, args: Any, engine: Engine) -> StepPlan:
-        """The plan of what is left after a checkpoint; of all without one."""
+    def continue_from(self, checkpoint: str | None, args: Any, engine: Engine, dataset: Any) -> StepPlan:
+        """The plan of what is left of a dataset after a checkpoint; of all without one."""
         assert self.plan is not None
         assert self.loader is not None
         chunk = self.batch_size * engine.num_replicas
-        self.plan, self._resume_note = resume.remaining_plan(self.plan, self.loader, checkpoint, args, chunk=chunk)
+        self.plan, self._resume_note = resume.remaining_plan(
+            self.plan, self.loader, checkpoint, args, chunk=chunk, dataset=dataset
+        )
         return self.plan
 
     def load_record(
@@ -314,14 +321,9 @@ class TrainingRun:
         size = {"batch_size": self.batch_size, "micro_batches": plan.micro_batches, "chunk": self.loader.chunk}
         return {**cursor.to_dict(), **size, "shift": plan.shift}
 
-    def loader_states(self) -> dict[str, Any]:
-        """Random states and positions of the loader, as they lie beside those of the process."""
+    def loader_states(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Random states of the loader, as they lie beside those of the process, and the position of its data."""
         if self.loader is None:
-            return {}
-        randomness = self.loader.randomness()
-        return {
-            "loader_epoch_start": randomness.epoch_start,
-            "loader_before_ahead": randomness.before_ahead,
-            "loader_stream": randomness.stream,
-            "loader_own": randomness.dataloader,
-        }
+            return {}, None
+        state = self.loader.state()
+        return {"loader_epoch_start": state.epoch_start, "loader_before_ahead": state.before_ahead}, state.position

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from trainwright.config import varied
+from trainwright.config import overrides
 from trainwright.errors import DataError, MissingModelError, SearchSpaceError, did_you_mean
 from trainwright.search.base import SearchPlan, SearchSettings
 
@@ -65,7 +65,7 @@ def check_trainer_objects(*, model_init: Any, train_dataset: Any, eval_dataset: 
 
 
 def check_names(args: Any, params: Any) -> None:
-    """Whether all that a space varies can be varied.
+    """Whether all that a space varies can be overrides.
 
     Raises:
         SearchSpaceError: names what cannot, all of it.
@@ -74,7 +74,7 @@ def check_names(args: Any, params: Any) -> None:
         raise SearchSpaceError(
             f"hp_space returned {type(params).__name__}; it must return a dict from names of arguments to values."
         )
-    _refuse(problem for name in params if (problem := varied.problem_of_name(args, name)))
+    _refuse(problem for name in params if (problem := overrides.problem_of_name(args, name)))
 
 
 def check_values(args: Any, values: Iterable[tuple[str, Any]]) -> None:
@@ -83,7 +83,7 @@ def check_values(args: Any, values: Iterable[tuple[str, Any]]) -> None:
     Raises:
         SearchSpaceError: names those that are not.
     """
-    _refuse(problem for name, value in values if (problem := varied.problem_of_value(args, name, value)))
+    _refuse(problem for name, value in values if (problem := overrides.problem_of_value(args, name, value)))
 
 
 def check_options(given: Mapping[str, Any], known: Iterable[str], *, backend: str) -> None:

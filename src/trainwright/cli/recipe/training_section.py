@@ -11,11 +11,12 @@ from typing import Any, get_args, get_type_hints
 
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.cli_options import FALSE_WORDS, TRUE_WORDS
-from trainwright.config.fields import MAYBE_PATHS, PATHS
-from trainwright.config.legacy import OLD_NAMES
+from trainwright.config.deprecated import OLD_NAMES
+from trainwright.config.fields import names_with
 from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.errors import ArgumentError
 
+PATHS, MAYBE_PATHS = names_with("path"), names_with("maybe_path")
 WORDS = {**dict.fromkeys((*TRUE_WORDS, "on"), True), **dict.fromkeys((*FALSE_WORDS, "off"), False)}
 
 

@@ -53,7 +53,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Callable[[str, str], None]) ->
     Raises:
         RecipeError: data, model and settings do not fit; nothing was trained.
     """
-    from trainwright.data.worker_seeding import set_seed
+    from trainwright.data.seeding import set_seed
     from trainwright.seq2seq_trainer import Seq2SeqTrainer
     from trainwright.trainer import Trainer
 

@@ -1,6 +1,6 @@
-"""The tensors of a batch of packed rows, and how a model is told which tokens belong together.
+"""Tensors of a batch of packed rows, with what tells a model which tokens belong together.
 
-Nothing here knows a model: which `PackingLayout` isolates the samples of a row is found out in isolation_check.py.
+Nothing here knows a model: isolation_check.py finds the `Layout` that keeps the samples of a row apart in a model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from trainwright._types import IGNORE_INDEX, Batch
+from trainwright._types import IGNORE_INDEX, Batch, Item
 from trainwright.errors import DataError
 
 MASK = "attention_mask"
@@ -50,7 +50,7 @@ class PackedCollator:
 
     def __init__(
         self,
-        data_collator: Callable[[list[Any]], Mapping[str, Any]],
+        data_collator: Callable[[list[Item]], Batch],
         layout: PackingLayout,
         *,
         length_of: str = "input_ids",
@@ -65,7 +65,7 @@ class PackedCollator:
         self.multiple_of = multiple_of or 1
         self._fill = {length_of: pad_token_id, "labels": IGNORE_INDEX}
 
-    def __call__(self, rows: list[list[Any]]) -> Batch:
+    def __call__(self, rows: list[list[Item]]) -> Batch:
         items = [item for row in rows for item in row]
         given = dict(self.data_collator(items))
         lengths = [len(item[self.length_of]) for item in items]
@@ -89,12 +89,12 @@ class PackedCollator:
         return batch | _told(row_lengths, width, self.layout)
 
 
-def as_tensors(items: list[Any]) -> dict[str, Any]:
+def as_tensors(items: list[Item]) -> Batch:
     """The collator for users who bring none: entries that have a value for each token, as they are."""
     return {name: [torch.as_tensor(item[name]) for item in items] for name in items[0]}
 
 
-def _without_padding(name: str, value: Any, lengths: Sequence[int], mask: Any) -> list[torch.Tensor]:
+def _without_padding(name: str, value: Any, lengths: Sequence[int], mask: object) -> list[torch.Tensor]:
     """An entry of a batch by sample, its padding taken off."""
     if len(value) != len(lengths) or any(part.ndim != 1 for part in value):
         _refuse(name)

@@ -8,12 +8,11 @@ No list of models is kept: what a model does decides.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
 
-from trainwright._types import output_logits
+from trainwright._types import Batch, output_logits
 from trainwright.data.packing.collator import PackedCollator, PackingLayout, as_tensors
 from trainwright.errors import ModelError
 from trainwright.state.model_modes import evaluation_mode
@@ -84,7 +83,7 @@ def _candidates(model: nn.Module, takes_positions: bool) -> Iterator[PackingLayo
             yield PackingLayout(form="blocks", additive=kind, causal=True, first_position=first)
 
 
-def _rows_of_random_tokens(model: nn.Module, row_length: int, num_rows: int, length_of: str) -> list[list[Any]]:
+def _rows_of_random_tokens(model: nn.Module, row_length: int, num_rows: int, length_of: str) -> list[list[Batch]]:
     """A row of three samples, and one of a long and a short one: windows of attention shorter than it show, too."""
     size = max(row_length // 2, 1), max(row_length // 3, 1), 1
     lengths = [[part for part in size if part], [max(row_length - 3, 1), 2]][:num_rows]
@@ -105,7 +104,7 @@ def _logits_alone(model: nn.Module, item: dict[str, torch.Tensor], length_of: st
 
 
 def _logits_packed(
-    model: nn.Module, rows: list[list[Any]], layout: PackingLayout, length_of: str
+    model: nn.Module, rows: list[list[Batch]], layout: PackingLayout, length_of: str
 ) -> list[torch.Tensor]:
     batch = PackedCollator(as_tensors, layout, length_of=length_of)(rows)
     logits = _logits(model, batch, batch[length_of].shape[1])
@@ -117,7 +116,7 @@ def _logits_packed(
     ]
 
 
-def _logits(model: nn.Module, batch: dict[str, Any], width: int) -> torch.Tensor:
+def _logits(model: nn.Module, batch: Batch, width: int) -> torch.Tensor:
     device = next(model.parameters()).device
     placed = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
     # The class's own forward: for a run the instance may have one under autocast, whose rounding would hide much.

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
+from trainwright._types import Item
 from trainwright.data.batch_sampler import BatchedDataset, BatchOrder, fetch_items
-from trainwright.data.lengths import Lengths, check_lengths
+from trainwright.data.cursor import OrderKind
+from trainwright.data.lengths import Lengths, check_lengths, lengths_digest
 from trainwright.errors import DataError
 
 Piece = tuple[int, int, int]  # index of a sample, and the tokens of it from a start to before a stop
@@ -89,18 +90,22 @@ class PackedOrder(BatchOrder):
             chosen = rows[batch * self._rows_per_batch : (batch + 1) * self._rows_per_batch]
             yield [self._row(placed, row) for row in chosen]
 
+    def describe(self) -> OrderKind:
+        lengths = lengths_digest(self._lengths)
+        return {"kind": "packing", "unit": self.unit, "splits_long": self._splits_long, "lengths": lengths}
+
     def _row(self, placed: NDArray[np.int64], row: int) -> Row:
         pieces = self._pieces[placed[self._bounds[row] : self._bounds[row + 1]]]
         return [(index, start, stop) for index, start, stop in pieces.tolist()]
 
-    def num_samples_of(self, group: Any) -> int:
+    def num_samples_of(self, group: Sequence[Row]) -> int:
         return sum(start == 0 for row in group for _, start, _ in row)  # a sample that is cut counts with its beginning
 
     def num_tokens(self, epoch: int) -> int:
         widths = ([sum(stop - start for _, start, stop in row) for row in batch] for batch in self.indices(epoch))
         return sum(len(batch) * max(batch) for batch in widths)
 
-    def wrap(self, dataset: Any) -> Dataset[Any]:
+    def wrap(self, dataset: Any) -> PackedDataset:
         return PackedDataset(dataset, self.length_of, splits_long=self._splits_long)
 
 
@@ -112,11 +117,11 @@ class PackedDataset(BatchedDataset):
         self.length_of = length_of
         self.splits_long = splits_long
 
-    def __getitem__(self, rows: Sequence[Any]) -> list[list[Any]]:
+    def __getitem__(self, rows: Sequence[Row]) -> list[list[Item]]:
         items = iter(fetch_items(self.dataset, [index for row in rows for index, _, _ in row]))
         return [[self._cut(next(items), piece) for piece in row] for row in rows]
 
-    def _cut(self, item: Any, piece: Piece) -> Any:
+    def _cut(self, item: Item, piece: Piece) -> Item:
         index, start, stop = piece
         length = len(item[self.length_of])
         if start == 0 and stop == length:
@@ -129,7 +134,7 @@ class PackedDataset(BatchedDataset):
         return {name: value[start:stop] if _is_as_long(value, length) else value for name, value in item.items()}
 
 
-def _is_as_long(value: Any, length: int) -> bool:
+def _is_as_long(value: object, length: int) -> bool:
     return hasattr(value, "__len__") and not isinstance(value, (str, bytes)) and len(value) == length
 
 
@@ -142,7 +147,12 @@ def _cut(lengths: Lengths, row_length: int) -> NDArray[np.int64]:
 
 
 def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> NDArray[np.int64]:
-    """For each of the lengths (longest first, none above the capacity) the row it goes to."""
+    """The row to which each length goes.
+
+    Args:
+        lengths: longest first, none above the capacity.
+        capacity: of a row.
+    """
     row_of = np.zeros(len(lengths), dtype=np.int64)
     room: dict[int, list[int]] = {}  # free tokens -> rows with so many
     rooms: list[int] = []  # its keys, sorted

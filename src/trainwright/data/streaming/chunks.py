@@ -1,4 +1,4 @@
-"""A stream that is being read, cut into chunks: what becomes one batch on each process. Nothing here knows of workers.
+"""Chunks of a stream that is being read: what becomes one batch on each process. Nothing here knows of workers.
 
 There are chunks of so many items, and chunks of batches that are formed by length (`lookahead_buffer.py`).
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tqdm.auto import tqdm
 
+from trainwright._types import Item
 from trainwright.data.sharding import ChunkPart, RankShare
-from trainwright.data.streaming.batching import BatchFormer
-from trainwright.data.streaming.lookahead_buffer import LookaheadBuffer, next_lookahead
+from trainwright.data.streaming.lookahead_buffer import BatchFormer, LookaheadBuffer, State, next_lookahead
 from trainwright.data.streaming.stream_state import StreamPlace
 from trainwright.errors import DataError
 
@@ -32,14 +32,15 @@ class OpenStream:
         shows_progress: of what is passed over.
     """
 
-    items: Iterator[Any]
+    items: Iterator[Item]
     at: int
     place: StreamPlace
     begin: Callable[[int], None]
-    state: Callable[[], Any]
+    state: Callable[[], State]
     shows_progress: bool = False
 
-    def bar(self, stop: int) -> Any:
+    def bar(self, stop: int) -> tqdm[NoReturn]:
+        """A progress bar of the items that are passed over, up to a position."""
         shown = self.shows_progress and self.at < stop
         return tqdm(
             total=max(stop - self.at, 0), desc="Passing over trained items", disable=not shown, leave=False, delay=2
@@ -60,7 +61,7 @@ class Chunk:
     """
 
     length: int
-    rows: Callable[[ChunkPart | None], list[Any]]
+    rows: Callable[[ChunkPart | None], list[Item]]
     place: StreamPlace
     size: int
     number: int
@@ -68,7 +69,16 @@ class Chunk:
 
 
 def chunks_of_items(opened: OpenStream, share: RankShare, *, drop_last: bool) -> Iterator[Chunk]:
-    """Reads past what is trained now, and the chunks when they are asked for."""
+    """Chunks of so many items. Reads past what is trained at once, and the chunks when they are asked for.
+
+    Args:
+        opened: the stream.
+        share: says how many items a chunk has.
+        drop_last: leave out a last chunk that is smaller.
+
+    Raises:
+        DataError: the stream has become shorter than what is trained.
+    """
     position = _pass_over(opened, share.chunk_size)
     return _chunks_of_items(opened, share.chunk_size, position, drop_last=drop_last)
 
@@ -107,16 +117,26 @@ def _chunks_of_items(opened: OpenStream, size: int, position: int, *, drop_last:
             return
 
 
-def _slicer(items: list[Any]) -> Callable[[ChunkPart | None], list[Any]]:
+def _slicer(items: list[Item]) -> Callable[[ChunkPart | None], list[Item]]:
     return lambda part: items if part is None else items[part.start : part.stop]
 
 
 def chunks_of_batches(
     opened: OpenStream, share: RankShare, former: BatchFormer, *, seed_of: Callable[[int], int]
 ) -> Iterator[Chunk]:
-    """The same for batches formed by length. `seed_of` a look-ahead, from its start, its order is drawn."""
+    """Chunks of batches that are formed by length. Reads past what is trained at once.
 
-    def begin_block(number: int) -> Any:
+    Args:
+        opened: the stream.
+        share: says how many batches a chunk has.
+        former: forms the batches.
+        seed_of: from the start of a look-ahead to the seed from which the order of its batches is drawn.
+
+    Raises:
+        DataError: the stream has become shorter than what is trained.
+    """
+
+    def begin_block(number: int) -> State:
         if number > 0:
             opened.begin(number)
         return opened.state() if number > 0 else None

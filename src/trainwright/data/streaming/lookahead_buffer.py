@@ -13,12 +13,122 @@ behind it, do not depend on where a resume began to read.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from trainwright._types import Item
+from trainwright.config.plans import SamplingPlan
 from trainwright.data.batch_sampler import BatchOrder
+from trainwright.data.cursor import OrderKind
+from trainwright.data.lengths import Lengths
+from trainwright.data.packing.sampler import CURE, PackedOrder
 from trainwright.data.sharding import ChunkPart
-from trainwright.data.streaming.batching import BatchFormer
+from trainwright.data.token_budget import TokenBudget
+from trainwright.errors import DataError
+
+State = object  # of the user's dataset, as its `state_dict` returns it
+
+
+def formed_by_length(
+    lengths: Sequence[int] | Lengths, plan: SamplingPlan, *, seed: int, drop_last: bool
+) -> TokenBudget | PackedOrder:
+    """Batches of samples with these lengths, as the plan forms them.
+
+    Args:
+        lengths: of each sample.
+        plan: has a budget of tokens, or the length of a row.
+        seed: base of the order.
+        drop_last: leave out rows that do not fill a batch.
+
+    Raises:
+        DataError: a sample is empty, or longer than a batch or row takes.
+    """
+    if plan.max_tokens is not None:
+        return TokenBudget(lengths, plan.max_tokens, seed=seed, multiple_of=plan.pad_to)
+    assert plan.row_length is not None
+    return PackedOrder(
+        lengths,
+        plan.row_length,
+        plan.batch_size,
+        seed=seed,
+        splits_long=plan.splits_long,
+        drop_last=drop_last,
+        length_of=plan.length_of,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFormer:
+    """Forms batches of the samples of a look-ahead into a stream.
+
+    Attributes:
+        size: samples of a look-ahead, at least.
+        min_batches: batches that can be formed of it, at least.
+        block: items that are read at once.
+    """
+
+    plan: SamplingPlan
+    size: int = 1024
+    min_batches: int = 16
+    block: int = 64
+
+    @property
+    def packed_input(self) -> str | None:
+        """The entry whose tokens are packed into rows; None where samples stay rows of their own."""
+        return self.plan.length_of if self.plan.row_length is not None else None
+
+    @property
+    def unit(self) -> str:
+        """The settings that decide what a batch is."""
+        return f"{formed_by_length([1], self.plan, seed=0, drop_last=False).unit} from look-aheads of {self.size}"
+
+    def describe(self) -> OrderKind:
+        """Everything that the batches depend on besides the stream, the seed and the number of processes."""
+        return {
+            "unit": self.unit,
+            "min_batches": self.min_batches,
+            "block": self.block,
+            "pad_to": self.plan.pad_to,
+            "splits_long": self.plan.splits_long,
+            "length_of": self.plan.length_of,
+        }
+
+    def order(self, lengths: Sequence[int], *, seed: int = 0, drop_last: bool = False) -> BatchOrder:
+        """The batches of samples with these lengths.
+
+        Args:
+            lengths: of the samples of a look-ahead.
+            seed: from which the order of batches is drawn.
+            drop_last: it is the last look-ahead, and a batch that is not full may be left out.
+        """
+        return formed_by_length(lengths, self.plan, seed=seed, drop_last=drop_last and self.plan.drop_last)
+
+    def length(self, item: Item, number: int) -> int:
+        """Tokens of an item of the stream, counted: there is no index by which a column could be asked.
+
+        Args:
+            item: as the stream gives it.
+            number: of the item in the stream, for messages.
+
+        Raises:
+            DataError: it has none, or more than fit.
+        """
+        name, plan = self.plan.length_of, self.plan
+        if not isinstance(item, Mapping) or name not in item:
+            has = ", ".join(sorted(item)) if isinstance(item, Mapping) else f"a {type(item).__name__}"
+            raise DataError(
+                f"Batches are formed by the length of {name!r}, and item {number} of the stream has {has}. Give the "
+                "items that entry (tokenize the stream by map), or pass a processing_class whose first input they have."
+            )
+        length = len(item[name])
+        limit, cure = plan.row_length, CURE
+        if plan.max_tokens is not None:
+            limit, cure = plan.max_tokens, "Raise the budget, or cut the samples."
+        if length < 1 or (length > (limit or length) and not plan.splits_long):
+            setting = "max_tokens_per_batch" if plan.max_tokens is not None else "packing_length"
+            what = f"more than {setting}={limit}. {cure}" if length else "none. Leave such samples out."
+            raise DataError(f"Item {number} of the stream has {length} tokens, {what}")
+        return length
 
 
 class LookaheadBuffer:
@@ -26,16 +136,16 @@ class LookaheadBuffer:
 
     Args:
         items: of the stream.
+        begin_block: called with its number before a block is read; returns the dataset's state there.
         block: items that are read at once.
         at: items of the stream before the first of these.
         state: the dataset's state there, if it has one.
-        begin_block: called with its number before a block is read; returns the dataset's state there.
     """
 
     def __init__(
-        self, items: Iterator[Any], begin_block: Callable[[int], Any], *, block: int, at: int, state: Any
+        self, items: Iterator[Item], begin_block: Callable[[int], State], *, block: int, at: int, state: State
     ) -> None:
-        self.items: list[Any] = []
+        self.items: list[Item] = []
         self.start = at
         self._source = items
         self._begin_block = begin_block
@@ -48,12 +158,12 @@ class LookaheadBuffer:
         return len(self.items)
 
     @property
-    def mark(self) -> tuple[int, Any]:
+    def mark(self) -> tuple[int, State]:
         """Items before a place in the stream that is not behind the start, and the dataset's state there."""
         return self._marks[0]
 
     def fill(self, size: int) -> bool:
-        """Whether the stream has so many items from the start on."""
+        """Reads until there are so many items; returns False where the stream has fewer."""
         while len(self.items) < size and not self._has_ended:
             at = self.start + len(self.items)
             state = self._begin_block(at // self._block)
@@ -65,7 +175,7 @@ class LookaheadBuffer:
         return len(self.items) >= size
 
     def drop(self, size: int) -> None:
-        """The first items are done with."""
+        """Removes the first items: they are in batches."""
         del self.items[:size]
         self.start += size
         while len(self._marks) > 1 and self._marks[1][0] <= self.start:
@@ -75,21 +185,21 @@ class LookaheadBuffer:
 class LookaheadBatches:
     """The batches of one look-ahead, in order. Samples are looked up when a batch is asked for."""
 
-    def __init__(self, items: list[Any], order: BatchOrder) -> None:
-        self._dataset: Any = order.wrap(items)
+    def __init__(self, items: list[Item], order: BatchOrder) -> None:
+        self._dataset = order.wrap(items)
         self._order = order
         self.groups = list(order.indices(0))
 
-    def batches_from(self, first: int) -> Callable[[ChunkPart | None], list[Any]]:
-        """Of as many as there are processes, one for each, the batch of the process with a part."""
+    def batches_from(self, first: int) -> Callable[[ChunkPart | None], list[Item]]:
+        """The batch of a process with a part, of as many batches as there are processes."""
 
-        def batch(part: ChunkPart | None) -> list[Any]:
-            items: list[Any] = self._dataset[self.groups[first + (0 if part is None else part.start)]]
-            return items
+        def batch(part: ChunkPart | None) -> list[Item]:
+            return self._dataset[self.groups[first + (0 if part is None else part.start)]]
 
         return batch
 
     def num_samples(self, start: int, stop: int) -> int:
+        """Samples in some of the batches."""
         return sum(self._order.num_samples_of(group) for group in self.groups[start:stop])
 
 
@@ -98,7 +208,11 @@ def next_lookahead(
 ) -> tuple[LookaheadBatches, int] | None:
     """The batches of the next look-ahead and how many samples they take; None when the stream has ended.
 
-    `multiple`: of so many batches their number is one, unless the stream ends.
+    Args:
+        buffer: is filled as far as the look-ahead needs it.
+        former: forms the batches.
+        multiple: of so many batches their number is one, unless the stream ends.
+        seed: from which the order of the batches is drawn.
     """
     lengths: list[int] = []
     num, has_all = former.size, False

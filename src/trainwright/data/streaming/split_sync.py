@@ -1,4 +1,4 @@
-"""Processes that read parts of a stream of their own, kept in step: as many batches on each, weighted by their samples.
+"""Equal numbers of batches on processes that read parts of a stream of their own, weighted by their samples.
 
 Before a batch is given out, the processes tell each other how many samples they have for it. As long as all have a full
 batch, it goes out as it is. Where one has fewer, the mean over its batch counts by its share of the samples; where its
@@ -13,15 +13,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+from trainwright._types import Batch
 from trainwright.data.sharding import ChunkPart
-from trainwright.data.streaming.dataset_kinds import Split
-from trainwright.data.streaming.stream_state import BatchOrigin
+from trainwright.data.streaming.stream_state import BatchOrigin, Split
 from trainwright.errors import DataError
 
 T = TypeVar("T")
 NOTHING_AT_ALL = -1  # no samples, and no batch that could stand in
+NOTHING_MORE: tuple[Batch | None, BatchOrigin | None] = (None, None)
 
 
 class RankExchange(Protocol):
@@ -32,20 +33,23 @@ class RankExchange(Protocol):
 
 
 def equal_batches(
-    fetched: Iterator[tuple[Any, BatchOrigin]], exchange: RankExchange, split: Split, *, size: int, begins: bool
-) -> Iterator[tuple[Any, BatchOrigin]]:
+    fetched: Iterator[tuple[Batch, BatchOrigin]], exchange: RankExchange, split: Split, *, size: int, begins: bool
+) -> Iterator[tuple[Batch, BatchOrigin]]:
     """The batches of this process and those that stand in, each with the origin of the batches of all.
 
     Args:
+        fetched: batches of this process's part, each with its origin.
+        exchange: between the processes.
+        split: which part this is.
         size: of a full batch on one process.
         begins: nothing of the epoch is trained yet.
 
     Raises:
         DataError: a process has no sample at all.
     """
-    latest: Any = None
+    latest: Batch | None = None
     while True:
-        batch, origin = next(fetched, (None, None))
+        batch, origin = next(fetched, NOTHING_MORE)
         have_nothing = NOTHING_AT_ALL if latest is None else 0
         counts = exchange.gather_counts(have_nothing if origin is None else origin.size)
         total = sum(count for count in counts if count > 0)
@@ -57,12 +61,13 @@ def equal_batches(
             borrowed = _borrowed(exchange, batch)
             latest = borrowed if latest is None else latest
         given = latest if origin is None else batch
+        assert given is not None
         latest = copy.copy(given)  # whoever gets it may take entries out of it
         yield given, _of_all(origin, counts, split, size)
         begins = False
 
 
-def _borrowed(exchange: RankExchange, batch: Any) -> Any:
+def _borrowed(exchange: RankExchange, batch: Batch | None) -> Batch:
     """A batch of another process, for one that resumes behind the end of its own part."""
     return next(one for one in exchange.gather_objects(batch) if one is not None)
 

@@ -1,13 +1,28 @@
-"""Where in a stream a run stands: what a batch tells of its origin, and what of an epoch is trained. Reads nothing."""
+"""State of a stream for checkpoints: origin of each batch, what of an epoch is trained, and the dataset's own state.
+
+Nothing here reads the stream.
+"""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
+from trainwright._types import Item, is_instance_of
 from trainwright.data.sharding import ChunkPart
-from trainwright.data.streaming.dataset_kinds import Split
 from trainwright.errors import DataError
+
+# Any: datasets and their states are the user's own types.
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A stream of which each process has a part of its own."""
+
+    rank: int
+    num_parts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +45,13 @@ class StreamPlace:
     taken: int = 0
     multiple: int = 0
 
+    def to_values(self) -> tuple[Any, ...]:
+        """Plain values for a checkpoint."""
+        return self.samples, self.state, self.state_at, self.start, self.taken, self.multiple
+
     @classmethod
     def from_values(cls, values: tuple[Any, ...]) -> StreamPlace:
-        """Of a checkpoint; the first ones had the samples and a state right behind them, and nothing else."""
+        """The place in a checkpoint; the first ones had the samples and the state after them, and nothing else."""
         samples, state, *more = values
         state_at, start, taken, multiple = more or (0 if state is None else samples, 0, 0, 0)
         return cls(samples=samples, state=state, state_at=state_at, start=start, taken=taken, multiple=multiple)
@@ -59,7 +78,7 @@ class BatchOrigin:
     num_samples: int | None = None
 
 
-class BatchItems(list[Any]):
+class BatchItems(list[Item]):
     """The items of one batch on their way to the collator."""
 
     origin: BatchOrigin
@@ -86,6 +105,7 @@ class EpochProgress:
     part: tuple[int, int] | None = None
 
     def add(self, origin: BatchOrigin) -> None:
+        """A batch is given to training."""
         self.samples += origin.size
         self.batches += 1
         if origin.place is None:
@@ -96,32 +116,45 @@ class EpochProgress:
 
     @classmethod
     def passed_over(cls, samples: int, split: Split | None = None) -> EpochProgress:
-        """So many samples of a stream that the workers do not share, with nothing known of its state."""
+        """The progress after some samples, with nothing known of the dataset's own state.
+
+        Args:
+            samples: over all processes; the workers do not share the stream.
+            split: of a stream of which each process has a part of its own.
+        """
         own = samples if split is None else samples // split.num_parts
         return cls(samples=samples, of_worker={0: StreamPlace(samples=own)} if samples else {}, part=part_of(split))
 
     def copy(self) -> EpochProgress:
+        """A progress that stays as it is when this one moves on."""
         return replace(self, of_worker=dict(self.of_worker))
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
         return {
             "samples": self.samples,
             "num_workers": self.num_workers,
             "next_worker": self.next_worker,
-            "of_worker": {worker: _values(place) for worker, place in self.of_worker.items()},
+            "of_worker": {worker: place.to_values() for worker, place in self.of_worker.items()},
             "batches": self.batches,
             "part": self.part,
         }
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> EpochProgress:
+    def from_dict(cls, values: Mapping[str, Any]) -> EpochProgress:
+        """The progress in a checkpoint; older ones lack some of the values."""
         places = {int(worker): StreamPlace.from_values(place) for worker, place in values["of_worker"].items()}
         part = values.get("part")
         return cls(**{**values, "of_worker": places, "part": None if part is None else tuple(part)})
 
 
-def progress_at(samples: int, saved: dict[str, Any] | None, split: Split | None) -> EpochProgress:
+def progress_at(samples: int, saved: Mapping[str, Any] | None, split: Split | None) -> EpochProgress:
     """What of an epoch is trained at a position: as this process saved it, or as far as the samples tell.
+
+    Args:
+        samples: of the cursor.
+        saved: of `Progress.to_dict`; None where the checkpoint has nothing of this process.
+        split: of a stream of which each process has a part of its own.
 
     Raises:
         DataError: each process reads a part of its own, and where this one stood is not known.
@@ -137,6 +170,7 @@ def progress_at(samples: int, saved: dict[str, Any] | None, split: Split | None)
 
 
 def part_of(split: Split | None) -> tuple[int, int] | None:
+    """The part of a stream that this process has, and of how many; None where each process reads all of it."""
     return None if split is None else (split.rank, split.num_parts)
 
 
@@ -144,10 +178,80 @@ def _raise_unknown(split: Split | None) -> NoReturn:
     who = "this process" if split is None else f"process {split.rank}"
     raise DataError(
         f"The checkpoint does not say where {who} stood in its part of the stream: each reads a part of its own, and "
-        "its file of random states (rng_state_*.pth) is missing or another's. Resume from another checkpoint, or begin "
+        "its file (data_position_*.pth) is missing or another's. Resume from another checkpoint, or begin "
         "the epoch again with ignore_data_skip=True."
     )
 
 
-def _values(place: StreamPlace) -> tuple[Any, ...]:
-    return place.samples, place.state, place.state_at, place.start, place.taken, place.multiple
+# -- what the stream is ------------------------------------------------------------------------------------------------
+
+
+def is_hf_stream(dataset: object) -> bool:
+    """Whether a dataset is a `datasets.IterableDataset`."""
+    return is_instance_of(dataset, "datasets", "IterableDataset")
+
+
+def check_is_whole(dataset: object, num_processes: int, *, purpose: str) -> None:
+    """Where every process reads the same items and takes its part of them, a part must not be one already.
+
+    Args:
+        dataset: a stream.
+        num_processes: that read it.
+        purpose: what needs the whole stream, for the message.
+
+    Raises:
+        DataError: the stream was split between the processes before.
+    """
+    if num_processes > 1 and _split_of(dataset) is not None:
+        raise DataError(
+            f"The stream was split with split_dataset_by_node, and {purpose} needs the whole of it: it shares the data "
+            f"between the {num_processes} processes itself. Pass the stream as it was before."
+        )
+
+
+def split_for(dataset: object, *, rank: int, num_processes: int) -> Split | None:
+    """How a stream was split between the processes that train; None where each reads all of it.
+
+    Args:
+        dataset: a stream.
+        rank: of this process.
+        num_processes: that train.
+
+    Raises:
+        DataError: it was split between others.
+    """
+    split = _split_of(dataset) if num_processes > 1 else None
+    if split is None or split == Split(rank, num_processes):
+        return split
+    raise DataError(
+        f"The stream was split with split_dataset_by_node(rank={split.rank}, world_size={split.num_parts}), and this "
+        f"is process {rank} of {num_processes}: parts would be trained twice or not at all. Split it with the rank and "
+        "world size of the process (args.process_index, args.world_size), or pass the whole stream."
+    )
+
+
+def _split_of(dataset: object) -> Split | None:
+    config = getattr(dataset, "_distributed", None) if is_hf_stream(dataset) else None
+    return None if config is None else Split(config.rank, config.world_size)
+
+
+def keeps_state(dataset: object) -> bool:
+    """Whether a dataset can tell where it stands and go on from there, with nothing lost.
+
+    A `datasets` stream with a shuffle buffer loses what is in the buffer, so it is read again.
+    """
+    if not (callable(getattr(dataset, "state_dict", None)) and callable(getattr(dataset, "load_state_dict", None))):
+        return False
+    return not (is_hf_stream(dataset) and _has_buffer(getattr(dataset, "_ex_iterable", None)))
+
+
+def own_state(dataset: Any) -> Any:
+    """The state of a dataset that keeps one, as a copy: the dataset may return the object that it changes."""
+    return copy.deepcopy(dataset.state_dict())
+
+
+def _has_buffer(source: object) -> bool:
+    if source is None:
+        return False
+    inner = [getattr(source, "ex_iterable", None), *(getattr(source, "ex_iterables", None) or ())]
+    return hasattr(source, "buffer_size") or any(map(_has_buffer, inner))

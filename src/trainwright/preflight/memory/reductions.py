@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainwright.config.owned import batch_formers
+from trainwright.config.fields import batch_formers
 
 SMALLER = "somewhat slower"
 ROUNDED = "rounded arithmetic"

@@ -1,23 +1,17 @@
-"""The effective plan of a run, as lines for a person: what will happen, and which settings differ from the defaults."""
+"""Summary of a run in a few lines: batches, steps, optimizer, rhythm, and which settings differ from the defaults."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from trainwright.config import resolve
+from trainwright.config.fields import SETTINGS, batch_formers, value_of
 from trainwright.config.help import differing
-from trainwright.config.owned import batch_formers, owned
 from trainwright.config.plans import StepPlan
-
-# Said by the lines of the plan already.
-SAID = {
-    "output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
-    "warmup_steps", "logging_steps", "logging_strategy", "eval_steps", "eval_strategy", "save_steps", "save_strategy",
-    "learning_rate", "lr_scheduler_type", "optim", "bf16", "fp16", "do_train", "do_eval", "do_predict",
-}  # fmt: skip
+from trainwright.config.protocol import Arguments
 
 
-def effective_plan(args: Any, plan: StepPlan, state: Any, *, device: Any, num_replicas: int) -> list[str]:
+def run_summary(args: Arguments, plan: StepPlan, state: Any, *, device: Any, num_replicas: int) -> list[str]:
     """One line each for batches, steps, optimizer and rhythm, and one for what else differs from the defaults."""
     warmup = args.get_warmup_steps(plan.max_steps)
     lines = [
@@ -28,21 +22,26 @@ def effective_plan(args: Any, plan: StepPlan, state: Any, *, device: Any, num_re
         f"{warmup} warm-up steps, on {device} in {_precision(args)}",
         f"rhythm    {_rhythms(args, state)}",
     ]
-    others = {name: value for name, value in differing(args).items() if name not in SAID}
+    others = {name: value for name, value in differing(args).items() if not _is_summarized(name)}
     if others:
         lines.append("also      " + ", ".join(f"{name}={value!r}" for name, value in others.items()))
     return lines
 
 
-def _replicas(args: Any, number: int) -> str:
-    if getattr(args, "n_gpu", 1) > 1:
+def _is_summarized(name: str) -> bool:
+    """Whether the lines above show a field; they show none of a subclass."""
+    return name in SETTINGS and SETTINGS[name].summarized
+
+
+def _replicas(args: Arguments, number: int) -> str:
+    if args.n_gpu > 1:
         return f"{args.n_gpu} devices of one process"
     if number == args.world_size:
         return f"{number} processes"
     return f"{number} {'group' if number == 1 else 'groups'} of {args.world_size // number} processes"
 
 
-def known_plan(args: Any) -> list[str]:
+def arguments_summary(args: Arguments) -> list[str]:
     """The same lines as far as arguments alone tell: the number of samples is not known to them."""
     micro_batches = resolve.micro_batches(args)
     total = f" = {args.per_device_train_batch_size * micro_batches * args.world_size} samples a step"
@@ -60,26 +59,28 @@ def known_plan(args: Any) -> list[str]:
     ]
 
 
-def _batch(args: Any) -> str:
-    if owned(args, "max_tokens_per_batch") is not None:
-        return f"up to {args.max_tokens_per_batch} tokens"
-    if owned(args, "packing") is not None:
-        return f"{args.per_device_train_batch_size} rows of {args.packing_length} tokens ({args.packing})"
+def _batch(args: Arguments) -> str:
+    budget, packing = value_of(args, "max_tokens_per_batch"), value_of(args, "packing")
+    if budget is not None:
+        return f"up to {budget} tokens"
+    if packing is not None:
+        length = value_of(args, "packing_length")
+        return f"{args.per_device_train_batch_size} rows of {length} tokens ({packing})"
     return str(args.per_device_train_batch_size)
 
 
-def _varies(args: Any) -> bool:
+def _varies(args: Arguments) -> bool:
     """Whether a batch is counted in something else than samples."""
     return bool(batch_formers(args))
 
 
-def _rhythms(args: Any, steps: Any) -> str:
+def _rhythms(args: Arguments, steps: Any) -> str:
     verbs = (("logs", "logging"), ("evaluates", "eval"), ("saves", "save"))
     said = (f"{verb} {_rhythm(getattr(args, f'{n}_strategy'), getattr(steps, f'{n}_steps'))}" for verb, n in verbs)
     return ", ".join(said)
 
 
-def _length(args: Any, plan: StepPlan) -> str:
+def _length(args: Arguments, plan: StepPlan) -> str:
     if plan.has_open_end:
         return f"until the data ends, {args.num_train_epochs:g} passes over data of unknown length"
     if args.max_steps > 0:
@@ -95,8 +96,8 @@ def _rhythm(strategy: Any, steps: float | None) -> str:
     return {"no": "never", "epoch": "every epoch", "best": "at each best evaluation"}.get(kind, f"every {steps} steps")
 
 
-def _precision(args: Any) -> str:
-    mixed = getattr(args, "mixed_precision", "no")
+def _precision(args: Arguments) -> str:
+    mixed = args.mixed_precision
     return "full precision" if mixed == "no" else f"{mixed} autocast"
 
 

@@ -1,9 +1,9 @@
-"""Lengths of time as people write them."""
+"""Short forms of values as people write them."""
 
 import pytest
 
 from trainwright import HfArgumentParser, TrainingArguments
-from trainwright.config.durations import seconds, text
+from trainwright.config.parsing import format_duration, parse_duration
 from trainwright.errors import ArgumentError
 
 
@@ -15,7 +15,7 @@ from trainwright.errors import ArgumentError
     ],
 )  # fmt: skip
 def test_what_is_written_is_meant(written, meant):
-    assert seconds(written) == meant
+    assert parse_duration(written) == meant
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_what_is_written_is_meant(written, meant):
 )
 def test_anything_else_is_refused_with_examples(written):
     with pytest.raises(ValueError, match="'1h30m'"):
-        seconds(written)
+        parse_duration(written)
 
 
 @pytest.mark.parametrize("name", ["max_train_time", "save_every", "save_keep_every"])
@@ -41,4 +41,4 @@ def test_arguments_hold_seconds_and_name_the_field_that_is_wrong(name):
     ("value", "shown"), [(90, "90s"), (0.5, "0.5s"), (1200, "20min"), (5400, "1h 30min"), (7200, "2h")]
 )
 def test_shown_to_a_person(value, shown):
-    assert text(value) == shown
+    assert format_duration(value) == shown

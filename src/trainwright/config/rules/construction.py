@@ -5,45 +5,36 @@ Rules read attributes by name only, and compare with plain strings, so arguments
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from trainwright.config.owned import batch_formers, owned
-from trainwright.config.traced import traced_steps
+from trainwright.config.fields import SETTINGS, batch_formers, value_of
+from trainwright.config.parsing import parse_factor, parse_steps
+from trainwright.config.protocol import Arguments
+from trainwright.config.rules.stages import Stage, rule
 from trainwright.distributed.world import PARALLEL_SIZES
-
-Rule = Callable[[Any], "str | None"]
-RULES: list[Rule] = []
-DEFAULT_BATCH_SIZE = 8  # of per_device_train_batch_size: nobody chose it
-
-
-def rule(function: Rule) -> Rule:
-    RULES.append(function)
-    return function
-
 
 # -- intervals --------------------------------------------------------------------------------------------------------
 
 
-@rule
-def logging_interval(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "logging_strategy", "logging_steps")
+def logging_interval(args: Arguments) -> str | None:
     return _interval(args, "logging")
 
 
-@rule
-def eval_interval(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "eval_strategy", "eval_steps")
+def eval_interval(args: Arguments) -> str | None:
     return _interval(args, "eval")
 
 
-@rule
-def save_interval(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "save_strategy", "save_steps")
+def save_interval(args: Arguments) -> str | None:
     return _interval(args, "save")
 
 
-def _interval(args: Any, what: str) -> str | None:
+def _interval(args: Arguments, what: str) -> str | None:
     steps = getattr(args, f"{what}_steps")
     if getattr(args, f"{what}_strategy") != "steps":
         return None
@@ -58,16 +49,18 @@ def _interval(args: Any, what: str) -> str | None:
     return None
 
 
-@rule
-def profiled_steps(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "profile")
+def profiled_steps(args: Arguments) -> str | None:
     try:
-        return None if getattr(args, "profile", None) is None else traced_steps(args.profile) and None
+        if (steps := value_of(args, "profile")) is not None:
+            parse_steps(steps)
     except ValueError as error:
         return f"profile: {error}"
+    return None
 
 
-@rule
-def whole_warmup(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "warmup_steps")
+def whole_warmup(args: Arguments) -> str | None:
     if args.warmup_steps > 1 and args.warmup_steps != int(args.warmup_steps):
         return f"warmup_steps={args.warmup_steps!r}: a number of steps is whole; only a share of all, below 1, is not."
     return None
@@ -76,8 +69,8 @@ def whole_warmup(args: Any) -> str | None:
 # -- evaluation and the best checkpoint -------------------------------------------------------------------------------
 
 
-@rule
-def best_needs_evaluation(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "eval_strategy", "load_best_model_at_end")
+def best_needs_evaluation(args: Arguments) -> str | None:
     if args.load_best_model_at_end and args.eval_strategy == "no":
         return (
             "load_best_model_at_end=True needs evaluations, and eval_strategy='no' has none. "
@@ -86,8 +79,8 @@ def best_needs_evaluation(args: Any) -> str | None:
     return None
 
 
-@rule
-def best_needs_matching_saves(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "eval_strategy", "save_strategy", "load_best_model_at_end")
+def best_needs_matching_saves(args: Arguments) -> str | None:
     if not args.load_best_model_at_end or args.eval_strategy == "no" or args.save_strategy == "best":
         return None
     if args.eval_strategy == args.save_strategy:
@@ -98,10 +91,12 @@ def best_needs_matching_saves(args: Any) -> str | None:
     )
 
 
-@rule
-def best_saves_are_multiples(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end")
+def best_saves_are_multiples(args: Arguments) -> str | None:
     both_steps = args.eval_strategy == "steps" and args.save_strategy == "steps"
-    if not args.load_best_model_at_end or not both_steps or _is_multiple(args.save_steps, args.eval_steps):
+    if args.eval_steps is None or not args.load_best_model_at_end or not both_steps:
+        return None
+    if _is_multiple(args.save_steps, args.eval_steps):
         return None
     reason = "is a share of all steps and the other a number"
     if (args.save_steps < 1) == (args.eval_steps < 1):
@@ -120,8 +115,8 @@ def _is_multiple(save: Any, evaluate: Any) -> bool:
     return bool(round(save * 1_000_000) % round(evaluate * 1_000_000) == 0)
 
 
-@rule
-def saving_the_best_needs_evaluation(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "eval_strategy", "save_strategy")
+def saving_the_best_needs_evaluation(args: Arguments) -> str | None:
     if args.save_strategy == "best" and args.eval_strategy == "no":
         return (
             "save_strategy='best' saves after evaluations, and eval_strategy='no' has none. "
@@ -130,15 +125,15 @@ def saving_the_best_needs_evaluation(args: Any) -> str | None:
     return None
 
 
-@rule
-def saving_the_best_needs_a_metric(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "save_strategy", "metric_for_best_model")
+def saving_the_best_needs_a_metric(args: Arguments) -> str | None:
     if args.save_strategy == "best" and args.metric_for_best_model is None:
         return "save_strategy='best' needs metric_for_best_model, for example 'loss'."
     return None
 
 
-@rule
-def schedule_needs_evaluation(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "lr_scheduler_type", "eval_strategy")
+def schedule_needs_evaluation(args: Arguments) -> str | None:
     if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy") and args.eval_strategy == "no":
         return (
             f"lr_scheduler_type={_word(args.lr_scheduler_type)} follows the evaluations, and eval_strategy='no' has "
@@ -147,8 +142,8 @@ def schedule_needs_evaluation(args: Any) -> str | None:
     return None
 
 
-@rule
-def known_inputs_of_metrics(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "include_for_metrics")
+def known_inputs_of_metrics(args: Arguments) -> str | None:
     unknown = [word for word in args.include_for_metrics or [] if word not in ("inputs", "loss")]
     return f"include_for_metrics holds {unknown}. Allowed: 'inputs', 'loss'." if unknown else None
 
@@ -156,43 +151,43 @@ def known_inputs_of_metrics(args: Any) -> str | None:
 # -- precision and devices --------------------------------------------------------------------------------------------
 
 
-@rule
-def one_precision(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "bf16", "fp16")
+def one_precision(args: Arguments) -> str | None:
     if args.fp16 and args.bf16:
         return "fp16=True and bf16=True exclude each other. Keep one; bf16 needs no loss scaling."
     return None
 
 
-@rule
-def one_eval_precision(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "bf16_full_eval", "fp16_full_eval")
+def one_eval_precision(args: Arguments) -> str | None:
     if args.fp16_full_eval and args.bf16_full_eval:
         return "fp16_full_eval=True and bf16_full_eval=True exclude each other. Keep one."
     return None
 
 
-@rule
-def tf32_needs_a_gpu(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "tf32", "use_cpu")
+def tf32_needs_a_gpu(args: Arguments) -> str | None:
     if args.tf32 and args.use_cpu:
         return "tf32=True is a mode of GPUs, and use_cpu=True trains without one. Drop either."
     return None
 
 
-@rule
-def nccl_needs_a_gpu(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "use_cpu", "ddp_backend")
+def nccl_needs_a_gpu(args: Arguments) -> str | None:
     if args.ddp_backend == "nccl" and args.use_cpu:
         return "ddp_backend='nccl' works between GPUs only, and use_cpu=True uses none. Set ddp_backend='gloo'."
     return None
 
 
-@rule
-def one_sharding(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "fsdp", "deepspeed")
+def one_sharding(args: Arguments) -> str | None:
     if args.fsdp and args.deepspeed:
         return "fsdp and deepspeed both shard the model. Keep one of them."
     return None
 
 
-@rule
-def parts_on_one_disk(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "save_on_each_node", "fsdp")
+def parts_on_one_disk(args: Arguments) -> str | None:
     if args.fsdp and args.save_on_each_node:
         return (
             "save_on_each_node=True writes a whole checkpoint on every node, and with fsdp each process has parts of "
@@ -201,8 +196,8 @@ def parts_on_one_disk(args: Any) -> str | None:
     return None
 
 
-@rule
-def parts_keep_their_type(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "bf16_full_eval", "fp16_full_eval", "fsdp")
+def parts_keep_their_type(args: Arguments) -> str | None:
     names = [name for name in ("fp16_full_eval", "bf16_full_eval") if getattr(args, name)]
     if args.fsdp and names:
         return (
@@ -212,8 +207,8 @@ def parts_keep_their_type(args: Any) -> str | None:
     return None
 
 
-@rule
-def one_accumulation(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "gradient_accumulation_steps", "accelerator_config")
+def one_accumulation(args: Arguments) -> str | None:
     config = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
     num_steps = config.get("num_steps", args.gradient_accumulation_steps)
     if args.gradient_accumulation_steps > 1 and num_steps != args.gradient_accumulation_steps:
@@ -224,8 +219,8 @@ def one_accumulation(args: Any) -> str | None:
     return None
 
 
-@rule
-def sharded_best_needs_full_checkpoints(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "save_only_model", "load_best_model_at_end", "deepspeed")
+def sharded_best_needs_full_checkpoints(args: Arguments) -> str | None:
     if args.deepspeed and args.save_only_model and args.load_best_model_at_end:
         return (
             "save_only_model=True leaves out what load_best_model_at_end=True loads under deepspeed. "
@@ -237,17 +232,17 @@ def sharded_best_needs_full_checkpoints(args: Any) -> str | None:
 # -- learning rates by parameter --------------------------------------------------------------------------------------
 
 
-@rule
-def share_of_the_layer_above(args: Any) -> str | None:
-    decay = getattr(args, "layerwise_lr_decay", None)
+@rule(Stage.CONSTRUCTION, "layerwise_lr_decay")
+def share_of_the_layer_above(args: Arguments) -> str | None:
+    decay = value_of(args, "layerwise_lr_decay")
     if decay is None or (_is_number(decay) and 0 < decay <= 1):
         return None
     return f"layerwise_lr_decay={decay!r} must be a number above 0 and at most 1, such as 0.9 (None: all layers alike)."
 
 
-@rule
-def rates_by_pattern(args: Any) -> str | None:
-    groups = getattr(args, "lr_groups", None)
+@rule(Stage.CONSTRUCTION, "lr_groups")
+def rates_by_pattern(args: Arguments) -> str | None:
+    groups = value_of(args, "lr_groups")
     if groups is None:
         return None
     example = "Write {pattern: rate or factor}, for example {'classifier': 1e-3, 'encoder': '0.1x'}."
@@ -259,42 +254,30 @@ def rates_by_pattern(args: Any) -> str | None:
         except re.error as error:
             return f"lr_groups: {pattern!r} is no regular expression ({error})."
         is_rate = _is_number(value) and not isinstance(value, bool) and value >= 0
-        if not is_rate and rate_factor(value) is None:
+        if not is_rate and parse_factor(value) is None:
             return f"lr_groups: {value!r} of {pattern!r} is neither a rate nor a factor. {example}"
     return None
-
-
-def rate_factor(value: Any) -> float | None:
-    """0.1 for "0.1x" or "x0.1"; None for what is no factor."""
-    match = re.fullmatch(r"x(?P<after>\S+)|(?P<before>\S+)x", value) if isinstance(value, str) else None
-    if match is None:
-        return None
-    try:
-        factor = float(match["after"] or match["before"])
-    except ValueError:
-        return None
-    return factor if 0 <= factor < math.inf else None
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
-@rule
-def prefetch_needs_workers(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "dataloader_num_workers", "dataloader_prefetch_factor")
+def prefetch_needs_workers(args: Arguments) -> str | None:
     return _needs_workers(args, "dataloader_prefetch_factor")
 
 
-@rule
-def persistence_needs_workers(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "dataloader_num_workers", "dataloader_persistent_workers")
+def persistence_needs_workers(args: Arguments) -> str | None:
     return _needs_workers(args, "dataloader_persistent_workers")
 
 
-@rule
-def start_method_needs_workers(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "dataloader_num_workers", "dataloader_multiprocessing_context")
+def start_method_needs_workers(args: Arguments) -> str | None:
     return _needs_workers(args, "dataloader_multiprocessing_context")
 
 
-def _needs_workers(args: Any, name: str) -> str | None:
+def _needs_workers(args: Arguments, name: str) -> str | None:
     value = getattr(args, name)
     if args.dataloader_num_workers == 0 and value not in (None, False):
         return (
@@ -304,20 +287,21 @@ def _needs_workers(args: Any, name: str) -> str | None:
     return None
 
 
-@rule
-def one_way_to_form_batches(args: Any) -> str | None:
-    if owned(args, "max_tokens_per_batch") and owned(args, "packing"):
+@rule(Stage.CONSTRUCTION, "max_tokens_per_batch", "packing")
+def one_way_to_form_batches(args: Arguments) -> str | None:
+    budget, packing = value_of(args, "max_tokens_per_batch"), value_of(args, "packing")
+    if budget and packing:
         return (
-            f"max_tokens_per_batch={args.max_tokens_per_batch} and packing={args.packing!r} both form batches by "
+            f"max_tokens_per_batch={budget} and packing={packing!r} both form batches by "
             "length. Keep one: packing leaves almost no padding, a budget works with every model."
         )
     return None
 
 
-@rule
-def a_budget_or_a_batch_size(args: Any) -> str | None:
-    budget = owned(args, "max_tokens_per_batch")
-    if budget is None or args.per_device_train_batch_size == DEFAULT_BATCH_SIZE:
+@rule(Stage.CONSTRUCTION, "per_device_train_batch_size", "max_tokens_per_batch")
+def a_budget_or_a_batch_size(args: Arguments) -> str | None:
+    budget = value_of(args, "max_tokens_per_batch")
+    if budget is None or args.per_device_train_batch_size == SETTINGS["per_device_train_batch_size"].default:
         return None
     return (
         f"max_tokens_per_batch={budget} and per_device_train_batch_size={args.per_device_train_batch_size} both "
@@ -325,8 +309,8 @@ def a_budget_or_a_batch_size(args: Any) -> str | None:
     )
 
 
-@rule
-def formed_batches_have_their_order(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "train_sampling_strategy", "max_tokens_per_batch", "packing")
+def formed_batches_have_their_order(args: Arguments) -> str | None:
     asked = batch_formers(args)
     if not asked or args.train_sampling_strategy == "random":
         return None
@@ -336,8 +320,8 @@ def formed_batches_have_their_order(args: Any) -> str | None:
     )
 
 
-@rule
-def formed_batches_stay_whole(args: Any) -> str | None:
+@rule(Stage.CONSTRUCTION, "accelerator_config", "max_tokens_per_batch", "packing")
+def formed_batches_stay_whole(args: Arguments) -> str | None:
     asked = batch_formers(args)
     config = args.accelerator_config
     taken_apart = [name for name in ("split_batches", "dispatch_batches") if getattr(config, name, None)]
@@ -349,19 +333,20 @@ def formed_batches_stay_whole(args: Any) -> str | None:
     )
 
 
-@rule
-def packing_needs_a_length(args: Any) -> str | None:
-    if owned(args, "packing") is not None and owned(args, "packing_length") is None:
+@rule(Stage.CONSTRUCTION, "packing", "packing_length")
+def packing_needs_a_length(args: Arguments) -> str | None:
+    packing = value_of(args, "packing")
+    if packing is not None and value_of(args, "packing_length") is None:
         return (
-            f"packing={args.packing!r} fills rows of packing_length tokens, and there is none. Set packing_length, for "
+            f"packing={packing!r} fills rows of packing_length tokens, and there is none. Set packing_length, for "
             "example to the longest sample."
         )
     return None
 
 
-@rule
-def generated_predictions_are_kept(args: Any) -> str | None:
-    if getattr(args, "predict_with_generate", False) and args.prediction_loss_only:
+@rule(Stage.CONSTRUCTION, "prediction_loss_only", "predict_with_generate")
+def generated_predictions_are_kept(args: Arguments) -> str | None:
+    if value_of(args, "predict_with_generate") and args.prediction_loss_only:
         return (
             "predict_with_generate=True makes predictions, and prediction_loss_only=True throws them away. "
             "Set one of them to False."
@@ -369,9 +354,9 @@ def generated_predictions_are_kept(args: Any) -> str | None:
     return None
 
 
-@rule
-def one_order_of_samples(args: Any) -> str | None:
-    if getattr(args, "sortish_sampler", False) and args.train_sampling_strategy == "sequential":
+@rule(Stage.CONSTRUCTION, "train_sampling_strategy", "sortish_sampler")
+def one_order_of_samples(args: Arguments) -> str | None:
+    if value_of(args, "sortish_sampler") and args.train_sampling_strategy == "sequential":
         return (
             "sortish_sampler=True puts samples of similar length together, and train_sampling_strategy='sequential' "
             "keeps the order of the data. Drop one of them."
@@ -379,9 +364,9 @@ def one_order_of_samples(args: Any) -> str | None:
     return None
 
 
-@rule
-def sizes_are_accelerates(args: Any) -> str | None:
-    config = getattr(args, "parallelism_config", None)
+@rule(Stage.CONSTRUCTION, "parallelism_config")
+def sizes_are_accelerates(args: Arguments) -> str | None:
+    config = args.parallelism_config
     wrong = [name for name in PARALLEL_SIZES if not _is_size(getattr(config, name, None))]
     if config is None or not wrong:
         return None

@@ -3,7 +3,7 @@
 import pytest
 
 from trainwright.config.arguments import TrainingArguments
-from trainwright.config.legacy import OLD_FLAGS, OLD_NAMES, OLD_NUMBERS, Honoured
+from trainwright.config.deprecated import OLD_FLAGS, OLD_NAMES, OLD_NUMBERS, Honoured
 from trainwright.errors import ArgumentError, LegacyNameWarning, UnknownArgumentError
 
 TRANSLATED = [

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from trainwright.config.fields import value_of
 from trainwright.config.help import defaults_of
-from trainwright.config.traced import traced_steps
+from trainwright.config.parsing import parse_steps
+from trainwright.config.protocol import Arguments
+from trainwright.config.rules.stages import RunFacts, Stage, rule
 
 BY_LENGTH = ("group_by_length", "batch_rebalance")
 # Schedules whose rate at a step is the same however long the run is.
@@ -16,24 +17,7 @@ COMPUTED_BY_EVALUATION = ("loss", "runtime", "samples_per_second", "steps_per_se
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What is known when training starts. None: not known, and then no rule speaks about it."""
-
-    max_steps: int | None = None
-    has_open_end: bool | None = None  # the run ends when data of unknown length do
-    has_own_schedule: bool = False
-    is_stream: bool | None = None  # the training data has no length
-    has_eval_dataset: bool | None = None
-    eval_names: tuple[str, ...] = ()  # of several evaluation sets
-    has_compute_metrics: bool | None = None  # False also says that nobody overrides evaluate()
-    device_type: str | None = None
-    supports_bf16: bool | None = None
-    supports_tf32: bool | None = None
-    num_processes: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RequiredMetric:
     """A metric that only an evaluation can tell whether it exists."""
 
     name: str  # in full
@@ -41,7 +25,7 @@ class Wanted:
     eval_set: str | None = None  # of several
 
 
-def resolve_best_metric(args: Any, eval_names: tuple[str, ...] = ()) -> Wanted | None:
+def resolve_best_metric(args: Arguments, eval_names: tuple[str, ...] = ()) -> RequiredMetric | None:
     """The metric that `metric_for_best_model` names, unless every evaluation has it or nobody is judged by one."""
     if args.metric_for_best_model is None:
         return None
@@ -51,22 +35,15 @@ def resolve_best_metric(args: Any, eval_names: tuple[str, ...] = ()) -> Wanted |
     prefix = "eval" if chosen is None else f"eval_{chosen}"
     if f"eval_{metric}".removeprefix(f"{prefix}_") in COMPUTED_BY_EVALUATION:
         return None
-    return Wanted(name=f"eval_{metric}", prefix=prefix, eval_set=chosen if chosen or not eval_names else eval_names[0])
-
-
-Rule = Callable[[Any, Facts], "str | None"]
-RULES: list[Rule] = []
-
-
-def rule(function: Rule) -> Rule:
-    RULES.append(function)
-    return function
+    return RequiredMetric(
+        name=f"eval_{metric}", prefix=prefix, eval_set=chosen if chosen or not eval_names else eval_names[0]
+    )
 
 
 # -- the length of the run --------------------------------------------------------------------------------------------
 
 
-def needs_length(args: Any, *, has_own_schedule: bool = False) -> str | None:
+def needs_length(args: Arguments, *, has_own_schedule: bool = False) -> str | None:
     """The first setting that only a run of known length can obey, as a person reads it; None if there is none."""
     if args.lr_scheduler_type not in WITHOUT_LENGTH and not has_own_schedule:
         return f"lr_scheduler_type={str(getattr(args.lr_scheduler_type, 'value', args.lr_scheduler_type))!r}"
@@ -79,12 +56,15 @@ def needs_length(args: Any, *, has_own_schedule: bool = False) -> str | None:
     return None
 
 
-def is_by_steps(args: Any, what: str) -> bool:
+def is_by_steps(args: Arguments, what: str) -> bool:
     return bool(getattr(args, f"{what}_strategy") == "steps")
 
 
-@rule
-def open_end_is_possible(args: Any, facts: Facts) -> str | None:
+@rule(
+    Stage.START, "num_train_epochs", "lr_scheduler_type", "warmup_steps", "logging_strategy", "logging_steps",
+    "eval_strategy", "eval_steps", "save_strategy", "save_steps",
+)  # fmt: skip
+def open_end_is_possible(args: Arguments, facts: RunFacts) -> str | None:
     needs = needs_length(args, has_own_schedule=facts.has_own_schedule) if facts.has_open_end else None
     if needs is None:
         return None
@@ -95,8 +75,8 @@ def open_end_is_possible(args: Any, facts: Facts) -> str | None:
     )
 
 
-@rule
-def warmup_fits(args: Any, facts: Facts) -> str | None:
+@rule(Stage.START, "num_train_epochs", "max_steps", "warmup_steps")
+def warmup_fits(args: Arguments, facts: RunFacts) -> str | None:
     length = facts.max_steps
     if length is None or args.warmup_steps < 1 or args.warmup_steps <= length:
         return None
@@ -106,24 +86,24 @@ def warmup_fits(args: Any, facts: Facts) -> str | None:
     )
 
 
-@rule
-def logging_is_reached(args: Any, facts: Facts) -> str | None:
+@rule(Stage.START, "num_train_epochs", "max_steps", "logging_strategy", "logging_steps")
+def logging_is_reached(args: Arguments, facts: RunFacts) -> str | None:
     return _never(args, facts, "logging")
 
 
-@rule
-def evaluation_is_reached(args: Any, facts: Facts) -> str | None:
+@rule(Stage.START, "num_train_epochs", "max_steps", "logging_strategy", "logging_steps", "eval_strategy", "eval_steps")
+def evaluation_is_reached(args: Arguments, facts: RunFacts) -> str | None:
     if args.eval_steps == args.logging_steps:
         return None if args.logging_strategy == "steps" else _never(args, facts, "eval")
     return _never(args, facts, "eval")
 
 
-@rule
-def saving_is_reached(args: Any, facts: Facts) -> str | None:
+@rule(Stage.START, "num_train_epochs", "max_steps", "save_strategy", "save_steps")
+def saving_is_reached(args: Arguments, facts: RunFacts) -> str | None:
     return _never(args, facts, "save")
 
 
-def _never(args: Any, facts: Facts, what: str) -> str | None:
+def _never(args: Arguments, facts: RunFacts, what: str) -> str | None:
     steps = getattr(args, f"{what}_steps")
     if facts.max_steps is None or getattr(args, f"{what}_strategy") != "steps" or steps is None:
         return None
@@ -136,21 +116,22 @@ def _never(args: Any, facts: Facts, what: str) -> str | None:
     )
 
 
-@rule
-def profiled_steps_are_reached(args: Any, facts: Facts) -> str | None:
-    if facts.max_steps is None or getattr(args, "profile", None) is None:
+@rule(Stage.START, "num_train_epochs", "max_steps", "profile")
+def profiled_steps_are_reached(args: Arguments, facts: RunFacts) -> str | None:
+    steps = value_of(args, "profile")
+    if facts.max_steps is None or steps is None:
         return None
-    last = traced_steps(args.profile).last
+    last = parse_steps(steps).last
     if last is None or last <= facts.max_steps:
         return None
     return (
-        f"profile={args.profile!r} names steps beyond the run of {facts.max_steps} steps ({_length_field(args)}). "
+        f"profile={steps!r} names steps beyond the run of {facts.max_steps} steps ({_length_field(args)}). "
         "Name earlier ones."
     )
 
 
-@rule
-def evaluation_is_not_delayed_away(args: Any, facts: Facts) -> str | None:
+@rule(Stage.START, "num_train_epochs", "max_steps", "eval_strategy", "eval_delay")
+def evaluation_is_not_delayed_away(args: Arguments, facts: RunFacts) -> str | None:
     if args.eval_strategy != "steps" or facts.max_steps is None or not args.eval_delay:
         return None
     if args.eval_delay <= facts.max_steps:
@@ -161,15 +142,15 @@ def evaluation_is_not_delayed_away(args: Any, facts: Facts) -> str | None:
     )
 
 
-def _length_field(args: Any) -> str:
+def _length_field(args: Arguments) -> str:
     return f"max_steps={args.max_steps}" if args.max_steps > 0 else f"num_train_epochs={args.num_train_epochs}"
 
 
 # -- data and evaluation ----------------------------------------------------------------------------------------------
 
 
-@rule
-def lengths_need_a_map(args: Any, facts: Facts) -> str | None:
+@rule(Stage.START, "train_sampling_strategy")
+def lengths_need_a_map(args: Arguments, facts: RunFacts) -> str | None:
     if facts.is_stream and args.train_sampling_strategy in BY_LENGTH:
         return (
             f"train_sampling_strategy={args.train_sampling_strategy!r} sorts samples by length, and the training data "
@@ -178,23 +159,23 @@ def lengths_need_a_map(args: Any, facts: Facts) -> str | None:
     return None
 
 
-@rule
-def evaluation_needs_data(args: Any, facts: Facts) -> str | None:
+@rule(Stage.START, "eval_strategy")
+def evaluation_needs_data(args: Arguments, facts: RunFacts) -> str | None:
     if facts.has_eval_dataset is False and args.eval_strategy != "no":
         word = getattr(args.eval_strategy, "value", args.eval_strategy)
         return f"eval_strategy={word!r} needs an eval_dataset, and none was given. Pass one, or set eval_strategy='no'."
     return None
 
 
-@rule
-def first_evaluation_needs_data(args: Any, facts: Facts) -> str | None:
+@rule(Stage.START, "eval_on_start")
+def first_evaluation_needs_data(args: Arguments, facts: RunFacts) -> str | None:
     if facts.has_eval_dataset is False and args.eval_on_start:
         return "eval_on_start=True needs an eval_dataset, and none was given. Pass one, or set eval_on_start=False."
     return None
 
 
-@rule
-def best_metric_names_its_set(args: Any, facts: Facts) -> str | None:
+@rule(Stage.START, "lr_scheduler_type", "save_strategy", "load_best_model_at_end", "metric_for_best_model")
+def best_metric_names_its_set(args: Arguments, facts: RunFacts) -> str | None:
     if not facts.eval_names or not _decides_by_metric(args):
         return None
     metric = str(args.metric_for_best_model).removeprefix("eval_")
@@ -207,8 +188,8 @@ def best_metric_names_its_set(args: Any, facts: Facts) -> str | None:
     )
 
 
-@rule
-def best_metric_is_computed(args: Any, facts: Facts) -> str | None:
+@rule(Stage.START, "lr_scheduler_type", "save_strategy", "load_best_model_at_end", "metric_for_best_model")
+def best_metric_is_computed(args: Arguments, facts: RunFacts) -> str | None:
     metric = str(args.metric_for_best_model)
     if facts.has_compute_metrics is not False or not _decides_by_metric(args):
         return None
@@ -220,7 +201,7 @@ def best_metric_is_computed(args: Any, facts: Facts) -> str | None:
     )
 
 
-def _decides_by_metric(args: Any) -> bool:
+def _decides_by_metric(args: Arguments) -> bool:
     follows = args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
     return bool(args.load_best_model_at_end or args.save_strategy == "best" or follows)
 
@@ -228,16 +209,16 @@ def _decides_by_metric(args: Any) -> bool:
 # -- the device -------------------------------------------------------------------------------------------------------
 
 
-@rule
-def bf16_is_supported(args: Any, facts: Facts) -> str | None:
+@rule(Stage.START, "bf16", "bf16_full_eval")
+def bf16_is_supported(args: Arguments, facts: RunFacts) -> str | None:
     if facts.supports_bf16 is not False or not (args.bf16 or args.bf16_full_eval):
         return None
     name = "bf16" if args.bf16 else "bf16_full_eval"
     return f"{name}=True is not supported by this device ({facts.device_type}). Use {name.replace('bf', 'fp')}=True."
 
 
-@rule
-def tf32_is_supported(args: Any, facts: Facts) -> str | None:
+@rule(Stage.START, "tf32")
+def tf32_is_supported(args: Arguments, facts: RunFacts) -> str | None:
     if args.tf32 and facts.supports_tf32 is False:
         return f"tf32=True is not supported by this device ({facts.device_type}); Ampere GPUs and later have it."
     return None
@@ -246,9 +227,9 @@ def tf32_is_supported(args: Any, facts: Facts) -> str | None:
 # -- several processes ------------------------------------------------------------------------------------------------
 
 
-@rule
-def static_graph_sees_every_batch(args: Any, facts: Facts) -> str | None:
-    config = getattr(args, "accelerator_config", None)
+@rule(Stage.START, "gradient_accumulation_steps", "accelerator_config", "ddp_static_graph")
+def static_graph_sees_every_batch(args: Arguments, facts: RunFacts) -> str | None:
+    config = args.accelerator_config
     accumulation = getattr(config, "gradient_accumulation_kwargs", None) or {}
     if facts.num_processes == 1 or not args.ddp_static_graph or accumulation.get("sync_each_batch"):
         return None
@@ -261,8 +242,8 @@ def static_graph_sees_every_batch(args: Any, facts: Facts) -> str | None:
     )
 
 
-@rule
-def updates_in_backward_stay_in_one_process(args: Any, facts: Facts) -> str | None:
+@rule(Stage.START, "optim")
+def updates_in_backward_stay_in_one_process(args: Arguments, facts: RunFacts) -> str | None:
     if facts.num_processes > 1 and str(getattr(args.optim, "value", args.optim)) in ("lomo", "adalomo"):
         return (
             f"optim={str(getattr(args.optim, 'value', args.optim))!r} updates the weights during the backward pass, "

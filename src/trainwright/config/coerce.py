@@ -1,6 +1,7 @@
-"""One form for every value: what `TrainingArguments.__post_init__` does to its fields. No rule between fields here.
+"""Coercion: one form for every value of the arguments, whatever form it was given in. No rule between fields here.
 
-Each function settles one thing and returns the problems it met, in words; nobody raises, so that one error tells all.
+Each function brings one kind of field to its form and returns the problems that it met, as messages; none of them
+raises, so that one error lists all.
 """
 
 from __future__ import annotations
@@ -14,47 +15,29 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from trainwright.config import durations
 from trainwright.config.accelerator import AcceleratorConfig
-from trainwright.config.enums import (
-    DebugOption,
-    HubStrategy,
-    IntervalStrategy,
-    OptimizerNames,
-    SaveStrategy,
-    SchedulerType,
-)
-from trainwright.config.fsdp_config import normalise_fsdp
-from trainwright.config.legacy import OLD_VALUES, REFUSED_VALUES
+from trainwright.config.enums import DebugOption, IntervalStrategy, SchedulerType
+from trainwright.config.fields import ALIASES, SETTINGS, names_with, value_of
+from trainwright.config.fsdp_config import coerce_fsdp
+from trainwright.config.parsing import parse_duration
+from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, LegacyNameWarning
 
 Problems = list[str]
 
-ENUMS: dict[str, type[Enum]] = {
-    "eval_strategy": IntervalStrategy,
-    "logging_strategy": IntervalStrategy,
-    "save_strategy": SaveStrategy,
-    "hub_strategy": HubStrategy,
-    "lr_scheduler_type": SchedulerType,
-    "optim": OptimizerNames,
-}
-DICT_FIELDS = (
-    "accelerator_config",
-    "fsdp_config",
-    "deepspeed",
-    "activation_checkpointing_kwargs",
-    "gradient_checkpointing_kwargs",
-    "lr_scheduler_kwargs",
-    "liger_kernel_config",
-    "lr_groups",
-)
-DURATION_FIELDS = ("max_train_time", "save_every", "save_keep_every")
-STEP_FIELDS = ("logging_steps", "eval_steps", "save_steps")
+ENUMS = {name: one.enum for name, one in SETTINGS.items() if one.enum is not None}
+DICT_FIELDS = names_with("dict")
+DURATION_FIELDS = names_with("duration")
+STEP_FIELDS = names_with("steps")
 
 
-def normalise(args: Any) -> Problems:
-    """Bring all fields of `args` to their one form."""
-    return [problem for settle in SETTLERS for problem in settle(args)]
+def coerce(args: Arguments) -> Problems:
+    """Brings all fields of `args` to their one form.
+
+    Returns:
+        Messages about values that have no such form.
+    """
+    return [problem for coerce_some in COERCIONS for problem in coerce_some(args)]
 
 
 def verbosity() -> int:
@@ -63,10 +46,12 @@ def verbosity() -> int:
     return logging.getLogger(name).getEffectiveLevel()
 
 
-def _output(args: Any) -> Problems:
-    args.output_dir = "trainer_output" if args.output_dir is None else os.path.expanduser(args.output_dir)
-    if args.logging_dir is not None:
-        args.logging_dir = os.path.expanduser(args.logging_dir)
+def _output(args: Arguments) -> Problems:
+    if args.output_dir is None:
+        args.output_dir = "trainer_output"
+    for name in names_with("path"):
+        if (path := value_of(args, name)) is not None:
+            setattr(args, name, os.path.expanduser(path))
     if args.disable_tqdm is None:
         args.disable_tqdm = verbosity() > logging.WARNING
     # The stand-in that to_dict() writes is no token: a rebuilt copy falls back to the login's.
@@ -76,7 +61,7 @@ def _output(args: Any) -> Problems:
     return []
 
 
-def _json_strings(args: Any) -> Problems:
+def _json_strings(args: Arguments) -> Problems:
     problems = []
     for name in getattr(args, "_VALID_DICT_FIELDS", DICT_FIELDS):
         text = getattr(args, name)
@@ -102,10 +87,9 @@ def _typed(value: Any) -> Any:  # Any: a JSON tree
     return float(value) if value.replace(".", "", 1).isdigit() else value
 
 
-def _checkpointing(args: Any) -> Problems:
+def _aliases(args: Arguments) -> Problems:
     """Afterwards both names hold the same, so that code that reads either is right."""
-    for suffix in ("", "_kwargs"):
-        old, new = f"gradient_checkpointing{suffix}", f"activation_checkpointing{suffix}"
+    for old, new in ALIASES.items():
         if getattr(args, new) is None and getattr(args, old) is not None:
             if getattr(args, old) != getattr(type(args), old, None):  # a library's own default is not the user's doing
                 warnings.warn(f"{old} is the older name of {new}: write {new}.", LegacyNameWarning, stacklevel=2)
@@ -116,22 +100,23 @@ def _checkpointing(args: Any) -> Problems:
     return []
 
 
-def _enums(args: Any) -> Problems:
+def _enums(args: Arguments) -> Problems:
     problems = []
     for name, kind in ENUMS.items():
         value = getattr(args, name)
-        if (name, value) in OLD_VALUES:
-            value = OLD_VALUES[name, value].value
+        word = value if isinstance(value, str) else ""
+        if word in SETTINGS[name].older_values:
+            value = SETTINGS[name].older_values[word]
             warnings.warn(f"{name}={getattr(args, name)!r} is an older name: write {value!r}.", LegacyNameWarning, 2)
         try:
             # by value, so that the enums of transformers serve too
             setattr(args, name, kind(value.value if isinstance(value, Enum) else value))
         except ValueError as error:
-            problems.append(f"{name}: {REFUSED_VALUES.get((name, value), error)}")
+            problems.append(f"{name}: {SETTINGS[name].refused_values.get(word, str(error))}")
     return problems + _debug(args)
 
 
-def _debug(args: Any) -> Problems:
+def _debug(args: Arguments) -> Problems:
     words = args.debug.split() if isinstance(args.debug, str) else args.debug or []
     try:
         args.debug = [DebugOption(word.value if isinstance(word, Enum) else word) for word in words]
@@ -140,7 +125,7 @@ def _debug(args: Any) -> Problems:
     return []
 
 
-def _intervals(args: Any) -> Problems:
+def _intervals(args: Arguments) -> Problems:
     if isinstance(args.include_num_input_tokens_seen, bool):
         args.include_num_input_tokens_seen = "all" if args.include_num_input_tokens_seen else "no"
     if args.eval_strategy != IntervalStrategy.NO:
@@ -154,20 +139,20 @@ def _intervals(args: Any) -> Problems:
     return []
 
 
-def _durations(args: Any) -> Problems:
+def _durations(args: Arguments) -> Problems:
     """Afterwards they are seconds."""
     problems = []
     for name in DURATION_FIELDS:
-        value = getattr(args, name, None)
+        value = value_of(args, name)
         if value is not None:
             try:
-                setattr(args, name, durations.seconds(value))
+                setattr(args, name, parse_duration(value))
             except ValueError as error:
                 problems.append(f"{name}: {error}")
     return problems
 
 
-def _best(args: Any) -> Problems:
+def _best(args: Arguments) -> Problems:
     wanted = args.load_best_model_at_end or args.lr_scheduler_type in (
         SchedulerType.REDUCE_ON_PLATEAU,
         SchedulerType.GREEDY,
@@ -179,20 +164,20 @@ def _best(args: Any) -> Problems:
     return []
 
 
-def _sorting(args: Any) -> Problems:
+def _sorting(args: Arguments) -> Problems:
     """The older wish for batches of similar length is the strategy that makes them."""
-    if getattr(args, "sortish_sampler", False) and args.train_sampling_strategy == "random":
+    if value_of(args, "sortish_sampler") and args.train_sampling_strategy == "random":
         args.train_sampling_strategy = "group_by_length"
     return []
 
 
-def _trackers(args: Any) -> Problems:
+def _trackers(args: Arguments) -> Problems:
     names = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
     args.report_to = [] if names == ["none"] else names
     return []
 
 
-def _hardware(args: Any) -> Problems:
+def _hardware(args: Arguments) -> Problems:
     if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
         args.torch_compile = True
     if args.torch_compile and args.torch_compile_backend is None:
@@ -202,19 +187,19 @@ def _hardware(args: Any) -> Problems:
     return []
 
 
-def _backends(args: Any) -> Problems:
+def _backends(args: Arguments) -> Problems:
     problems = []
     try:
         args.accelerator_config = AcceleratorConfig.of(args.accelerator_config)
     except (ArgumentError, OSError, json.JSONDecodeError) as error:
         problems.append(f"accelerator_config: {error}")
-    return problems + normalise_fsdp(args)
+    return problems + coerce_fsdp(args)
 
 
-SETTLERS: tuple[Callable[[Any], Problems], ...] = (
+COERCIONS: tuple[Callable[[Arguments], Problems], ...] = (
     _output,
     _json_strings,
-    _checkpointing,
+    _aliases,
     _enums,
     _intervals,
     _durations,

@@ -1,7 +1,6 @@
-"""Arguments with some values exchanged, as a trial of a search trains with them. Those given stay as they are.
+"""Overrides: a copy of arguments with some other values, as a trial of a hyperparameter search trains with them.
 
-Which values are tried is not its business; what they must be is: the name of a field, of its type, and one that a run
-may differ in from the next.
+Which values are tried is decided by `search/`; here is what they must be: a searchable field, and a value of its type.
 """
 
 from __future__ import annotations
@@ -12,32 +11,29 @@ import math
 import re
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from trainwright._types import python_number
 from trainwright.config import rules
-from trainwright.config.construct import refuse
-from trainwright.config.help import ALIASES
-from trainwright.config.legacy import unknown
-from trainwright.config.normalise import normalise
-from trainwright.config.ranges import RANGES
+from trainwright.config.arguments import TrainingArguments
+from trainwright.config.coerce import coerce
+from trainwright.config.constructor import refuse
+from trainwright.config.deprecated import unknown_message
+from trainwright.config.fields import ALIASES, RANGES, SETTINGS
+from trainwright.config.protocol import Arguments
 
-# Settled when a trainer is made, or the same for all trials because they share it.
-SETTLED = frozenset(
-    """
-    output_dir overwrite_output_dir logging_dir report_to run_name project disable_tqdm log_level log_level_replica
-    push_to_hub hub_model_id hub_token hub_strategy resume_from_checkpoint use_cpu local_rank deepspeed fsdp fsdp_config
-    ddp_backend ddp_timeout max_train_time save_every slurm_requeue save_failure skip_memory_metrics pad_to_multiple_of
-    label_names place_model_on_device hang_timeout
-    """.split()  # noqa: SIM905 -- a line for each name would hide the file
-)
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+A = TypeVar("A", bound="DataclassInstance")
 
 
-def varied(args: Any, values: Mapping[str, Any]) -> Any:
-    """A copy of `args` with these values, brought to the one form that values have and held against the rules.
+def with_overrides(args: A, values: Mapping[str, Any]) -> A:
+    """Copies `args` with these values, coerces them, and checks them against the rules. `args` stays as it is.
 
     Raises:
         ArgumentError: values that are out of range, or that contradict each other.
+        NotYetError: a value that this version does not carry out.
     """
     changed = copy.copy(args)
     for name, value in vars(args).items():
@@ -47,22 +43,24 @@ def varied(args: Any, values: Mapping[str, Any]) -> Any:
         setattr(changed, name, converted(args, name, value))
         if name in ALIASES:
             setattr(changed, ALIASES[name], getattr(changed, name))
-    if hasattr(type(args), "takes_old_names"):  # arguments of transformers keep their own form
-        refuse([*normalise(changed), *rules.violations(changed)])
+    typed = cast(Arguments, changed)
+    if isinstance(changed, TrainingArguments):  # arguments of transformers keep their own form
+        refuse([*coerce(typed), *rules.violations(typed)])
+    rules.refuse_unsupported(typed)
     return changed
 
 
-def problem_of_name(args: Any, name: str) -> str | None:
-    """Why this cannot be varied; None if it can."""
+def problem_of_name(args: DataclassInstance, name: str) -> str | None:
+    """Why trials cannot differ in this; None if they can."""
     names = [field.name for field in dataclasses.fields(args) if field.init]
     if name not in names:
-        return unknown(name, names)
-    if name in SETTLED:
+        return unknown_message(name, names)
+    if name in SETTINGS and not SETTINGS[name].searchable:
         return f"{name} is settled when the trainer is made, so trials cannot differ in it. Set it in the arguments."
     return None
 
 
-def problem_of_value(args: Any, name: str, value: Any) -> str | None:
+def problem_of_value(args: DataclassInstance, name: str, value: Any) -> str | None:
     """Why a field cannot hold this, as far as its type tells; None if it can."""
     try:
         converted(args, name, value)
@@ -71,7 +69,7 @@ def problem_of_value(args: Any, name: str, value: Any) -> str | None:
     return None
 
 
-def converted(args: Any, name: str, value: Any) -> Any:
+def converted(args: DataclassInstance, name: str, value: Any) -> Any:
     """A value as its field holds it: numbers of libraries become Python's, whole fields get whole numbers.
 
     Raises:
@@ -103,7 +101,7 @@ def _number(name: str, value: float, *, is_whole: bool) -> float:
     return int(value) if is_whole else float(value)
 
 
-def _kinds(args: Any, name: str) -> set[str]:
+def _kinds(args: DataclassInstance, name: str) -> set[str]:
     """The words of a field's type."""
     text = next((str(field.type) for field in dataclasses.fields(args) if field.name == name), "")
     return set(re.findall(r"\w+", text))

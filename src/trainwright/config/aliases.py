@@ -1,0 +1,178 @@
+"""Kinds of older names: what becomes of a value that was given under one. The names themselves are at the fields."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+Given = Mapping[str, Any]  # Any: the values of arguments, of all types
+
+
+class OldName(Protocol):
+    """What becomes of one older name."""
+
+    @property
+    def advice(self) -> str: ...
+
+    @property
+    def reads(self) -> type:
+        """What a command line takes a value for: bool, int, float or str."""
+        ...
+
+    def meaning(self, value: Any, given: Given) -> dict[str, Any]:
+        """Today's names and values. Raises ValueError with the reason where there is none."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renamed:
+    """The field itself, under another name."""
+
+    new: str = ""
+    convert: Callable[[Any], Any] = lambda value: value
+    note: str = ""
+    reads: type = str
+
+    @property
+    def advice(self) -> str:
+        return f"use {self.new}{self.note}"
+
+    def meaning(self, value: Any, given: Given) -> dict[str, Any]:
+        return {} if value is None else {self.new: self.convert(value)}
+
+
+@dataclass(frozen=True)
+class Switch:
+    """An older bool that is one value of a field today."""
+
+    value: str
+    also: tuple[Any, ...] = ()  # other ways to say the same
+    new: str = ""
+    reads: ClassVar[type] = bool
+
+    @property
+    def advice(self) -> str:
+        return f"use {self.new}={self.value!r}"
+
+    def meaning(self, value: Any, given: Given) -> dict[str, Any]:
+        return {self.new: self.value} if value and given.get(self.new) not in self.also else {}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An older argument that is one entry of a dict-valued field today."""
+
+    key: str
+    unset: tuple[Any, ...] = (None,)
+    reads: type = str
+    new: str = ""
+
+    @property
+    def advice(self) -> str:
+        return f"use {self.new}={{{self.key!r}: ...}}"
+
+    def meaning(self, value: Any, given: Given) -> dict[str, Any]:
+        if value in self.unset:
+            return {}
+        rest = given.get(self.new) or {}
+        if isinstance(rest, str) and rest.startswith("{"):
+            rest = json.loads(rest)
+        if not isinstance(rest, Mapping):
+            raise ValueError(f"it cannot be added to {self.new}={rest!r}; write it there, under {self.key!r}")
+        return {self.new: {**rest, self.key: value}}
+
+
+@dataclass(frozen=True)
+class Item:
+    """An older bool that is one item of a list-valued field today."""
+
+    item: str
+    new: str = ""
+    reads: ClassVar[type] = bool
+
+    @property
+    def advice(self) -> str:
+        return f"use {self.new}=[{self.item!r}]"
+
+    def meaning(self, value: Any, given: Given) -> dict[str, Any]:
+        rest = given.get(self.new) or []
+        items = rest.split() if isinstance(rest, str) else list(rest)
+        return {self.new: [*items, self.item]} if value and self.item not in items else {}
+
+
+@dataclass(frozen=True)
+class Organization:
+    """The owner's part of hub_model_id; the name comes from there or from output_dir."""
+
+    new: str = ""
+    advice: ClassVar[str] = "use hub_model_id='owner/name'"
+    reads: ClassVar[type] = str
+
+    def meaning(self, value: Any, given: Given) -> dict[str, Any]:
+        if value is None:
+            return {}
+        name = given.get("hub_model_id") or given.get("push_to_hub_model_id")
+        name = name or Path(given.get("output_dir") or "trainer_output").name
+        return {"hub_model_id": name if "/" in name else f"{value}/{name}"}
+
+
+NameOfField = Renamed | Switch | Entry | Item | Organization  # `new` is filled in where names are collected
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Has no meaning today. Values that asked for nothing are accepted."""
+
+    harmless: tuple[Any, ...]
+    reason: str
+    instead: str
+    reads: type = str
+
+    @property
+    def advice(self) -> str:
+        return f"leave it out ({self.reason}; {self.instead})"
+
+    def meaning(self, value: Any, given: Given) -> dict[str, Any]:
+        if value not in (None, *self.harmless):
+            raise ValueError(f"{self.reason}. Instead: {self.instead}")
+        return {}
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Any value is right: what it asked for happens by itself."""
+
+    reason: str
+    reads: ClassVar[type] = bool
+
+    @property
+    def advice(self) -> str:
+        return f"leave it out ({self.reason})"
+
+    def meaning(self, value: Any, given: Given) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Honoured:
+    """A field here, though no longer one of transformers."""
+
+    advice: ClassVar[str] = "it is a field here"
+    reads: ClassVar[type] = str
+
+    def meaning(self, value: Any, given: Given) -> dict[str, Any]:
+        return {}
+
+
+def share_of_steps(ratio: float) -> float:
+    """A ratio of all steps, as warmup_steps takes it: there, 1 would be one step."""
+    if not 0 <= ratio <= 1:
+        raise ValueError("it is a share of all steps and lies between 0 and 1; write a number of steps as warmup_steps")
+    return min(ratio, math.nextafter(1.0, 0.0))
+
+
+APEX = "NVIDIA's Apex is not used; torch has mixed precision of its own"

@@ -1,0 +1,105 @@
+"""Older names of arguments: collected from the fields, and those that mean nothing today; how a call is translated.
+
+Names that are fields again (`logging_dir`, ...) are listed as honoured and pass through untouched.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainwright.config.aliases import (
+    APEX,
+    Accepted,
+    Entry,
+    Given,
+    Honoured,
+    Item,
+    OldName,
+    Organization,
+    Refused,
+)
+from trainwright.config.fields import SETTINGS, OlderFields
+from trainwright.errors import LegacyNameWarning, did_you_mean
+
+TAKING_IN = (Entry, Item, Organization)  # their meaning holds what was there before, so they come last
+
+_SHARDED = "FairScale is not used; torch shards models itself"
+_NATIVE = ("auto", "cuda_amp", "cpu_amp", "amp")
+
+OF_NO_FIELD: dict[str, OldName] = {
+    "save_safetensors": Refused((True,), "weights are written as safetensors only", "load them with safetensors", bool),
+    "jit_mode_eval": Refused((False,), "evaluation does not trace with TorchScript", "torch_compile=True", bool),
+    "use_ipex": Refused((False,), "IPEX is not used; torch itself is fast on Intel's devices", "bf16=True", bool),
+    "fp16_opt_level": Refused(("O1", ""), APEX, "fp16=True or bf16=True"),
+    "half_precision_backend": Refused(_NATIVE, APEX, "fp16=True or bf16=True"),
+    "fp16_backend": Refused(_NATIVE, APEX, "fp16=True or bf16=True"),
+    "sharded_ddp": Refused((False, "", []), _SHARDED, "fsdp=True"),
+    "mp_parameters": Refused(("",), "SageMaker's model parallelism is not used", "fsdp=True or deepspeed"),
+    "use_mps_device": Accepted("MPS is found by itself; use_cpu=True turns it off"),
+    "use_legacy_prediction_loop": Accepted("one loop serves evaluation and prediction"),
+}
+OLD_NAMES: dict[str, OldName] = {
+    **{old: replace(kind, new=name) for name, one in SETTINGS.items() for old, kind in one.formerly.items()},
+    **OF_NO_FIELD,
+    **{name: Honoured() for name in OlderFields.settings},
+}
+
+# How a command line reads the older names; the others are text.
+OLD_FLAGS = frozenset(name for name, row in OLD_NAMES.items() if row.reads is bool)
+OLD_NUMBERS = {name: row.reads for name, row in OLD_NAMES.items() if row.reads in (int, float)}
+
+
+@dataclass
+class Translation:
+    """Keyword arguments in today's names, and what could not be translated."""
+
+    given: dict[str, Any]
+    problems: list[str] = field(default_factory=list)
+    has_unknown: bool = False
+
+
+def translate(given: Given, defaults: Given) -> Translation:
+    """Replace older names in `given`; each warns once. `defaults`: all names that are fields, with their defaults.
+
+    A field given at its default beside its older name does not contradict it: parsers and saved configurations list
+    every field.
+    """
+    result = Translation({name: value for name, value in given.items() if name in defaults})
+    for name in given:
+        if name not in defaults and name not in OLD_NAMES:
+            result.problems.append(unknown_message(name, [*defaults, *OLD_NAMES]))
+            result.has_unknown = True
+    older = [name for name in given if name in OLD_NAMES and name not in defaults]
+    for name in sorted(older, key=lambda name: isinstance(OLD_NAMES[name], TAKING_IN)):
+        problem = _translate_one(name, given, result.given, defaults)
+        if problem is None:
+            warnings.warn(f"{name} is an older name: {OLD_NAMES[name].advice}.", LegacyNameWarning, stacklevel=3)
+        else:
+            result.problems.append(problem)
+    return result
+
+
+def _translate_one(name: str, original: Given, given: dict[str, Any], defaults: Given) -> str | None:
+    """Write into `given` what one older name means; or say why that cannot be."""
+    row, value = OLD_NAMES[name], original[name]
+    try:
+        meaning = row.meaning(value, {**original, **given})
+    except ValueError as reason:
+        return f"{name}={value!r} is refused: {reason}."
+    for new, translated in meaning.items():
+        default = defaults.get(new)
+        present = given.get(new, default)
+        if isinstance(row, TAKING_IN) or present in (default, translated):
+            given[new] = translated
+        elif translated != default:
+            shown = "" if new.endswith("_token") else f" ({translated!r} and {present!r})"
+            return f"{name} and {new} are given and differ{shown}. Keep {new}, its name today."
+    return None
+
+
+def unknown_message(name: str, known: Collection[str]) -> str:
+    """The message for a name that is no argument, with the nearest one that is."""
+    return f"{name} is not an argument.{did_you_mean(name, known)}"

@@ -1,0 +1,91 @@
+"""The fields of the arguments, each declared once with every fact about it; and what is known of a field by its name.
+
+One dataclass per group; TrainingArguments is made of all of them. Names, defaults and order are those of transformers
+5.23, which takes arguments by position too; the groups after those are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainwright.config.fields.evaluation_fields import EvaluationFields, LoggingFields
+from trainwright.config.fields.machine_fields import (
+    AcceleratorFields,
+    DataFields,
+    DistributedFields,
+    ScriptFields,
+    SeedFields,
+)
+from trainwright.config.fields.own_fields import GenerationFields, OlderFields, OurFields
+from trainwright.config.fields.saving_fields import BestModelFields, HubFields, ResumeFields, SavingFields
+from trainwright.config.fields.setting import FieldGroup, Range, Setting, Syntax
+from trainwright.config.fields.training_fields import LengthFields, OptimizerFields, OutputFields, PrecisionFields
+
+__all__ = [
+    "ALIASES", "CHOICES", "GROUPS", "POSITIONS", "RANGES", "SETTINGS", "WITH_GENERATION",
+    "AcceleratorFields", "BestModelFields", "DataFields", "DistributedFields", "EvaluationFields", "GenerationFields",
+    "HubFields", "LengthFields", "LoggingFields", "OlderFields", "OptimizerFields", "OurFields", "OutputFields",
+    "PrecisionFields", "ResumeFields", "SavingFields", "ScriptFields", "SeedFields",
+    "batch_formers", "has_other_meaning", "names_with", "out_of_range", "value_of",
+]  # fmt: skip
+
+BY_POSITION: tuple[type[FieldGroup], ...] = (
+    OutputFields, LengthFields, OptimizerFields, PrecisionFields, LoggingFields, EvaluationFields, SavingFields,
+    HubFields, BestModelFields, ResumeFields, SeedFields, AcceleratorFields, DataFields, DistributedFields,
+    ScriptFields,
+)  # fmt: skip
+GROUPS: tuple[type[FieldGroup], ...] = (*BY_POSITION, OlderFields, OurFields)
+WITH_GENERATION: tuple[type[FieldGroup], ...] = (*GROUPS, GenerationFields)
+
+POSITIONS = tuple(name for group in BY_POSITION for name in group.settings)
+SETTINGS: Mapping[str, Setting] = {name: one for group in WITH_GENERATION for name, one in group.settings.items()}
+RANGES: Mapping[str, Range] = {name: one.limits for name, one in SETTINGS.items() if one.limits is not None}
+CHOICES: Mapping[str, tuple[str | None, ...]] = {name: one.allowed for name, one in SETTINGS.items() if one.choices}
+ALIASES: Mapping[str, str] = {name: one.alias_of for name, one in SETTINGS.items() if one.alias_of is not None}
+
+
+def names_with(syntax: Syntax) -> tuple[str, ...]:
+    """The fields that take this short form."""
+    return tuple(name for name, one in SETTINGS.items() if syntax in one.syntax)
+
+
+def value_of(args: Any, name: str) -> Any:  # Any: arguments of any class, and the value of any field
+    """The value of a field that the class of `args` may lack, as transformers' does: then the field's default.
+
+    So it is, too, where `args` has a field of this name with another meaning, as TRL's SFTConfig has a `packing` that
+    is True or False and that its own trainer carries out.
+    """
+    setting = SETTINGS[name]
+    if setting.shares_name and has_other_meaning(args, name):
+        return setting.default
+    return getattr(args, name, setting.default)
+
+
+def has_other_meaning(args: Any, name: str) -> bool:  # Any: arguments of any class
+    """Whether the class of `args` declares one of our fields anew, which may then mean something else."""
+    ours = OurFields.__dataclass_fields__.get(name)
+    theirs = getattr(type(args), "__dataclass_fields__", {}).get(name)
+    return ours is not None and theirs is not None and theirs is not ours
+
+
+def batch_formers(args: Any) -> list[str]:  # Any: arguments of any class
+    """The settings that are on and form batches by length themselves."""
+    return [name for name in ("max_tokens_per_batch", "packing") if value_of(args, name) is not None]
+
+
+def out_of_range(args: Any) -> Iterator[tuple[str, str]]:  # Any: arguments of any class
+    """Fields that hold what they must not, each with a message. Fields that `args` lacks are passed over."""
+    for name, limits in RANGES.items():
+        if not hasattr(args, name) or has_other_meaning(args, name):
+            continue
+        if problem := limits.problem(name, getattr(args, name)):
+            yield name, problem
+    for name, allowed in CHOICES.items():
+        if has_other_meaning(args, name):
+            continue
+        value = getattr(args, name, allowed[0])
+        if getattr(value, "value", value) not in allowed:
+            words = ", ".join(repr(word) for word in allowed if word is not None)
+            also = ", or None" if None in allowed else ""
+            yield name, f"{name}={value!r} is not allowed. Allowed: {words}{also}."

@@ -1,0 +1,246 @@
+"""Fields that transformers 5.23 does not have: ours, older ones that still have an effect; and those of generation."""
+
+# ruff: noqa: RUF009 -- setting() makes a dataclass field
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from trainwright.config.fields.setting import (
+    BY_RULES,
+    HERE,
+    MAYBE_COUNT,
+    NOT_NEGATIVE,
+    ORDER,
+    PER_START,
+    RATE,
+    FieldGroup,
+    Range,
+    setting,
+)
+
+
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
+class OlderFields(FieldGroup):
+    """Of v4.34, gone from transformers since, and still with an effect here."""
+
+    group: ClassVar[str] = "Older names, honoured"
+
+    overwrite_output_dir: bool | None = setting(
+        None,
+        "A fresh start in an output_dir with checkpoints: True deletes them, False refuses, None keeps them.",
+        on_resume=PER_START,
+        searchable=False,
+        bare_flag=True,
+    )
+    logging_dir: str | None = setting(
+        None,
+        "Directory of TensorBoard's files (None: under output_dir).",
+        on_resume=PER_START,
+        searchable=False,
+        syntax=("path",),
+    )
+    past_index: int = setting(
+        -1,
+        "Index of the past state among the outputs, fed to the next step (-1: none).",
+        on_resume=HERE,
+        searchable=True,
+        limits=Range(-1, whole=True, hint="-1 feeds no past state."),
+    )
+    tpu_num_cores: int | None = setting(
+        None, "Number of TPU cores.", on_resume=HERE, searchable=False, limits=MAYBE_COUNT
+    )
+    ray_scope: str = setting(
+        "last", "Ray: which result of a trial counts: last, avg, all, ...", on_resume=HERE, searchable=False
+    )
+
+
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
+class OurFields(FieldGroup):
+    """Not in transformers."""
+
+    group: ClassVar[str] = "Ours"
+
+    layerwise_lr_decay: float | None = setting(
+        None,
+        "Each layer learns at this share of the rate of the layer above it, above 0 to 1 (None: all alike).",
+        on_resume=RATE,
+        searchable=True,
+        limits=BY_RULES,
+    )
+    lr_groups: dict[str, Any] | str | None = setting(
+        None,
+        "Rates by parameter: {pattern of names: rate, or a factor such as '0.1x'}; the first that fits decides.",
+        on_resume=RATE,
+        searchable=True,
+        syntax=("dict",),
+    )
+    loss_weighting: str = setting(
+        "batches",
+        "Micro-batches of a step whose loss is a mean: batches (each counts the same), items (by its label items).",
+        on_resume=HERE,
+        searchable=True,
+        choices=("batches", "items"),
+    )
+    max_tokens_per_batch: int | None = setting(
+        None,
+        "Batches of samples of similar length, up to so many tokens with padding, in place of a batch size.",
+        on_resume=HERE,
+        searchable=True,
+        limits=MAYBE_COUNT,
+        shares_name=True,
+    )
+    packing: str | None = setting(
+        None,
+        "Packs whole samples into rows of packing_length: best_fit (None: one sample a row).",
+        on_resume=HERE,
+        searchable=True,
+        choices=("best_fit",),
+        shares_name=True,
+    )
+    packing_length: int | None = setting(
+        None,
+        "Tokens of a row that packing fills.",
+        on_resume=HERE,
+        searchable=True,
+        limits=Range(2, whole=True, optional=True),
+        shares_name=True,
+    )
+    packing_overflow: str = setting(
+        "error",
+        "A sample longer than packing_length: error, or split over rows.",
+        on_resume=HERE,
+        searchable=True,
+        choices=("error", "split"),
+        shares_name=True,
+    )
+    hang_timeout: float = setting(
+        0.0,
+        "Seconds without a finished step after which all processes show their stacks and end (0: never).",
+        on_resume=HERE,
+        searchable=False,
+        limits=NOT_NEGATIVE,
+    )
+    max_train_time: str | None = setting(  # numbers too; argument parsers want one type that text converts to
+        None,
+        "Save and stop in time to end within this: '8h', '1h30m', a number of seconds (None: no limit).",
+        on_resume=HERE,
+        searchable=False,
+        syntax=("duration",),
+    )
+    save_async: bool | None = setting(
+        None,
+        "Write checkpoints asynchronously (None: unless your code looks at their files; True: even then).",
+        on_resume=HERE,
+        searchable=True,
+        bare_flag=True,
+    )
+    save_failure: str = setting(
+        "stop",
+        "When a checkpoint cannot be written, as on a full disk: stop training, or continue without it.",
+        on_resume=HERE,
+        searchable=False,
+        choices=("stop", "continue"),
+    )
+    pad_to_multiple_of: int | None = setting(
+        None,
+        "The default collator pads to a multiple of so many tokens, so there are fewer shapes to compile.",
+        on_resume=HERE,
+        searchable=False,
+        limits=MAYBE_COUNT,
+        shares_name=True,
+    )
+    save_every: str | None = setting(
+        None,
+        "Save when the last save is this long ago, beside save_strategy: '20min', '1h', a number of seconds.",
+        on_resume=HERE,
+        searchable=False,
+        syntax=("duration",),
+    )
+    save_keep_every: str | None = setting(
+        None,
+        "With save_total_limit: beyond the limit, keep one checkpoint for each such length of time, as '2h'.",
+        on_resume=HERE,
+        searchable=True,
+        syntax=("duration",),
+    )
+    save_keep_every_steps: int | None = setting(
+        None,
+        "With save_total_limit: beyond the limit, keep the checkpoints of steps that are multiples of this.",
+        on_resume=HERE,
+        searchable=True,
+        limits=MAYBE_COUNT,
+    )
+    save_on_exception: bool = setting(
+        False, "When training ends with an error, save the last finished step first.", on_resume=HERE, searchable=True
+    )
+    slurm_requeue: bool = setting(
+        False,
+        "When SIGTERM or SIGUSR1 ends a job of Slurm, put it back into the queue once the checkpoint is saved.",
+        on_resume=HERE,
+        searchable=False,
+    )
+    preflight: bool = setting(
+        True,
+        "Look at the first batches and the first step of a training, and warn of what is probably not meant.",
+        on_resume=HERE,
+        searchable=True,
+    )
+    seed_samples: bool = setting(
+        False,
+        "Random draws in samples and the collator depend on seed, epoch and sample only, not on the number of workers.",
+        on_resume=HERE,
+        searchable=True,
+    )
+    profile: str | None = setting(  # numbers too; argument parsers want one type that text converts to
+        None,
+        "Trace steps with torch's profiler into output_dir/profile: '10-15', or so many after the first two.",
+        on_resume=HERE,
+        searchable=True,
+    )
+    shuffle_method: str = setting(
+        "auto",
+        "Shuffling: permutation (an array of indices), feistel (computed, no memory), auto (that above 2^24 rows).",
+        on_resume=ORDER,
+        searchable=True,
+        choices=("auto", "permutation", "feistel"),
+    )
+
+
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
+class GenerationFields(FieldGroup):
+    """Of Seq2SeqTrainingArguments alone."""
+
+    group: ClassVar[str] = "Generation"
+
+    sortish_sampler: bool = setting(
+        False,
+        "Train on batches of samples of similar length, the longest first (group_by_length).",
+        on_resume=HERE,
+        searchable=True,
+    )
+    predict_with_generate: bool = setting(
+        False, "Generate in evaluation and prediction, for metrics such as ROUGE.", on_resume=HERE, searchable=True
+    )
+    generation_max_length: int | None = setting(
+        None,
+        "Tokens at most, a decoder-only model's prompt included (None: the model's own setting).",
+        on_resume=HERE,
+        searchable=True,
+        limits=MAYBE_COUNT,
+    )
+    generation_num_beams: int | None = setting(
+        None,
+        "Beams of the search (None: the model's own setting).",
+        on_resume=HERE,
+        searchable=True,
+        limits=MAYBE_COUNT,
+    )
+    generation_config: str | Path | Any | None = setting(  # Any: a GenerationConfig, which is not imported here
+        None,
+        "GenerationConfig to use: an instance, the name of a model, a directory or a file.",
+        on_resume=HERE,
+        searchable=True,
+        syntax=("maybe_path",),
+    )

@@ -1,0 +1,186 @@
+"""How a field of the arguments is declared: `setting()` takes every fact about it, and `FieldGroup` insists on them.
+
+Tables by name of field (`fields/__init__.py`) are derived from these declarations. What a value does is decided
+elsewhere; rules between fields are in `rules/`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from enum import Enum
+from numbers import Integral, Real
+from typing import Any, ClassVar, Literal
+
+from trainwright.config.aliases import NameOfField
+
+NOT_SET: Any = object()
+
+# What a change of a field means to a run that resumes from a checkpoint.
+HERE = "takes effect from here on"
+RATE = "from here on, with the schedule's position kept"
+SHAPE = "the new schedule from here on, at the rate that it has for this step"
+LENGTH = "the new length; the rate goes on from where it stands towards the new end"
+SIZE = "from here on; each sample of the epoch under way is still seen once"
+ORDER = "from the next epoch on; an epoch that is under way is finished in the checkpoint's order"
+PER_START = None  # differs between starts of one run, and nothing follows from it: not compared
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers from `low` to `high`; None only where `optional`."""
+
+    low: float
+    high: float | None = None
+    whole: bool = False
+    optional: bool = False
+    open_low: bool = False
+    open_high: bool = False
+    hint: str = ""
+
+    def problem(self, name: str, value: Any) -> str | None:  # Any: what a user passed
+        if value is None and self.optional:
+            return None
+        if not isinstance(value, Integral if self.whole else Real):
+            text = " It is text; YAML reads 5e-5 as text, write 5.0e-5." if isinstance(value, str) else ""
+            return f"{name}={value!r} is not {'a whole' if self.whole else 'a'} number.{text}"
+        if self.allows(float(value)):
+            return None
+        return f"{name}={value!r} is out of range: it must be {self}.{' ' + self.hint if self.hint else ''}"
+
+    def allows(self, number: float) -> bool:
+        above = number > self.low if self.open_low else number >= self.low
+        below = self.high is None or (number < self.high if self.open_high else number <= self.high)
+        return above and below
+
+    def __str__(self) -> str:
+        low = f"{'above' if self.open_low else 'at least'} {self.low:g}"
+        return low if self.high is None else f"{low} and {'below' if self.open_high else 'at most'} {self.high:g}"
+
+
+COUNT = Range(1, whole=True)
+MAYBE_COUNT = Range(1, whole=True, optional=True)
+NOT_NEGATIVE = Range(0)
+BETA = Range(0, 1, open_high=True)
+BY_RULES = None  # what the numbers may be depends on other fields, or on more than limits: rules/ checks it
+
+
+Syntax = Literal["dict", "duration", "steps", "path", "maybe_path"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Every fact about one field.
+
+    Attributes:
+        default: its default value.
+        help: one sentence for `--help` and the page of arguments.
+        on_resume: what a change means to a run that resumes: HERE, RATE, ..., or a text of its own; PER_START: the
+            field is not compared.
+        searchable: whether trials of a hyperparameter search may differ in it. False for what is settled when a
+            trainer is made, for what all trials share, and for what nothing in a trial reads.
+        factory: makes the default, where that is mutable.
+        limits: the numbers that it may hold. Mandatory where the type names int or float; BY_RULES where limits do
+            not tell.
+        choices: the words that it may hold; None too if that is the default.
+        enum: the enum that its words become.
+        older_values: words that mean another value today; refused_values: words with the reason why they are refused.
+        syntax: short forms that it takes: a "dict" also as a JSON string; a "duration" such as '8h'; "steps" as a
+            number, or a share of all steps below 1; a "path", or "maybe_path" beside something else.
+        bare_flag: on the command line, the name alone means True.
+        secret: left out of `repr`.
+        summarized: the lines that a run begins with show it, so it is not listed again among what differs.
+        alias_of: the field that this one is another name of.
+        formerly: its older names, each with what it means today.
+        carries_out: the values that this version carries out, where that is not all; `instead`: what to do then.
+        shares_name: arguments of other libraries have a field of this name with another meaning.
+        since: the version that brought it; None: the first one.
+    """
+
+    default: Any
+    help: str
+    _: KW_ONLY
+    on_resume: str | None
+    searchable: bool
+    factory: Callable[[], Any] | None = None
+    limits: Range | None = NOT_SET
+    choices: tuple[str, ...] = ()
+    enum: type[Enum] | None = None
+    older_values: Mapping[str, str] = field(default_factory=dict)
+    refused_values: Mapping[str, str] = field(default_factory=dict)
+    syntax: tuple[Syntax, ...] = ()
+    bare_flag: bool = False
+    secret: bool = False
+    summarized: bool = False
+    alias_of: str | None = None
+    formerly: Mapping[str, NameOfField] = field(default_factory=dict)
+    carries_out: tuple[Any, ...] = ()
+    instead: str = ""
+    shares_name: bool = False
+    since: str | None = None
+
+    def to_field(self, annotation: str) -> Any:
+        """The dataclass field. Its metadata is what argument parsers, other libraries' too, pass to argparse."""
+        metadata: dict[str, Any] = {"help": self.help}
+        if self.choices and "bool" not in _words(annotation):  # a bool is turned into a choice after parsing
+            metadata["choices"] = list(self.choices)
+        if self.bare_flag:
+            metadata.update(nargs="?", const=True)
+        if self.factory is not None:
+            return field(default_factory=self.factory, metadata=metadata)
+        return field(default=self.default, metadata=metadata, repr=not self.secret)
+
+    @property
+    def allowed(self) -> tuple[str | None, ...]:
+        """The words that the field takes, with None where that is its default."""
+        return (None, *self.choices) if self.default is None and self.choices else self.choices
+
+
+def setting(default: Any, help: str, **facts: Any) -> Any:  # Any, as dataclasses.field() is to a type checker
+    """Declares a field of a `FieldGroup`.
+
+    Args:
+        default: its default value.
+        help: one sentence for `--help` and the page of arguments.
+        facts: the other attributes of `Setting`, of which `on_resume` and `searchable` are mandatory.
+
+    Raises:
+        TypeError: a mandatory fact is missing, or there is no such fact.
+    """
+    return Setting(default, help, **facts)
+
+
+class FieldGroup:
+    """A base of dataclasses whose fields are all declared by `setting`. One that is not does not import.
+
+    Attributes:
+        group: title of the group, in `--help` and in the documentation.
+        settings: name -> the facts about it.
+    """
+
+    group: ClassVar[str]
+    settings: ClassVar[Mapping[str, Setting]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if FieldGroup not in cls.__bases__:  # arguments made of groups; a user's own fields are as they like
+            return
+        declared: dict[str, Setting] = {}
+        for name, annotation in inspect.get_annotations(cls).items():
+            if str(annotation).startswith("ClassVar"):
+                continue
+            value = vars(cls).get(name)
+            if not isinstance(value, Setting):
+                raise TypeError(f"{cls.__name__}.{name} is not declared by setting(default, help, ...).")
+            if value.limits is NOT_SET and {"int", "float"} & _words(annotation):
+                raise TypeError(f"{cls.__name__}.{name} is a number without limits=...; BY_RULES if rules check it.")
+            declared[name] = replace(value, limits=None) if value.limits is NOT_SET else value
+            setattr(cls, name, value.to_field(annotation))
+        cls.settings = declared
+
+
+def _words(annotation: str) -> set[str]:
+    """The names in a type, as `from __future__ import annotations` keeps it."""
+    return set(re.findall(r"\w+", str(annotation)))

@@ -1,0 +1,174 @@
+"""Advice: settings that have no effect beside the others. Said once when training starts, never an error."""
+
+from __future__ import annotations
+
+from trainwright.config.accelerator import AcceleratorConfig
+from trainwright.config.fields import SETTINGS, value_of
+from trainwright.config.protocol import Arguments
+from trainwright.config.rules.stages import Stage, rule
+
+PROJECTED = ("galore", "apollo")
+TAKES_NO_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
+
+# Settings of one thing.
+OF_TRACKERS = ("run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
+OF_THE_HUB = ("hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision")
+OF_SEVERAL_PROCESSES = (
+    "ddp_backend", "ddp_timeout", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers",
+    "ddp_static_graph", "eval_use_gather_object",
+)  # fmt: skip
+
+
+def _without(args: Arguments, name: str, switch: str) -> str | None:
+    if value_of(args, name) and not value_of(args, switch):
+        return f"{name} has no effect without {switch}."
+    return None
+
+
+def _family(args: Arguments, members: tuple[str, ...], where: str) -> str | None:
+    """One message about all members of a family that were set."""
+    names = [name for name in members if value_of(args, name) != SETTINGS[name].default]
+    if not names:
+        return None
+    return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect {where}."
+
+
+@rule(Stage.ADVICE, "activation_checkpointing", "activation_checkpointing_kwargs")
+def checkpointing_settings(args: Arguments) -> str | None:
+    return _without(args, "activation_checkpointing_kwargs", "activation_checkpointing")
+
+
+@rule(Stage.ADVICE, "use_liger_kernel", "liger_kernel_config")
+def liger_settings(args: Arguments) -> str | None:
+    return _without(args, "liger_kernel_config", "use_liger_kernel")
+
+
+@rule(Stage.ADVICE, "fsdp", "fsdp_config")
+def fsdp_settings(args: Arguments) -> str | None:
+    return _without(args, "fsdp_config", "fsdp")
+
+
+@rule(Stage.ADVICE, "report_to", *OF_TRACKERS)
+def tracker_settings(args: Arguments) -> str | None:
+    return None if args.report_to else _family(args, OF_TRACKERS, "without report_to")
+
+
+@rule(Stage.ADVICE, "report_to", "logging_dir")
+def tensorboard_folder(args: Arguments) -> str | None:
+    if value_of(args, "logging_dir") is None or {"tensorboard", "all"} & set(args.report_to or ()):
+        return None
+    return "logging_dir has no effect without report_to='tensorboard'."
+
+
+@rule(Stage.ADVICE, "push_to_hub", *OF_THE_HUB)
+def hub_settings(args: Arguments) -> str | None:
+    return None if args.push_to_hub else _family(args, OF_THE_HUB, "without push_to_hub")
+
+
+@rule(Stage.ADVICE, *OF_SEVERAL_PROCESSES)
+def settings_of_several_processes(args: Arguments) -> str | None:
+    return None if args.world_size > 1 else _family(args, OF_SEVERAL_PROCESSES, "in one process")
+
+
+@rule(Stage.ADVICE, "accelerator_config")
+def accelerator_settings(args: Arguments) -> str | None:
+    """Batches are neither split nor dispatched where one process has them all."""
+    config = args.accelerator_config
+    if config is None or args.world_size > 1:
+        return None
+    usual, names = AcceleratorConfig(), ("split_batches", "dispatch_batches", "even_batches")
+    idle = [f"accelerator_config.{name}" for name in names if getattr(config, name) != getattr(usual, name)]
+    if (config.gradient_accumulation_kwargs or {}).get("sync_each_batch"):
+        idle.append("accelerator_config.gradient_accumulation_kwargs['sync_each_batch']")
+    verb = "has" if len(idle) == 1 else "have"
+    return f"{', '.join(idle)} {verb} no effect in one process." if idle else None
+
+
+@rule(Stage.ADVICE, "predict_with_generate", "generation_max_length")
+def generation_length(args: Arguments) -> str | None:
+    return _without(args, "generation_max_length", "predict_with_generate")
+
+
+@rule(Stage.ADVICE, "predict_with_generate", "generation_num_beams")
+def generation_beams(args: Arguments) -> str | None:
+    return _without(args, "generation_num_beams", "predict_with_generate")
+
+
+@rule(Stage.ADVICE, "predict_with_generate", "generation_config")
+def generation_configuration(args: Arguments) -> str | None:
+    return _without(args, "generation_config", "predict_with_generate")
+
+
+@rule(Stage.ADVICE, "tpu_num_cores")
+def tpu_cores(args: Arguments) -> str | None:
+    return _family(args, ("tpu_num_cores",), "without a TPU")
+
+
+@rule(Stage.ADVICE, "ray_scope")
+def ray_scope(args: Arguments) -> str | None:
+    return _family(args, ("ray_scope",), "without a hyperparameter search by Ray")
+
+
+@rule(Stage.ADVICE, "optim", "optim_target_modules")
+def projected_modules(args: Arguments) -> str | None:
+    name = str(getattr(args.optim, "value", args.optim))
+    if args.optim_target_modules and not name.startswith(PROJECTED):
+        return f"optim_target_modules has no effect with optim={name!r}: only GaLore and APOLLO project modules."
+    return None
+
+
+@rule(Stage.ADVICE, "lr_scheduler_type", "warmup_steps")
+def warmup_of_a_constant_rate(args: Arguments) -> str | None:
+    name = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    if args.warmup_steps > 0 and name in TAKES_NO_WARMUP:
+        cure = " Use lr_scheduler_type='constant_with_warmup'." if name == "constant" else ""
+        return f"warmup_steps={args.warmup_steps} has no effect with lr_scheduler_type={name!r}.{cure}"
+    return None
+
+
+@rule(Stage.ADVICE, "num_train_epochs", "max_steps")
+def epochs_beside_steps(args: Arguments) -> str | None:
+    if args.max_steps > 0 and args.num_train_epochs != 3.0:
+        return f"num_train_epochs={args.num_train_epochs} has no effect: max_steps={args.max_steps} sets the length."
+    return None
+
+
+@rule(Stage.ADVICE, "packing", "packing_length", "packing_overflow")
+def settings_of_packing(args: Arguments) -> str | None:
+    family = ("packing_length", "packing_overflow")
+    return None if value_of(args, "packing") else _family(args, family, "without packing")
+
+
+@rule(Stage.ADVICE, "dataloader_drop_last", "max_tokens_per_batch")
+def last_batch_of_a_budget(args: Arguments) -> str | None:
+    if args.dataloader_drop_last and value_of(args, "max_tokens_per_batch"):
+        return "dataloader_drop_last has no effect with max_tokens_per_batch: every batch is as full as it can be."
+    return None
+
+
+@rule(Stage.ADVICE, "save_total_limit", "save_keep_every", "save_keep_every_steps")
+def kept_beyond_no_limit(args: Arguments) -> str | None:
+    if args.save_total_limit:
+        return None
+    family = ("save_keep_every", "save_keep_every_steps")
+    return _family(args, family, "without save_total_limit: all checkpoints are kept")
+
+
+@rule(Stage.ADVICE, "save_strategy", "save_total_limit", "max_train_time", "save_every")
+def limit_without_saves(args: Arguments) -> str | None:
+    by_time = any(value_of(args, name) for name in ("save_every", "max_train_time"))
+    if args.save_total_limit is not None and args.save_strategy == "no" and not by_time:
+        return f"save_total_limit={args.save_total_limit} has no effect with save_strategy='no'."
+    return None
+
+
+@rule(Stage.ADVICE, "optim", "save_on_exception")
+def saving_on_exception(args: Arguments) -> str | None:
+    if not value_of(args, "save_on_exception"):
+        return None
+    name = str(getattr(args.optim, "value", args.optim))
+    if args.world_size > 1:
+        return "save_on_exception has no effect in several processes: those without the error are within the next step."
+    if "lomo" in name or name.endswith("layerwise"):
+        return f"save_on_exception has no effect with optim={name!r}: it changes weights during the backward pass."
+    return None

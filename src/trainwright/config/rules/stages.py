@@ -1,0 +1,79 @@
+"""The registry of rules: when each is checked, which fields it concerns, and what else it may ask about a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+from trainwright.config.fields import SETTINGS
+from trainwright.config.protocol import Arguments
+
+Check = TypeVar("Check", bound=Callable[..., "str | None"])
+
+
+class Stage(Enum):
+    """When a rule is checked."""
+
+    CONSTRUCTION = "construction"  # the arguments show it by themselves; an error when they are made
+    START = "start"  # the run shows it; an error when it starts
+    ADVICE = "advice"  # a setting has no effect; said once when a run starts, never an error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What is known when training starts. None: not known, and then no rule speaks about it."""
+
+    max_steps: int | None = None
+    has_open_end: bool | None = None  # the run ends when data of unknown length do
+    has_own_schedule: bool = False
+    is_stream: bool | None = None  # the training data has no length
+    has_eval_dataset: bool | None = None
+    eval_names: tuple[str, ...] = ()  # of several evaluation sets
+    has_compute_metrics: bool | None = None  # False also says that nobody overrides evaluate()
+    device_type: str | None = None
+    supports_bf16: bool | None = None
+    supports_tf32: bool | None = None
+    num_processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One check. It returns a message that names a cause and a cure, or None.
+
+    Attributes:
+        fields: all fields that the check reads.
+        check: takes the arguments; at the start of a run, its facts too.
+    """
+
+    stage: Stage
+    fields: frozenset[str]
+    check: Callable[..., str | None]
+
+    def message(self, args: Arguments, facts: RunFacts) -> str | None:
+        return self.check(args, facts) if self.stage is Stage.START else self.check(args)
+
+
+RULES: list[Rule] = []
+
+
+def rule(stage: Stage, *names: str) -> Callable[[Check], Check]:
+    """Registers a function as a rule of a stage about these fields.
+
+    Raises:
+        ValueError: there is no such field.
+    """
+    if unknown := set(names) - set(SETTINGS):
+        raise ValueError(f"A rule is about {sorted(unknown)}, which are no fields.")
+
+    def register(check: Check) -> Check:
+        RULES.append(Rule(stage, frozenset(names), check))
+        return check
+
+    return register
+
+
+def of_stage(stage: Stage) -> list[Rule]:
+    """The rules of a stage, in the order in which they were registered."""
+    return [one for one in RULES if one.stage is stage]

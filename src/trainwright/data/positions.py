@@ -1,0 +1,317 @@
+"""Positions: how far training is in a dataloader, one class for each kind of it, and how a resume gets back there.
+
+- `IndexedPosition`: a dataset with indices. A position is computed from batches; nothing is read to get to it.
+- `StreamPosition`: an iterable dataset. A position is followed batch by batch; the dataset's own state lies beside the
+  cursor in a checkpoint.
+- `ForeignPosition`: a dataloader that the user made. It is counted in batches, and read again up to it, unless the
+  dataloader has `state_dict` and `load_state_dict` (torchdata's StatefulDataLoader, its workers' states included).
+
+`position_of` chooses; nobody else asks which kind it is.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from trainwright._types import Batch, has_length
+from trainwright.data.cursor import Cursor, OrderKind, WindowSize, check_same_data, is_same_order, raise_another_order
+from trainwright.data.sampler_factory import order_of_checkpoint
+from trainwright.data.samplers import EpochBatches
+from trainwright.data.streaming.reader import StreamDataLoader
+from trainwright.data.streaming.stream_state import EpochProgress, part_of, progress_at
+from trainwright.errors import CheckpointError
+
+# Any: the state of a user's dataset or dataloader, and the user's dataloader itself.
+State = dict[str, Any]
+
+
+class LoaderPosition(ABC):
+    """A position in the data of one dataloader.
+
+    Attributes:
+        chunk: samples of a batch over all processes; None where that is not known.
+        num_formed: samples that were given in batches formed by length, over all processes.
+    """
+
+    chunk: int | None = None
+    num_formed: int = 0
+
+    @abstractmethod
+    def seek(self, epoch: int, skip_batches: int) -> None:
+        """The next `open` is for this epoch, after some of its batches."""
+
+    @abstractmethod
+    def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
+        """The batches of the epoch from there on.
+
+        Args:
+            skip_batches: as for `seek`.
+            resumes: a checkpoint's random states are set once the first batch is fetched.
+            reset: sets the random states of the beginning of the epoch.
+        """
+
+    def begin(self) -> None:  # noqa: B027 -- a position that is computed has nothing to follow
+        """The first batch is fetched."""
+
+    def advance(self, *, is_last: bool) -> None:  # noqa: B027
+        """A batch goes to training; the one after it is fetched, or it is the last one."""
+
+    def begin_window(self) -> None:  # noqa: B027
+        """Notes the position before a window's batches are fetched."""
+
+    def rewind(self) -> None:  # noqa: B027
+        """Back to the noted position."""
+
+    @abstractmethod
+    def cursor(self, epoch: int, batches: int) -> Cursor:
+        """The position after some batches of an epoch; 0 for the beginning of one."""
+
+    def state(self) -> State | None:
+        """What a checkpoint keeps beside the cursor, by the kind of position; None where the cursor says it all."""
+        return None
+
+    def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: Any) -> str:
+        """See `Loader.check_resume`."""
+        here = self.cursor(cursor.epoch + 1, 0)
+        assert here.order is not None
+        is_same = cursor.samples == 0 or cursor.order is None or is_same_order(cursor.order, here.order)
+        counts = is_same or here.unit is None  # groups that are formed otherwise may be more or fewer
+        check_same_data(cursor, here.num_samples if counts else None, here.unit)
+        if cursor.samples > 0 and cursor.order is None:
+            number = cursor.epoch + 1
+            return f"an older checkpoint, which does not name its order: epoch {number} is finished in this run's"
+        return "" if is_same else self._finish_order(cursor, here.order, dataset)
+
+    def _finish_order(self, cursor: Cursor, now: OrderKind, dataset: Any) -> str:
+        """Finishes the cursor's epoch in another kind of order than the one of this run; says so."""
+        raise_another_order(cursor, now)
+
+    @abstractmethod
+    def resume(self, cursor: Cursor, state: State) -> int:
+        """The next epoch begins at a checkpoint's position; returns how many batches of it count as done."""
+
+    @abstractmethod
+    def batches_left(self, cursor: Cursor, batches_per_epoch: int) -> int:
+        """Batches of the cursor's epoch that are still to be trained."""
+
+
+class IndexedPosition(LoaderPosition):
+    """A position in an order of indices, computed from the number of batches."""
+
+    def __init__(self, dataloader: Any, batches: EpochBatches) -> None:
+        self._dataloader = dataloader
+        self._batches = batches
+        self._moved = (-1, 0)  # an epoch, and by how many samples its batches are moved
+        self.chunk: int = batches.share.chunk_size
+
+    def seek(self, epoch: int, skip_batches: int) -> None:
+        self._batches.seek(epoch, self._samples_before(epoch, skip_batches))
+
+    def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
+        batches: Iterator[Batch] = iter(self._dataloader)
+        if resumes:
+            self._batches.draw()
+        return batches
+
+    def cursor(self, epoch: int, batches: int) -> Cursor:
+        order = self._batches.order_of(epoch)
+        return Cursor(
+            epoch=epoch,
+            samples=self._samples_before(epoch, batches),
+            seed=order.seed,
+            num_samples=len(order),
+            unit=order.unit,
+            chunk=self.chunk,
+            order=order.describe(),
+        )
+
+    def _finish_order(self, cursor: Cursor, now: OrderKind, dataset: Any) -> str:
+        num_samples = len(self._batches.order)
+        order = order_of_checkpoint(cursor, now, num_samples=num_samples, dataset=dataset)
+        self._batches.finish(cursor.epoch, order)
+        return f"epoch {cursor.epoch + 1} is finished in the order it was begun in, the new order begins after it"
+
+    def resume(self, cursor: Cursor, state: State) -> int:
+        order = self._batches.order
+        if order.seed is not None and cursor.seed is not None:
+            order.seed = cursor.seed
+        batches = len(self._batches) - self._batches.num_batches(cursor.samples)
+        self._moved = (cursor.epoch, cursor.samples - batches * self.chunk)
+        return batches
+
+    def batches_left(self, cursor: Cursor, batches_per_epoch: int) -> int:
+        return self._batches.num_batches(cursor.samples)
+
+    def _samples_before(self, epoch: int, batches: int) -> int:
+        """Samples of an epoch before a batch. Batches lie otherwise in an epoch that was begun with another size."""
+        return batches * self.chunk + (self._moved[1] if epoch == self._moved[0] else 0)
+
+
+class StreamPosition(LoaderPosition):
+    """A position in a stream, followed by the origins of its batches."""
+
+    def __init__(self, dataloader: StreamDataLoader) -> None:
+        self._dataloader = dataloader
+        self._items = dataloader.items
+        self._progress = self._before = (
+            EpochProgress()
+        )  # after the batch given last, and at the beginning of the window
+        self._ahead = dataloader.origin  # of the batch that is fetched already
+        self.chunk: int = self._items.chunk_size
+
+    def seek(self, epoch: int, skip_batches: int) -> None:
+        items = self._items
+        if epoch != items.start[0]:  # another trainer's checkpoint knows the batches only
+            items.start = (epoch, EpochProgress.passed_over(skip_batches * self.chunk, items.split))
+        self._progress = items.start[1].copy()
+        self._progress.part, self._progress.batches = part_of(items.split), skip_batches
+        items.set_epoch(epoch)
+
+    def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
+        return iter(self._dataloader)
+
+    def begin(self) -> None:
+        self._ahead = self._dataloader.origin
+
+    def advance(self, *, is_last: bool) -> None:
+        origin, self._ahead = self._ahead, self._dataloader.origin
+        assert origin is not None
+        self._progress.add(origin)
+        parts = 1 if self._items.split is None else self._items.split.num_parts
+        self.num_formed += (origin.num_samples or 0) * parts
+
+    def begin_window(self) -> None:
+        self._before = self._progress.copy()
+
+    def rewind(self) -> None:
+        self._progress = self._before
+
+    def cursor(self, epoch: int, batches: int) -> Cursor:
+        items, samples = self._items, self._progress.samples if batches > 0 else 0
+        is_counted = items.former is None and items.split is None and has_length(items)
+        return Cursor(
+            epoch=epoch,
+            samples=samples,
+            seed=items.seed,
+            num_samples=len(items) if is_counted else None,
+            unit=self._unit,
+            # Parts of a stream end one after the other, so the samples do not tell the batches.
+            batches=self._progress.batches if items.split is not None and samples > 0 else None,
+            chunk=self.chunk,
+            order={"kind": "stream", **({} if items.former is None else items.former.describe())},
+        )
+
+    def state(self) -> State:
+        return {"stream": self._progress.to_dict()}
+
+    def resume(self, cursor: Cursor, state: State) -> int:
+        self._items.start = (cursor.epoch, progress_at(cursor.samples, state.get("stream"), self._items.split))
+        if cursor.seed is not None:
+            self._items.seed = cursor.seed
+        return self._batches_before(cursor)
+
+    def batches_left(self, cursor: Cursor, batches_per_epoch: int) -> int:
+        return batches_per_epoch - self._batches_before(cursor)
+
+    def _batches_before(self, cursor: Cursor) -> int:
+        if cursor.batches is not None and cursor.chunk == self.chunk:
+            return cursor.batches
+        return -(-cursor.samples // self.chunk)
+
+    @property
+    def _unit(self) -> str | None:
+        items = self._items
+        unit = None if items.former is None else items.former.unit
+        if items.split is None:
+            return unit
+        return f"{unit or 'single samples'}, of {items.split.num_parts} parts read by a process each"
+
+
+class ForeignPosition(LoaderPosition):
+    """A position in a dataloader that the user made, in batches; with its own state where it tells one."""
+
+    def __init__(self, dataloader: Any) -> None:
+        self._dataloader = dataloader
+        inside = getattr(dataloader, "base_dataloader", dataloader)  # accelerate's wrappers always have the methods
+        self._tells = all(callable(getattr(inside, name, None)) for name in ("state_dict", "load_state_dict"))
+        # The dataloader's state after the batch given last, after the one fetched already, and before the window.
+        self._state: State | None = None
+        self._ahead: State | None = None
+        self._at_window: State | None = None
+        self._resumed: State | None = None  # a checkpoint's state, from which the next iteration begins; used once
+
+    def seek(self, epoch: int, skip_batches: int) -> None:
+        parts = [self._dataloader, *(getattr(self._dataloader, name, None) for name in ("sampler", "dataset"))]
+        for part in parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
+    def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
+        state, self._resumed = self._resumed, None
+        batches: Iterator[Batch]
+        if state is None:
+            batches = iter(self._dataloader)
+            collections.deque(itertools.islice(batches, skip_batches), maxlen=0)  # what is trained is read again
+            return batches
+        self._dataloader.load_state_dict(state)
+        batches = iter(self._dataloader)
+        if skip_batches == 0:  # an iterator of the epoch that had ended was made first
+            reset()
+            torch.empty((), dtype=torch.int64).random_()  # the seed that making one draws
+        return batches
+
+    def begin(self) -> None:
+        self._ahead = self._state_now()
+
+    def advance(self, *, is_last: bool) -> None:
+        now = self._state_now()  # after the last batch: it begins its next epoch
+        self._state, self._ahead = now if is_last else self._ahead, now
+
+    def begin_window(self) -> None:
+        self._at_window = self._state
+
+    def rewind(self) -> None:
+        self._state = self._at_window
+
+    def _state_now(self) -> State | None:
+        if not self._tells:
+            return None
+        state: State = copy.deepcopy(self._dataloader.state_dict())  # it may be the very object that changes
+        return state
+
+    def cursor(self, epoch: int, batches: int) -> Cursor:
+        return Cursor(epoch=epoch, samples=batches, order={"kind": "dataloader"})
+
+    def state(self) -> State | None:
+        return None if self._state is None else {"dataloader": self._state}
+
+    def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: Any) -> str:
+        if before != now:
+            raise CheckpointError(
+                f"The checkpoint was written with steps of {before} samples, and this run has {now}. The training "
+                "dataloader is not one of the trainer's, so the position is known in batches only; resume with the "
+                "same per_device_train_batch_size, gradient_accumulation_steps and number of processes."
+            )
+        return super().check_resume(cursor, before=before, now=now, dataset=dataset)
+
+    def resume(self, cursor: Cursor, state: State) -> int:
+        self._resumed = state.get("dataloader") if self._tells else None
+        return cursor.samples
+
+    def batches_left(self, cursor: Cursor, batches_per_epoch: int) -> int:
+        return batches_per_epoch - cursor.samples
+
+
+def position_of(dataloader: Any) -> LoaderPosition:
+    """The kind of position that a dataloader has."""
+    if isinstance(dataloader, StreamDataLoader):
+        return StreamPosition(dataloader)
+    batches = getattr(dataloader, "batch_sampler", None)
+    return IndexedPosition(dataloader, batches) if isinstance(batches, EpochBatches) else ForeignPosition(dataloader)

@@ -1,0 +1,200 @@
+"""Seeds of python's, numpy's and torch's generators: of the process, of loader workers, and of single samples.
+
+With `seed_samples` what is drawn for a sample is a function of (seed, epoch, sample), the same for any number of
+workers: all generators are seeded before each sample is read, and once more before the batch is collated, from its
+first sample. Where the main process reads, the `Loader` restores its random states after each batch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import multiprocessing
+import os
+import random
+import signal
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from trainwright._types import Batch, Item
+
+
+def set_seed(seed: int, deterministic: bool = False) -> None:
+    """Seeds `random`, numpy and torch on all devices.
+
+    Args:
+        seed: from 0 to 2**32 - 1.
+        deterministic: also asks torch for deterministic algorithms.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+
+
+def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
+    """Seeds all generators and makes torch deterministic, at the price of speed.
+
+    Args:
+        seed: of all generators.
+        warn_only: an operation without a deterministic implementation warns instead of raising.
+    """
+    set_seed(seed)
+    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # CUDA reads both when it starts
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def seed_of(origin: Iterable[int]) -> int:
+    """A seed of 32 bits that is a function of some numbers."""
+    return int(np.random.SeedSequence([part % 2**64 for part in origin]).generate_state(1)[0])
+
+
+def seed_from(origin: Iterable[int]) -> None:
+    """Seeds all generators of this process with a function of some numbers."""
+    set_seed(seed_of(origin))
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+
+def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
+    """Seeds a worker process from the seed that torch gave it, differently on each rank.
+
+    Args:
+        worker_id: of torch's DataLoader; torch's seed contains it already.
+        num_workers: of each rank.
+        rank: of the process that the worker belongs to.
+    """
+    set_seed((torch.initial_seed() % 2**32 + num_workers * rank) % 2**32)
+
+
+class SeededIndices(list[int]):
+    """Indices of a batch that seed the worker to which they are sent.
+
+    They are seeded as they arrive, right before their samples are read: what is random in a sample or in the collator
+    is then a function of (seed, epoch, batch), the same after a resume. In the main process they are a plain list.
+    """
+
+    def __init__(self, indices: Iterable[int], origin: tuple[int, int, int]) -> None:
+        super().__init__(indices)
+        self.origin = origin
+
+    def __reduce__(self) -> tuple[Callable[..., list[int]], tuple[list[int], tuple[int, int, int]]]:
+        return _seed_on_arrival, (list(self), self.origin)
+
+
+def _seed_on_arrival(indices: list[int], origin: tuple[int, int, int]) -> list[int]:
+    """Runs where the indices are unpickled: in the worker."""
+    seed_from(origin)
+    return indices
+
+
+def start_worker(worker_id: int, seeds: dict[str, int]) -> None:
+    """Prepares a new worker: seeds it, and leaves signals to the main process, which still needs its batches.
+
+    Args:
+        worker_id: of torch's DataLoader.
+        seeds: arguments of `seed_worker`; empty: the worker keeps torch's seed.
+    """
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if seeds:
+        seed_worker(worker_id, **seeds)
+
+
+GRACE_S = 0.5  # for children that end by themselves when the process does
+
+
+@functools.cache
+def end_workers_at_exit() -> None:
+    """Kills workers that ignore SIGTERM when this process exits, which would wait for them without end.
+
+    Registered later than multiprocessing's own hook, so it runs before that one, which terminates and joins them.
+    """
+    atexit.register(_end_children)
+
+
+def _end_children() -> None:
+    """Asks daemonic children to end, as multiprocessing would, and kills those that do not."""
+    children = [child for child in multiprocessing.active_children() if child.daemon]
+    for child in children:
+        child.terminate()
+    deadline = time.monotonic() + GRACE_S
+    for child in children:
+        child.join(max(0.0, deadline - time.monotonic()))
+        if child.is_alive():
+            child.kill()
+
+
+# -- samples ---------------------------------------------------------------------------------------------------------
+
+
+class EpochIndices(list[Any]):  # of samples, or of groups of samples that make a batch
+    """Indices of a batch with the number of their epoch."""
+
+    def __init__(self, indices: Iterable[Any], epoch: int) -> None:
+        super().__init__(indices)
+        self.epoch = epoch
+
+
+class SeededRows(list[Item]):
+    """Samples of a batch on their way to the collator, with the numbers that seed it."""
+
+    origin: tuple[int, ...]
+
+
+class SeededItems(Dataset[Item]):
+    """A dataset that seeds all generators before it reads a sample."""
+
+    def __init__(self, source: Item, seed: int) -> None:
+        self.source = source
+        self.seed = seed
+
+    def __getattr__(self, name: str) -> object:
+        """Attributes of the user's dataset."""
+        if name in ("source", "__setstate__"):
+            raise AttributeError(name)
+        return getattr(self.source, name)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: object) -> Item:
+        return self.source[index]
+
+    def __getitems__(self, indices: Sequence[object]) -> SeededRows:
+        epoch = indices.epoch if isinstance(indices, EpochIndices) else 0
+        rows = SeededRows()
+        rows.origin = (self.seed, epoch, _number(indices[0]), 1)
+        for index in indices:
+            seed_from((self.seed, epoch, _number(index), 0))
+            rows.append(self.source[index])
+        return rows
+
+
+class SeededCollator:
+    """Seeds all generators, then calls the collator."""
+
+    def __init__(self, data_collator: Callable[[list[Item]], Batch]) -> None:
+        self.data_collator = data_collator
+
+    def __call__(self, rows: list[Item]) -> Batch:
+        if isinstance(rows, SeededRows):
+            seed_from(rows.origin)
+        return self.data_collator(list(rows))
+
+
+def _number(index: object) -> int:
+    """A number that stands for an index or a group of samples."""
+    return index if isinstance(index, int) else zlib.crc32(repr(index).encode())
