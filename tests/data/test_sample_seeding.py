@@ -26,6 +26,7 @@ def final_weights(folder: Path, **settings: Any) -> Weights:
     return weights(trained_trainer(folder, **parts, num_train_epochs=2, **settings).model)
 
 
+@pytest.mark.process
 def test_any_number_of_workers_and_dropout_undisturbed(tmp_path: Path) -> None:
     """The dropout of the main process draws what it would have drawn, whoever reads the samples."""
     runs = [final_weights(tmp_path / str(n), seed_samples=True, dataloader_num_workers=n) for n in (0, 2)]

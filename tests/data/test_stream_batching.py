@@ -156,6 +156,7 @@ class Stateful(IterableDataset[dict[str, Any]]):
         self.place = state["place"]
 
 
+@pytest.mark.costly
 def test_a_resume_reads_no_more_than_a_look_ahead_again(tmp_path: Path) -> None:
     settings = {**PACKING, **ENDLESS, "packing_length": 128, "max_steps": 152}
     first = Stateful()

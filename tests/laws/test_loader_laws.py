@@ -16,6 +16,8 @@ from trainwright.data.loader import Loader
 
 from .loaders import KINDS, SIZE, Kind
 
+pytestmark = pytest.mark.costly
+
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 workers = pytest.mark.parametrize("workers", [0, 2])
 processes = pytest.mark.parametrize("num_processes", [1, 2])

@@ -17,6 +17,8 @@ from .._support.small import StopAt
 from ..parity.sides import REFERENCE, differing, weights
 from .table import EVERY_NAME, ROWS, Net, Row, Silent, losses, make_trainer, seeded, sentences
 
+pytestmark = pytest.mark.costly
+
 every = pytest.mark.parametrize("row", ROWS, ids=str)
 DECAYING = {"embed.weight", "body.weight", "head.weight"}
 

@@ -17,6 +17,8 @@ from trainwright.errors import SearchError
 from .._support.small import REFERENCE, data, differing, make_trainer, module, train, weights
 from .small import SAVES, SETTINGS, drawn, make_module, parts_of, rates, saved, searcher, space, tree
 
+pytestmark = pytest.mark.costly
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 

@@ -165,6 +165,7 @@ def test_logged_as_transformers_logs(
     assert all(map(math.isfinite, theirs))
 
 
+@pytest.mark.framework
 def test_unfiltered_only_the_log_with_the_bad_loss_is_not_finite(tmp_path: Path) -> None:
     """The original subtracts the sum from itself, so that all later logs are NaN too."""
     settings = {"logging_nan_inf_filter": False, "logging_steps": 2}
