@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from trainwright.checkpoint.host_copy import tensors_of
 from trainwright.checkpoint.weights import is_adapter
 from trainwright.errors import CheckpointWriteError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 STATES_PER_WEIGHT = 2  # of Adam and its kin; only an estimate, and only before the first step
 
@@ -21,7 +24,7 @@ def weights_bytes(model: nn.Module) -> int:
     return _distinct_bytes([*parameters, *(() if is_adapter(model) else model.buffers())])
 
 
-def optimizer_bytes(optimizer: Any) -> int:
+def optimizer_bytes(optimizer: Optimizer) -> int:
     """What the states of an optimizer take now; little before its first step."""
     return _distinct_bytes(list(tensors_of(list(getattr(optimizer, "state", {}).values()))))
 

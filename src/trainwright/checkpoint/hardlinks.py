@@ -6,7 +6,6 @@ import filecmp
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trainwright.checkpoint.manifest import DIGEST, Manifest
 
@@ -14,7 +13,7 @@ from trainwright.checkpoint.manifest import DIGEST, Manifest
 MIN_BYTES = 1 << 20
 
 
-def link_unchanged(staging: Path, files: Mapping[str, Mapping[str, Any]], before: Path) -> int:
+def link_unchanged(staging: Path, files: Mapping[str, Mapping[str, object]], before: Path) -> int:
     """Replaces staged files by links to equal ones of an older checkpoint; returns the bytes that saves.
 
     Nothing is ever written through a link: each checkpoint begins with files of its own, and a link is made only of

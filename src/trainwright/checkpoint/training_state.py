@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainwright._types import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINING_ARGS_JSON_NAME, TRAINING_ARGS_NAME
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from trainwright.config.protocol import Arguments
 
 
 def save_optimizer(state: dict[str, Any], folder: Path, *, sink: FileSink = IMMEDIATE) -> None:
@@ -33,7 +38,7 @@ def _save_large(state: Any, path: Path) -> None:
 
 
 def load_optimizer(
-    optimizer: Any, folder: Path, *, load: Callable[[Any, dict[str, Any]], None], holds_parts: bool = False
+    optimizer: Optimizer, folder: Path, *, load: Callable[[Any, dict[str, Any]], None], holds_parts: bool = False
 ) -> None:
     """Loads its state by `load(optimizer, state)`; `holds_parts`: of parameters, so that their shapes tell nothing.
 
@@ -74,7 +79,7 @@ def _check_is_there(folder: Path, name: str) -> None:
         )
 
 
-def _check_same_settings(optimizer: Any, state: Any) -> None:
+def _check_same_settings(optimizer: Optimizer, state: Any) -> None:
     """Raises ValueError if the state is another kind's: its groups lack a setting that this optimizer reads."""
     for mine, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
         lacking = sorted(set(mine) - set(saved) - {"initial_lr"})
@@ -82,7 +87,7 @@ def _check_same_settings(optimizer: Any, state: Any) -> None:
             raise ValueError(f"the state has no {', '.join(lacking)}, so it is another optimizer's")
 
 
-def _check_same_shapes(optimizer: Any, state: Any) -> None:
+def _check_same_shapes(optimizer: Optimizer, state: Any) -> None:
     """Raises ValueError if a state belongs to a parameter of another shape."""
     if not type(optimizer).__module__.startswith("torch.optim"):
         return  # others keep states of another shape than the parameter's: projected, quantised
@@ -104,7 +109,7 @@ def load_scaler(scaler: Any, folder: Path) -> None:
         scaler.load_state_dict(_load(folder / SCALER_NAME))
 
 
-def save_arguments(args: Any, folder: Path) -> None:
+def save_arguments(args: Arguments, folder: Path) -> None:
     """The arguments as JSON, and as a plain dict in the file where readers of transformers' checkpoints look."""
     values = json.loads(args.to_json_string())
     (folder / TRAINING_ARGS_JSON_NAME).write_text(json.dumps(values, indent=2, sort_keys=True), encoding="utf-8")

@@ -52,7 +52,7 @@ def save_weights(
         _save_pretrained(saver, folder, state_dict)
 
 
-def _save_description(model: Any, folder: Path) -> None:
+def _save_description(model: nn.Module, folder: Path) -> None:
     configs: list[Any] = [getattr(model, "config", None), getattr(model, "generation_config", None)]
     adapters = getattr(model, "peft_config", None)
     configs += adapters.values() if isinstance(adapters, dict) else ()
@@ -76,7 +76,7 @@ def _save_pretrained(saver: Any, folder: Path, state_dict: dict[str, Any] | None
 
 
 @contextmanager
-def _as_a_whole(model: Any) -> Iterator[None]:
+def _as_a_whole(model: nn.Module) -> Iterator[None]:
     """Its weights are whole here: transformers must not wait for processes that it thinks have parts of them."""
     config: Any = getattr(model, "config", None)
     sizes = getattr(config, "distributed_config", None)
@@ -90,7 +90,7 @@ def _as_a_whole(model: Any) -> Iterator[None]:
         config.distributed_config = sizes
 
 
-def _takes_its_weights(model: Any) -> bool:
+def _takes_its_weights(model: nn.Module) -> bool:
     """Whether its `save_pretrained` is transformers' own, and writes what it is given and not what the model has."""
     cls = optional_class("transformers", "PreTrainedModel")
     own = getattr(cls, "save_pretrained", None)
@@ -102,7 +102,7 @@ def _takes_its_weights(model: Any) -> bool:
     )
 
 
-def _as_it_is_now(model: Any) -> Any:
+def _as_it_is_now(model: nn.Module) -> Any:
     """The model with its settings copied: what is written later must not show what changed meanwhile."""
     try:
         twin = copy.copy(model)
@@ -201,12 +201,12 @@ def _read_all(folder: Path) -> dict[str, torch.Tensor]:
     return state_dict
 
 
-def _in_the_models_names(model: Any, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _in_the_models_names(model: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Weights under the names (and in the shapes) that the model has now.
 
     `save_pretrained` writes some models, such as ViT, in the names of an older version; `from_pretrained` translates.
     """
-    loader: Any = getattr(type(model), "from_pretrained", None)
+    loader: object = getattr(type(model), "from_pretrained", None)
     own = model.state_dict()
     if loader is None or not is_instance_of(model, "transformers", "PreTrainedModel"):
         return state_dict
@@ -251,7 +251,7 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{file} cannot be read as weights: {error}. Use another checkpoint.") from error
 
 
-def _load_adapter(model: Any, folder: Path) -> None:
+def _load_adapter(model: nn.Module, folder: Path) -> None:
     active = model.active_adapters[0]
     named = [p.parent for p in sorted(folder.glob(f"*/{ADAPTER_WEIGHTS_NAME}"))]
     if not (folder / ADAPTER_WEIGHTS_NAME).is_file() and not named:

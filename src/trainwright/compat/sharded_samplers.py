@@ -17,7 +17,7 @@ class ShardSampler(Sampler[int]):
     """Indices in order, whole batches to the processes in turn; what is missing in the end comes from the beginning."""
 
     def __init__(
-        self, dataset: Any, batch_size: int = 1, drop_last: bool = False, num_processes: int = 1, process_index: int = 0
+        self, dataset: object, batch_size: int = 1, drop_last: bool = False, num_processes: int = 1, process_index: int = 0
     ) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
@@ -46,7 +46,7 @@ class IterableDatasetShard(IterableDataset[Any]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: object,
         batch_size: int = 1,
         drop_last: bool = False,
         num_processes: int = 1,
@@ -92,7 +92,7 @@ class IterableDatasetShard(IterableDataset[Any]):
 class DistributedSamplerWithLoop(DistributedSampler[Any]):
     """torch's DistributedSampler, lengthened to whole batches with indices from its own beginning."""
 
-    def __init__(self, dataset: Any, batch_size: int, **kwargs: Any) -> None:
+    def __init__(self, dataset: object, batch_size: int, **kwargs: object) -> None:
         super().__init__(dataset, **kwargs)
         self.batch_size = batch_size
 

@@ -78,7 +78,7 @@ class Installed:
     ) -> None:
         self.undo()
 
-    def _replace(self, module: ModuleType, name: str, value: Any) -> None:
+    def _replace(self, module: ModuleType, name: str, value: object) -> None:
         self._before.append((module, name, vars(module).get(name, _ABSENT)))
         setattr(module, name, value)
         self.replaced.append(f"{module.__name__}.{name}")

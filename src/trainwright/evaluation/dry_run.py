@@ -24,7 +24,7 @@ class SilentEvents:
     def __init__(self) -> None:
         self.interrupts = self
 
-    def fire(self, event: str, run: Any, **kwargs: Any) -> None: ...
+    def fire(self, event: str, run: Any, **kwargs: object) -> None: ...
 
     def open(self) -> None: ...
 
@@ -33,7 +33,7 @@ class SilentEvents:
     def passes(self) -> None: ...
 
 
-def first_batches(dataloader: Any, number: int) -> Iterator[Batch]:
+def first_batches(dataloader: object, number: int) -> Iterator[Batch]:
     """So many batches of a dataloader, read in this process: workers would read on behind them."""
     indices = getattr(dataloader, "batch_sampler", None)
     dataset = getattr(dataloader, "dataset", None)
@@ -46,7 +46,7 @@ def first_batches(dataloader: Any, number: int) -> Iterator[Batch]:
 class FirstBatch:
     """The first batch of a dataloader."""
 
-    def __init__(self, dataloader: Any) -> None:
+    def __init__(self, dataloader: object) -> None:
         for batch in first_batches(dataloader, 1):
             self.batch: Batch = batch
             return
@@ -63,7 +63,7 @@ class Guarded:
         self._compute_metrics = compute_metrics
         self.error: Exception | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         try:
             return self._compute_metrics(*args, **kwargs)
         except Exception as error:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainwright.config.plans import EvalPlan
 from trainwright.hooks import Events, Gather
 from trainwright.loss_normalization import LossRule
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,7 @@ class EvalContext:
     """
 
     plan: EvalPlan
-    model: Any
+    model: nn.Module
     rule: LossRule
     events: Events
     gather: Gather

@@ -80,7 +80,7 @@ def raise_no_labels(label_names: Sequence[str], inputs: Batch) -> None:
     )
 
 
-def _num_samples(dataloader: Any, hooks: EvalHooks) -> int | None:
+def _num_samples(dataloader: object, hooks: EvalHooks) -> int | None:
     dataset = getattr(dataloader, "dataset", None)
     if has_length(dataset):
         return len(dataset)

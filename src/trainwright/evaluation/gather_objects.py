@@ -12,7 +12,7 @@ import torch
 from trainwright.tensor_tree import map_nested, nested_concat
 
 
-def gather_results(value: Any, gather_objects: Callable[[Any], list[Any]]) -> Any:
+def gather_results(value: object, gather_objects: Callable[[Any], list[Any]]) -> Any:
     """A nested value of all processes: lists have an entry for each sample and are joined, tensors along their rows.
 
     `gather_objects` gives an object of each process, by rank.

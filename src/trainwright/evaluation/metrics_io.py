@@ -14,12 +14,12 @@ import torch
 from trainwright._types import write_text
 
 
-def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def metrics_format(metrics: Mapping[str, object]) -> dict[str, Any]:
     """Metrics for reading: memory in MB, run times as h:mm:ss, FLOPs in GF, other floats to four decimals."""
     return {name: _readable(name, value) for name, value in metrics.items()}
 
 
-def print_metrics(split: str, metrics: Mapping[str, Any]) -> None:
+def print_metrics(split: str, metrics: Mapping[str, object]) -> None:
     shown = metrics_format(metrics)
     names = max((len(str(name)) for name in shown), default=0)
     values = max((len(str(value)) for value in shown.values()), default=0)
@@ -28,7 +28,7 @@ def print_metrics(split: str, metrics: Mapping[str, Any]) -> None:
         print(f"  {name: <{names}} = {shown[name]!s:>{values}}")
 
 
-def save_metrics(output_dir: str | Path, split: str, metrics: Mapping[str, Any], *, combined: bool = True) -> None:
+def save_metrics(output_dir: str | Path, split: str, metrics: Mapping[str, object], *, combined: bool = True) -> None:
     """Writes `<split>_results.json`, and with `combined` adds to `all_results.json`."""
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def save_metrics(output_dir: str | Path, split: str, metrics: Mapping[str, Any],
         _write_json(path, {**before, **metrics})
 
 
-def plain_numbers(value: Any) -> Any:
+def plain_numbers(value: object) -> Any:
     """Numpy scalars and one-element tensors, nested anywhere, as Python numbers, so that JSON takes them."""
     if isinstance(value, Mapping):
         return {key: plain_numbers(item) for key, item in value.items()}
@@ -57,7 +57,7 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
     write_text(path, json.dumps(values, indent=4, sort_keys=True))
 
 
-def _readable(name: str, value: Any) -> Any:
+def _readable(name: str, value: object) -> Any:
     if "_mem_" in name:
         return f"{value >> 20}MB"
     if "_runtime" in name:

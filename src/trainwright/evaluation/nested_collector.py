@@ -85,5 +85,5 @@ def _check_same_parts(before: list[str], now: list[str]) -> None:
         )
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def _tensors(value: object) -> list[torch.Tensor]:
     return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]

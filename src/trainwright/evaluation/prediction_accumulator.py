@@ -112,7 +112,7 @@ def _prefixed(metrics: Any, prefix: str, losses: dict[str, float]) -> dict[str, 
     return named
 
 
-def _no_rows(value: Any) -> Any:
+def _no_rows(value: object) -> Any:
     """A value of the same structure without a single row; a list has an entry for each sample."""
     if isinstance(value, list):
         return []

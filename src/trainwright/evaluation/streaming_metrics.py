@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainwright.errors import DataError
 from trainwright.tensor_tree import nested_numpify
+
+if TYPE_CHECKING:
+    pass
 
 PREDICTIONS = ("predictions", "preds", "pred", "y_pred", "logits", "input")
 REFERENCES = ("references", "target", "targets", "labels", "label_ids", "y_true")
@@ -82,5 +85,5 @@ def _names_of(feed: Any) -> tuple[str, str] | None:
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
-def _is_one_number(value: Any) -> bool:
+def _is_one_number(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() == 1

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainwright._types import (
     MANIFEST_NAME,
@@ -16,6 +16,10 @@ from trainwright._types import (
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
 )
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.trainer_state import TrainerState
 
 LAST_CHECKPOINT = "last-checkpoint"
 END, CHECKPOINT, ALL_CHECKPOINTS = "end", "checkpoint", "all_checkpoints"
@@ -65,15 +69,15 @@ def path_of_checkpoint(strategy: str, checkpoint: Path) -> str | None:
     return {CHECKPOINT: LAST_CHECKPOINT, ALL_CHECKPOINTS: checkpoint.name}.get(strategy)
 
 
-def message(args: Any, state: Any) -> str:
+def message(args: Arguments, state: TrainerState) -> str:
     """Words of a commit in the middle of a training."""
     by_steps = getattr(args.save_strategy, "value", args.save_strategy) == "steps"
     return f"Training in progress, {f'step {state.global_step}' if by_steps else f'epoch {int(state.epoch)}'}"
 
 
-def repo_name(args: Any) -> str:
+def repo_name(args: Arguments) -> str:
     return str(args.hub_model_id or Path(args.output_dir).absolute().name)
 
 
-def strategy_of(args: Any) -> str:
+def strategy_of(args: Arguments) -> str:
     return str(getattr(args.hub_strategy, "value", args.hub_strategy))

@@ -45,9 +45,9 @@ class CardContent:
     license: str | None = None
     tags: Names = None
     results: Mapping[str, float] = field(default_factory=dict)
-    history: Sequence[Mapping[str, Any]] = ()
+    history: Sequence[Mapping[str, object]] = ()
     losses: Losses = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     is_adapter: bool = False
 
@@ -138,22 +138,22 @@ def body(facts: CardContent, *, has_picture: bool) -> str:
     return "\n" + "\n\n".join(parts) + "\n"
 
 
-def bullets(values: Mapping[str, Any]) -> str:
+def bullets(values: Mapping[str, object]) -> str:
     return "\n".join(f"- {name}: {shown(value)}" for name, value in values.items())
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def results_table(history: Sequence[Mapping[str, Any]]) -> str:
+def results_table(history: Sequence[Mapping[str, object]]) -> str:
     names = list(dict.fromkeys(name for row in history for name in row))
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(shown(row.get(name, "")) for name in names) + " |" for row in history]
     return "\n".join(lines)
 
 
-def evaluations(log_history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def evaluations(log_history: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
     """A row for each evaluation, with the training loss that was logged last before it."""
     rows: list[dict[str, Any]] = []
     loss: Any = ""

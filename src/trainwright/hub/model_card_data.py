@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.hub.model_card import CardContent, evaluations, listed
 from trainwright.hub.model_card_plot import losses_of
 from trainwright.journal.environment_info import installed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainwright.config.protocol import Arguments
 
 PACKAGES = ("trainwright", "transformers", "torch", "datasets", "tokenizers", "peft")
 SETTINGS = (
@@ -19,7 +24,7 @@ SETTINGS = (
 
 
 def collect(
-    args: Any, model: Any, dataset: Any, log_history: Sequence[Mapping[str, Any]], given: Mapping[str, Any]
+    args: Arguments, model: nn.Module, dataset: object, log_history: Sequence[Mapping[str, object]], given: Mapping[str, object]
 ) -> CardContent:
     """The facts of a training; what was `given` wins over what is found."""
     history = evaluations(log_history)
@@ -42,7 +47,7 @@ def collect(
     )
 
 
-def base_of(model: Any) -> str | None:
+def base_of(model: nn.Module) -> str | None:
     """The repository that the model was loaded from; a directory of this machine is nobody's to know."""
     adapters = getattr(model, "peft_config", None)
     config = next(iter(adapters.values())) if isinstance(adapters, Mapping) and adapters else None
@@ -52,18 +57,18 @@ def base_of(model: Any) -> str | None:
     return name if isinstance(name, str) and name and not Path(name).exists() and name.count("/") <= 1 else None
 
 
-def name_of(dataset: Any) -> str | None:
+def name_of(dataset: object) -> str | None:
     return getattr(getattr(dataset, "info", None), "dataset_name", None)
 
 
-def settings(args: Any) -> dict[str, Any]:
+def settings(args: Arguments) -> dict[str, Any]:
     values = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
     mixed = getattr(args, "mixed_precision", "no")
     return {**values, "precision": "full" if mixed == "no" else f"{mixed} (mixed)", "processes": args.world_size}
 
 
-def results(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def results(history: Sequence[Mapping[str, object]]) -> dict[str, float]:
     """The numbers of the last evaluation."""
     last = history[-1] if history else {}
     return {

@@ -9,12 +9,15 @@ import socket
 import subprocess
 import sys
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
 
 from trainwright.config.help import differing
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 PACKAGES = ("trainwright", "torch", "transformers", "accelerate", "datasets", "peft", "numpy", "safetensors")
 SECRETS = ("token", "secret", "password", "api_key", "apikey")
@@ -70,13 +73,13 @@ def device_name(device: Any) -> str:
     return str(device)
 
 
-def arguments(args: Any) -> dict[str, Any]:
+def arguments(args: Arguments) -> dict[str, Any]:
     """All arguments as plain values, with marks in the place of tokens."""
     values = args.to_dict() if callable(getattr(args, "to_dict", None)) else dict(vars(args))
     return without_secrets(values)
 
 
-def changed_arguments(args: Any) -> dict[str, Any]:
+def changed_arguments(args: Arguments) -> dict[str, Any]:
     """The arguments that differ from the defaults."""
     try:
         return without_secrets(dict(differing(args)))
@@ -93,7 +96,7 @@ def without_secrets(values: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def data_summary(dataset: Any) -> dict[str, Any]:
+def data_summary(dataset: object) -> dict[str, Any]:
     """Kind, size and columns of a dataset, without reading a sample."""
     if dataset is None:
         return {}

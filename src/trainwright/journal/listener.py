@@ -5,11 +5,16 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.journal.record import Journal, NullJournal
 from trainwright.journal.timeline import summary
 from trainwright.state.clock import Clock
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.control import TrainerControl
+    from trainwright.state.trainer_state import TrainerState
 
 
 class JournalListener:
@@ -33,7 +38,7 @@ class JournalListener:
         journal.write("start" if checkpoint is None else "resume", step=step_now(), checkpoint=checkpoint, **facts)
         self._warnings.listen()
 
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._warnings.write_down()
         values = dict(kwargs["logs"])
         is_evaluation = any(name.startswith("eval_") for name in values)
@@ -42,11 +47,11 @@ class JournalListener:
             number = values["num_non_finite_losses"]
             self.incident(state.global_step, f"{number} losses since the last log were not finite.")
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._warnings.write_down()
         self.journal.write("save", step=state.global_step, best=state.best_model_checkpoint)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self.journal.write("end", step=state.global_step, best=state.best_model_checkpoint)
 
     def end(self) -> dict[str, float]:
@@ -57,7 +62,7 @@ class JournalListener:
         self.journal.write("time", time_by_phase=summary(seconds))
         return seconds
 
-    def on_exception(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_exception(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         error = kwargs["exception"]
         text = "".join(traceback.format_exception(error)) if isinstance(error, BaseException) else str(error)
         self.journal.write("failed", step=state.global_step, error=type(error).__name__, traceback=text)

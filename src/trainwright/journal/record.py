@@ -28,13 +28,13 @@ Entry = dict[str, Any]  # Any: whatever JSON holds
 class Journal(Protocol):
     """Where entries go."""
 
-    def write(self, kind: str, **values: Any) -> None: ...
+    def write(self, kind: str, **values: object) -> None: ...
 
 
 class NullJournal:
     """Writes nothing: the journal of a process that is not the first, and of a trainer that does not train."""
 
-    def write(self, kind: str, **values: Any) -> None:
+    def write(self, kind: str, **values: object) -> None:
         """Forgets the entry."""
 
 
@@ -52,7 +52,7 @@ class FileJournal:
         self._lock = threading.Lock()
         self._has_failed = False
 
-    def write(self, kind: str, **values: Any) -> None:
+    def write(self, kind: str, **values: object) -> None:
         try:
             line = json.dumps({"kind": kind, "run": self.run_id, "time": time.time(), **plain(values)}) + "\n"
             with self._lock:
@@ -74,7 +74,7 @@ def append(path: Path, line: str) -> None:
         file.write(line.encode())
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """As strict JSON holds it: non-finite numbers and what JSON does not know become text."""
     if isinstance(value, dict):
         return {str(name): plain(inner) for name, inner in value.items()}
@@ -120,7 +120,7 @@ class Record:
         return sorted(steps.items())
 
 
-def number(value: Any) -> float:
+def number(value: object) -> float:
     """A logged value as a number; text that is none is NaN."""
     try:
         return float(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,10 @@ from trainwright.config.plans import StepPlan
 from trainwright.hooks import BatchSource, Events, FirstStepObserver, LoopEngine, RandomStates
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
 from trainwright.loss_normalization import LossRule
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +64,8 @@ class LoopContext:
     """
 
     engine: LoopEngine
-    model: Any
-    optimizer: Any
+    model: nn.Module
+    optimizer: Optimizer
     scheduler: Any
     loader: BatchSource
     plan: StepPlan

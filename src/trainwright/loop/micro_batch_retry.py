@@ -62,7 +62,7 @@ def cut_window(batch: Batch, size: int, num_parts: int) -> Iterator[tuple[Batch,
         yield {name: _slice(value, first, last, size) for name, value in batch.items()}, last - first
 
 
-def _slice(value: Any, first: int, last: int, size: int) -> Any:
+def _slice(value: object, first: int, last: int, size: int) -> Any:
     if isinstance(value, torch.Tensor):
         return value[first:last] if value.dim() > 0 and value.shape[0] == size else value
     return value[first:last] if isinstance(value, (list, tuple)) and len(value) == size else value

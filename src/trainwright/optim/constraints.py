@@ -6,14 +6,17 @@ A limit takes the optimizer's name and the arguments and returns a message or No
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.config import resolve
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 Limit = Callable[[str, Any], "str | None"]
 
 
-def no_accumulation(name: str, args: Any) -> str | None:
+def no_accumulation(name: str, args: Arguments) -> str | None:
     count = resolve.micro_batches(args)
     if count == 1:
         return None
@@ -24,7 +27,7 @@ def no_accumulation(name: str, args: Any) -> str | None:
     )
 
 
-def no_fp16(name: str, args: Any) -> str | None:
+def no_fp16(name: str, args: Arguments) -> str | None:
     if not args.fp16:
         return None
     return (
@@ -33,7 +36,7 @@ def no_fp16(name: str, args: Any) -> str | None:
     )
 
 
-def one_process(name: str, args: Any) -> str | None:
+def one_process(name: str, args: Arguments) -> str | None:
     mode = getattr(args.parallel_mode, "value", args.parallel_mode)
     if mode != "distributed":
         return None
@@ -43,7 +46,7 @@ def one_process(name: str, args: Any) -> str | None:
     )
 
 
-def needs_cuda(name: str, args: Any) -> str | None:
+def needs_cuda(name: str, args: Arguments) -> str | None:
     if args.device.type == "cuda":
         return None
     instead = {"adalomo": "lomo"}.get(name, name.replace("_8bit", ""))
@@ -53,7 +56,7 @@ def needs_cuda(name: str, args: Any) -> str | None:
     )
 
 
-def whole_warmup(name: str, args: Any) -> str | None:
+def whole_warmup(name: str, args: Arguments) -> str | None:
     if args.warmup_steps == int(args.warmup_steps) or args.max_steps > 0:
         return None
     return (

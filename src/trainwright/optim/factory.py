@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,11 +16,15 @@ from trainwright.optim.optimizer_class import depends_on_the_model, spec_of
 from trainwright.optim.parameter_groups import Group, decay_groups, with_decay
 from trainwright.optim.third_party_state import adapt, release_lomo_hooks
 
+if TYPE_CHECKING:
+
+    from trainwright.config.protocol import Arguments
+
 logger = logging.getLogger(__name__)
 
 
 def build_optimizer(
-    cls: Any, kwargs: dict[str, Any], model: nn.Module, *, args: Any, decay_names: Iterable[str]
+    cls: Any, kwargs: dict[str, Any], model: nn.Module, *, args: Arguments, decay_names: Iterable[str]
 ) -> Any:
     """An optimizer over the model's parameters, with the decay and the rates that `args` give each of them.
 
@@ -47,7 +51,7 @@ def is_optimizer_factory(optimizer_cls_or_factory: Any) -> bool:
     )
 
 
-def _groups(given: Any, model: nn.Module, args: Any, decay_names: Iterable[str]) -> list[Group]:
+def _groups(given: Any, model: nn.Module, args: Arguments, decay_names: Iterable[str]) -> list[Group]:
     if given is None:
         groups = decay_groups(model, decay_names, args.weight_decay)
     elif depends_on_the_model(spec_of(args)[1]):  # made by the name
@@ -59,7 +63,7 @@ def _groups(given: Any, model: nn.Module, args: Any, decay_names: Iterable[str])
     return groups
 
 
-def _over_the_model(cls: Any, kwargs: dict[str, Any], model: nn.Module, args: Any) -> Any:
+def _over_the_model(cls: Any, kwargs: dict[str, Any], model: nn.Module, args: Arguments) -> Any:
     name = getattr(cls, "__name__", type(cls).__name__)
     if lr_groups.is_asked_for(args):
         raise ArgumentError(
@@ -78,7 +82,7 @@ def _over_the_model(cls: Any, kwargs: dict[str, Any], model: nn.Module, args: An
 
 
 def _layerwise(
-    cls: Any, parts: dict[Any, Any], kwargs: dict[str, Any], model: nn.Module, args: Any, groups: list[Group]
+    cls: Any, parts: dict[Any, Any], kwargs: dict[str, Any], model: nn.Module, args: Arguments, groups: list[Group]
 ) -> Any:
     _say_nothing_is_clipped(args)
     for group in groups:
@@ -93,7 +97,7 @@ def _layerwise(
     return optimizer
 
 
-def _say_nothing_is_clipped(args: Any) -> None:
+def _say_nothing_is_clipped(args: Arguments) -> None:
     if args.max_grad_norm:
         logger.info(
             "max_grad_norm=%s has no effect with optim=%r: gradients are used and freed during the backward pass.",

@@ -25,7 +25,7 @@ class LayerWiseDummyOptimizer(Optimizer):
         kwargs: `lr`, the rate that is shown where there is no optimizer.
     """
 
-    def __init__(self, optimizer_dict: Mapping[Any, Optimizer] | None = None, **kwargs: Any) -> None:
+    def __init__(self, optimizer_dict: Mapping[Any, Optimizer] | None = None, **kwargs: object) -> None:
         self.optimizer_dict = optimizer_dict
         super().__init__([torch.zeros(1, 1)], {"lr": kwargs.get("lr", 1e-3)})
         self._show_groups()
@@ -62,7 +62,7 @@ class LayerWiseDummyOptimizer(Optimizer):
 class LayerWiseDummyScheduler(LRScheduler):
     """Shows the rates of layer-wise optimizers and moves none of them. Takes `lr` and `optimizer_dict`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         self.default_lr = kwargs["lr"]
         super().__init__(LayerWiseDummyOptimizer(**kwargs), -1)
 

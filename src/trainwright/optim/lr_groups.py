@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -27,17 +27,20 @@ from trainwright.config.rules_alone import rate_factor
 from trainwright.errors import ArgumentError
 from trainwright.optim.projection_targets import check_patterns, nearest
 
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+
 Group = dict[str, Any]
 _NUMBERED = re.compile(r"^(.*?)\.?(?<![^.])(\d+)\.")  # what is before the first number, and that number
 
 
-def is_asked_for(args: Any) -> bool:
+def is_asked_for(args: Arguments) -> bool:
     """Whether `args` give any parameter a rate of its own; arguments of transformers never do."""
     decay = getattr(args, "layerwise_lr_decay", None)
     return bool(getattr(args, "lr_groups", None)) or decay not in (None, 1, 1.0)
 
 
-def own_rates(model: nn.Module, args: Any) -> dict[str, float]:
+def own_rates(model: nn.Module, args: Arguments) -> dict[str, float]:
     """The base rate of each trainable parameter, by name.
 
     Raises:
@@ -79,7 +82,7 @@ def _embedding_names(model: nn.Module) -> set[str]:
     return {name for name, p in model.named_parameters() if id(p) in weights or "embed" in name.lower()}
 
 
-def _with_patterns(rates: dict[str, float], patterns: Mapping[str, Any], model: nn.Module) -> dict[str, float]:
+def _with_patterns(rates: dict[str, float], patterns: Mapping[str, object], model: nn.Module) -> dict[str, float]:
     check_patterns(list(patterns), field="lr_groups")
     for pattern in patterns:
         if not any(re.search(pattern, name) for name in rates):

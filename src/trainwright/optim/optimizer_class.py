@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -16,11 +16,14 @@ from trainwright.optim.optimizer_table import OPTIMIZERS
 from trainwright.optim.packages import load_class
 from trainwright.optim.projection_targets import projected_groups, target_parameters
 
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+
 Kwargs = dict[str, Any]
 ADAM_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}
 
 
-def optimizer_class_and_kwargs(args: Any, model: nn.Module | None = None) -> tuple[Any, Kwargs]:
+def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) -> tuple[Any, Kwargs]:
     """Class and keyword arguments for `args.optim`.
 
     An optimizer that makes its own groups has them among these as "params"; "optimizer_dict" (layer-wise) and "model"
@@ -53,12 +56,12 @@ def optimizer_class_and_kwargs(args: Any, model: nn.Module | None = None) -> tup
     return _projected(cls, kwargs, model, args, settings)
 
 
-def steps_in_backward(args: Any) -> bool:
+def steps_in_backward(args: Arguments) -> bool:
     """Whether the optimizer that `args.optim` names updates weights while gradients are still being computed."""
     return one_process in spec_of(args)[1].limits
 
 
-def spec_of(args: Any) -> tuple[str, OptimizerSpec]:
+def spec_of(args: Arguments) -> tuple[str, OptimizerSpec]:
     """The name and the row of the table that `args.optim` means."""
     name = str(getattr(args.optim, "value", args.optim))
     if name not in OPTIMIZERS:
@@ -71,7 +74,7 @@ def depends_on_the_model(spec: OptimizerSpec) -> bool:
     return spec.whole_model or bool(spec.projects) or spec.path.endswith(":MuonWithAdamW")
 
 
-def _projected(cls: Any, kwargs: Kwargs, model: nn.Module, args: Any, settings: Kwargs) -> tuple[Any, Kwargs]:
+def _projected(cls: Any, kwargs: Kwargs, model: nn.Module, args: Arguments, settings: Kwargs) -> tuple[Any, Kwargs]:
     name, spec = spec_of(args)
     chosen = target_parameters(model, args.optim_target_modules, optimizer=name)
     groups = projected_groups(model, chosen, settings)
@@ -85,7 +88,7 @@ def _projected(cls: Any, kwargs: Kwargs, model: nn.Module, args: Any, settings: 
     return LayerWiseDummyOptimizer, {**kwargs, "params": groups, "optimizer_dict": parts}
 
 
-def _from_args(spec: OptimizerSpec, args: Any) -> Kwargs:
+def _from_args(spec: OptimizerSpec, args: Arguments) -> Kwargs:
     kwargs: Kwargs = {}
     if spec.adam == "always":
         kwargs |= _adam(args)
@@ -100,5 +103,5 @@ def _from_args(spec: OptimizerSpec, args: Any) -> Kwargs:
     return kwargs
 
 
-def _adam(args: Any) -> Kwargs:
+def _adam(args: Arguments) -> Kwargs:
     return {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}

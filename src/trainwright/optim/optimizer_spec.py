@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from trainwright.optim.constraints import Limit
 from trainwright.optim.optim_args import Options
@@ -50,7 +50,7 @@ class OptimizerSpec:
     adam: Literal["no", "always", "betas", "if set"] = "no"
     decay: bool = False
     warmup: bool = False
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, object] = field(default_factory=dict)
     options: Options = field(default_factory=dict)
     projects: Options = field(default_factory=dict)
     projects_adam: bool = False

@@ -48,16 +48,16 @@ SCHEDULE_FREE_OPTIONS = {"weight_lr_power": Option(number, 2.0), "r": Option(num
 EXTERNAL_RATE = {"scale_parameter": False, "relative_step": False}
 
 
-def _bnb(kind: str, *, bits: int, **more: Any) -> OptimizerSpec:
+def _bnb(kind: str, *, bits: int, **more: object) -> OptimizerSpec:
     fixed = {"optim_bits": bits, **more.pop("fixed", {})}
     return OptimizerSpec(path=f"bitsandbytes.optim:{kind}", package=BITSANDBYTES, fixed=fixed, **more)
 
 
-def _bnb_paged(kind: str, *, bits: int, paged: bool, **more: Any) -> OptimizerSpec:
+def _bnb_paged(kind: str, *, bits: int, paged: bool, **more: object) -> OptimizerSpec:
     return _bnb(kind, bits=bits, fixed={"is_paged": paged}, **more)
 
 
-def _galore(kind: str, *, layerwise: bool = False, limits: tuple[Limit, ...] = (), **more: Any) -> OptimizerSpec:
+def _galore(kind: str, *, layerwise: bool = False, limits: tuple[Limit, ...] = (), **more: object) -> OptimizerSpec:
     limits = (IN_BACKWARD if layerwise else ()) + limits
     return OptimizerSpec(
         path=f"galore_torch:{kind}", package=GALORE, projects=GALORE_GROUP, layerwise=layerwise, limits=limits, **more
@@ -69,7 +69,7 @@ def _torchao(kind: str) -> OptimizerSpec:
     return OptimizerSpec(path=f"torchao.optim:{kind}", package=TORCHAO, adam="always", options=options)
 
 
-def _schedule_free(kind: str, **more: Any) -> OptimizerSpec:
+def _schedule_free(kind: str, **more: object) -> OptimizerSpec:
     limits = (whole_warmup,) if more.get("warmup") else ()
     more = {"options": SCHEDULE_FREE_OPTIONS, **more}
     return OptimizerSpec(path=f"schedulefree:{kind}", package=SCHEDULE_FREE, decay=True, limits=limits, **more)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -51,6 +50,6 @@ FACTORS: dict[str, Callable[..., float]] = {
 }
 
 
-def make(name: str, optimizer: Optimizer, **steps: Any) -> LambdaLR | None:
+def make(name: str, optimizer: Optimizer, **steps: object) -> LambdaLR | None:
     """The schedule `name` of `num_warmup_steps` and `num_training_steps`; None if it is none of these."""
     return LambdaLR(optimizer, partial(FACTORS[name], **steps)) if name in FACTORS else None

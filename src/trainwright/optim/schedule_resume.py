@@ -63,13 +63,13 @@ class RequestedSettings:
     schedule: dict[str, Any]
 
 
-def settings_of(optimizer: Any, scheduler: Any) -> RequestedSettings:
+def settings_of(optimizer: Optimizer, scheduler: Any) -> RequestedSettings:
     """What the arguments asked for, before a checkpoint's states are loaded over it."""
     groups = [{k: v for k, v in group.items() if k != "params"} for group in getattr(optimizer, "param_groups", ())]
     return RequestedSettings(groups, {k: v for k, v in vars(_plain(scheduler)).items() if k in (*OF_PLATEAUS, *BASES)})
 
 
-def changed_rate(optimizer: Any, asked: RequestedSettings) -> tuple[float, float] | None:
+def changed_rate(optimizer: Optimizer, asked: RequestedSettings) -> tuple[float, float] | None:
     """The first base rate that a loaded state has otherwise than was asked for, and that; None if there is none."""
     for group, fresh in zip(getattr(optimizer, "param_groups", ()), asked.groups, strict=False):
         before, now = group.get("initial_lr"), fresh.get("initial_lr")
@@ -79,7 +79,7 @@ def changed_rate(optimizer: Any, asked: RequestedSettings) -> tuple[float, float
 
 
 def apply_changes(
-    optimizer: Any, scheduler: Any, asked: RequestedSettings, changed: Mapping[str, tuple[Any, Any]]
+    optimizer: Optimizer, scheduler: Any, asked: RequestedSettings, changed: Mapping[str, tuple[Any, Any]]
 ) -> None:
     """After loading: settings whose argument differs from the checkpoint's take effect; the others stay as loaded.
 

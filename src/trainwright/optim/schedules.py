@@ -101,7 +101,7 @@ def follows_metrics(scheduler: Any) -> bool:
     return isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "GreedyLR"
 
 
-def current_rate(scheduler: Any, optimizer: Any) -> float:
+def current_rate(scheduler: Any, optimizer: Optimizer) -> float:
     """The learning rate of the first parameter group."""
     rate = optimizer.param_groups[0]["lr"] if follows_metrics(scheduler) else scheduler.get_last_lr()[0]
     return rate.item() if isinstance(rate, torch.Tensor) else rate

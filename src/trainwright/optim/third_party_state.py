@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 State = dict[str, Any]
 PROJECTORS = (
@@ -22,7 +25,7 @@ PROJECTORS = (
 )
 
 
-def adapt(optimizer: Any, model: nn.Module) -> None:
+def adapt(optimizer: Optimizer, model: nn.Module) -> None:
     """Completes an optimizer of a package that needs it."""
     complete = ADAPTERS.get(type(optimizer).__module__.partition(".")[0])
     if complete is not None:
@@ -30,7 +33,7 @@ def adapt(optimizer: Any, model: nn.Module) -> None:
 
 
 def _saves_as(
-    optimizer: Any,
+    optimizer: Optimizer,
     encode: Callable[[State], State],
     decode: Callable[[State], None],
     loadable: Callable[[State], State] = lambda state_dict: state_dict,
@@ -49,7 +52,7 @@ def _saves_as(
 # -- GaLore, APOLLO: each parameter's state has a projector object --------------------------------------------------
 
 
-def _plain_projectors(optimizer: Any, model: nn.Module) -> None:
+def _plain_projectors(optimizer: Optimizer, model: nn.Module) -> None:
     def encode(state_dict: State) -> State:
         states = {key: dict(state) for key, state in state_dict["state"].items()}
         for state in states.values():
@@ -87,7 +90,7 @@ def _unpacked(packed: State, device: torch.device) -> Any:
     return projector
 
 
-def _on(device: torch.device, value: Any) -> Any:
+def _on(device: torch.device, value: object) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device)
     return [_on(device, inner) for inner in value] if isinstance(value, list) else value
@@ -96,7 +99,7 @@ def _on(device: torch.device, value: Any) -> Any:
 # -- GrokAdamW: its state is in the groups, by parameter ------------------------------------------------------------
 
 
-def _plain_groups(optimizer: Any, model: nn.Module) -> None:
+def _plain_groups(optimizer: Optimizer, model: nn.Module) -> None:
     def encode(state_dict: State) -> State:
         packed = [
             {**shown, "state": [group.get("state", {}).get(p) for p in group["params"]]}
@@ -118,7 +121,7 @@ def _plain_groups(optimizer: Any, model: nn.Module) -> None:
 # -- LOMO: the update is part of the backward pass ------------------------------------------------------------------
 
 
-def _fused_backward(optimizer: Any, model: nn.Module) -> None:
+def _fused_backward(optimizer: Optimizer, model: nn.Module) -> None:
     """Nothing is left for `step()`; the engine calls `fused_backward(loss, lr)` in place of `loss.backward()`."""
     optimizer.step = MethodType(_nothing, optimizer)
     kept = [name for name in ("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "step_num") if hasattr(optimizer, name)]
@@ -152,7 +155,7 @@ def release_lomo_hooks(model: nn.Module) -> None:
 # -- bitsandbytes: embeddings keep states of 32 bits -----------------------------------------------------------------
 
 
-def _embeddings_in_32_bits(optimizer: Any, model: nn.Module) -> None:
+def _embeddings_in_32_bits(optimizer: Optimizer, model: nn.Module) -> None:
     """In a manager of this optimizer alone; the package's own would remember it for every later one."""
     if getattr(optimizer, "args", None) is None or optimizer.args.optim_bits != 8:
         return

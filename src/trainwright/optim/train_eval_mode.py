@@ -7,18 +7,22 @@ and back, which rounds; so the weights are remembered as well.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
-def train_mode(model: Any, optimizer: Any) -> None:
+
+def train_mode(model: nn.Module, optimizer: Optimizer) -> None:
     model.train()
     if callable(getattr(optimizer, "train", None)):
         optimizer.train()
 
 
-def eval_mode(model: Any, optimizer: Any) -> None:
+def eval_mode(model: nn.Module, optimizer: Optimizer) -> None:
     if callable(getattr(model, "eval", None)):
         model.eval()
     if callable(getattr(optimizer, "eval", None)):
@@ -33,7 +37,7 @@ class EvalModeGuard:
         optimizer: the one that trains it.
     """
 
-    def __init__(self, model: Any, optimizer: Any) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._modes = [(module, module.training) for module in model.modules()]
         self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
         if callable(getattr(optimizer, "eval", None)):
@@ -45,7 +49,7 @@ class EvalModeGuard:
         """A checkpoint has the weights as they are now; who resumes from it goes on from these, so we do too."""
         self._weights = []
 
-    def end(self, model: Any, optimizer: Any) -> None:
+    def end(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Training goes on as if nothing had happened."""
         train_mode(model, optimizer)
         for module, was_training in self._modes:

@@ -16,7 +16,7 @@ from trainwright.errors import ModelError
 
 
 @contextmanager
-def checkpointed_activations(model: Any, options: dict[str, Any] | None) -> Iterator[None]:
+def checkpointed_activations(model: nn.Module, options: dict[str, Any] | None) -> Iterator[None]:
     """Turns checkpointing on for a run and off after it, unless the user had turned it on already.
 
     Args:
@@ -69,7 +69,7 @@ def _checkpointed_layers(
 
 def _checkpointed(forward: Any, options: dict[str, Any], *, offload: bool) -> Any:
     @functools.wraps(forward)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         with save_on_cpu(pin_memory=torch.cuda.is_available()) if offload else nullcontext():
             return checkpoint(forward, *args, **options, **kwargs)
 

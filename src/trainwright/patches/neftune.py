@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainwright.errors import ModelError
 from trainwright.model_facts import core_model
 
+if TYPE_CHECKING:
+    from torch import nn
+
 
 @contextmanager
-def noisy_embeddings(model: Any, alpha: float) -> Iterator[None]:
+def noisy_embeddings(model: nn.Module, alpha: float) -> Iterator[None]:
     """Adds uniform noise of at most `alpha / sqrt(tokens x dimensions)` to the input embeddings, in training mode only.
 
     Raises:
@@ -34,7 +37,7 @@ def noisy_embeddings(model: Any, alpha: float) -> Iterator[None]:
         handle.remove()
 
 
-def activate_neftune(model: Any, neftune_noise_alpha: float, accelerator: Any = None) -> Any:
+def activate_neftune(model: nn.Module, neftune_noise_alpha: float, accelerator: Any = None) -> Any:
     """The same until the handle that it returns is removed, as the original's function of this name."""
     inner = model if accelerator is None else accelerator.unwrap_model(model)
     embeddings = core_model(inner).get_input_embeddings()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright._types import is_instance_of
+
+if TYPE_CHECKING:
+    from torch import nn
 
 logger = logging.getLogger(__name__)
 
 
-def align_special_tokens(model: Any, processing_class: Any) -> dict[str, int]:
+def align_special_tokens(model: nn.Module, processing_class: Any) -> dict[str, int]:
     """Sets pad, bos and eos of a model's configuration to the tokenizer's, where the tokenizer has them.
 
     Further end tokens that the configuration lists stay. Returns what was changed. Not undone after training: the

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainwright.config.plans import StepPlan
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from trainwright.config.protocol import Arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +52,13 @@ class CheckFacts:
         is_brief: only what is wrong is wanted.
     """
 
-    args: Any  # any TrainingArguments
-    model: Any
+    args: Arguments  # any TrainingArguments
+    model: nn.Module
     device: torch.device
     processing_class: Any = None
-    optimizer: Any = None
+    optimizer: Optimizer = None
     plan: StepPlan | None = None
-    batches: Sequence[Mapping[str, Any]] | None = None
+    batches: Sequence[Mapping[str, object]] | None = None
     columns: tuple[str, ...] | None = None
     taken: frozenset[str] | None = None
     label_names: tuple[str, ...] = ()

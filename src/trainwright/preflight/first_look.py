@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +16,9 @@ from trainwright.preflight.all_checks import CHECKS
 from trainwright.preflight.check_registry import BATCH, START, STEP, look_at
 from trainwright.preflight.facts import CheckFacts, FirstStep
 from trainwright.preflight.finding import CheckReport
+
+if TYPE_CHECKING:
+    from torch import nn
 
 BATCHES = 4  # of a window that are looked at
 
@@ -53,7 +56,7 @@ class FirstLook:
         self._facts = replace(self._facts, batches=None, step=None)
 
 
-def parameters_without_gradient(model: Any) -> tuple[str, ...]:
+def parameters_without_gradient(model: nn.Module) -> tuple[str, ...]:
     """Trainable parameters that have no gradient; none where nobody has one, as another keeps them all.
 
     One without elements is another process's.

@@ -136,7 +136,7 @@ def vocabulary(facts: CheckFacts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def num_classes(model: Any) -> int | None:
+def num_classes(model: nn.Module) -> int | None:
     """How many outcomes a label chooses from, for models whose class says that their labels are such choices."""
     core = model_facts.core_model(model)
     name, config = type(core).__name__, getattr(core, "config", None)
@@ -149,34 +149,34 @@ def num_classes(model: Any) -> int | None:
     return None if weight is None else int(weight.shape[0])
 
 
-def _label_ids(facts: CheckFacts, batch: Mapping[str, Any]) -> list[torch.Tensor]:
+def _label_ids(facts: CheckFacts, batch: Mapping[str, object]) -> list[torch.Tensor]:
     return [batch[name] for name in facts.label_names if _is_whole(batch.get(name))]
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     """Whether this is a tensor of whole numbers: ids, not values."""
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dim() > 0
 
 
-def _mask(batch: Mapping[str, Any]) -> torch.Tensor | None:
+def _mask(batch: Mapping[str, object]) -> torch.Tensor | None:
     mask = batch.get("attention_mask")
     return mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None
 
 
-def _row_lengths(batch: Mapping[str, Any]) -> list[int]:
+def _row_lengths(batch: Mapping[str, object]) -> list[int]:
     mask, ids = _mask(batch), batch.get("input_ids")
     if mask is not None:
         return [int(length) for length in mask.ne(0).sum(dim=1).tolist()]
     return [ids.shape[1]] * ids.shape[0] if isinstance(ids, torch.Tensor) and ids.dim() == 2 else []
 
 
-def _positions(model: Any) -> int | None:
+def _positions(model: nn.Module) -> int | None:
     config = getattr(model_facts.core_model(model), "config", None)
     found = getattr(config, "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
 
 
-def _input_rows(model: Any) -> int | None:
+def _input_rows(model: nn.Module) -> int | None:
     core = model_facts.core_model(model)
     try:
         embedding = core.get_input_embeddings()

@@ -104,5 +104,5 @@ def _settings(trial: TrialRecord) -> list[str]:
     return [f"{name}={_short(value)}" for name, value in trial.params.items()]
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -50,7 +50,7 @@ BACKENDS: dict[str, SearchLibrary] = {
 }
 
 
-def select_backend(name: Any) -> tuple[HPSearchBackend, SearchBackend]:
+def select_backend(name: object) -> tuple[HPSearchBackend, SearchBackend]:
     """The backend of this name; for None the first that is installed.
 
     Raises:
@@ -64,7 +64,7 @@ def select_backend(name: Any) -> tuple[HPSearchBackend, SearchBackend]:
     return HPSearchBackend(chosen), getattr(importlib.import_module(row.home), row.kind)()
 
 
-def _known(name: Any) -> str:
+def _known(name: object) -> str:
     if name in GONE:
         raise ArgumentError(f"backend={name!r}: {GONE[name]}. Use {', '.join(map(repr, BACKENDS))}.")
     if name not in BACKENDS:

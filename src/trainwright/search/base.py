@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 SPEEDS = ("_runtime", "_per_second")
 # Measured or counted beside the metrics; a sum of metrics must not have them in it.
@@ -63,9 +66,9 @@ class SearchPlan:
 
     num_trials: int
     directions: tuple[str, ...]
-    space: Callable[[Any], Mapping[str, Any]]
+    space: Callable[[Any], Mapping[str, object]]
     settings: SearchSettings
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
 
     @property
     def is_multi(self) -> bool:
@@ -83,7 +86,7 @@ class TrialSpec:
     """
 
     id: str
-    params: Mapping[str, Any]
+    params: Mapping[str, object]
     checkpoint: str | None = None
     name: str | None = None
 
@@ -121,11 +124,11 @@ class TrainerHandle:
         pack: the trainer for another process: a function that makes it anew there, and gives its own `Host`.
     """
 
-    args: Any
+    args: Arguments
     is_main: bool
     num_processes: int
     run: Callable[[TrialSpec, Any], TrialResult]
-    check: Callable[[Mapping[str, Any]], None]
+    check: Callable[[Mapping[str, object]], None]
     folder_of: Callable[[TrialSpec, Any], str]
     find_checkpoint: Callable[[str], str | None]
     agree: Callable[[Callable[[], Any]], Any]
@@ -144,7 +147,7 @@ class SearchState:
 
     backend: SearchBackend
     plan: SearchPlan
-    args: Any
+    args: Arguments
     callback_states: dict[str, Any]
     offer: TrialSpec = field(default_factory=lambda: TrialSpec(id="", params={}))
     outcome: TrialResult = field(default_factory=TrialResult)
@@ -160,7 +163,7 @@ class SearchBackend(Protocol):
     name: str
     tracker: str | None
 
-    def default_space(self, trial: Any) -> Mapping[str, Any]:
+    def default_space(self, trial: Any) -> Mapping[str, object]:
         """The space where none was given."""
         ...
 

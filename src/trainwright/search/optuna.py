@@ -37,7 +37,7 @@ class OptunaBackend:
     name = "optuna"
     tracker = None
 
-    def default_space(self, trial: Any) -> Mapping[str, Any]:
+    def default_space(self, trial: Any) -> Mapping[str, object]:
         return default_hp_space_optuna(trial)
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
@@ -183,7 +183,7 @@ def best_of(study: optuna.Study, attempts: TrialRunner) -> BestRun | list[BestRu
     return BestRun(str(best.number), best.value, best.params)  # type: ignore[arg-type]
 
 
-def _ends(probe: optuna.Trial, params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _ends(probe: optuna.Trial, params: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
     """The ends of ranges, and all choices, of what is drawn under an argument's own name."""
     for name, distribution in probe.distributions.items():
         if name not in params or params[name] != probe.params[name]:  # drawn under that name to make another value of
@@ -201,5 +201,5 @@ def _is_dead(owner: Any) -> bool:
     return owner[1] == os.getpid() or not psutil.pid_exists(owner[1])
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

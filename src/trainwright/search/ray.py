@@ -48,7 +48,7 @@ class RayBackend:
     name = "ray"
     tracker = None
 
-    def default_space(self, trial: Any) -> Mapping[str, Any]:
+    def default_space(self, trial: Any) -> Mapping[str, object]:
         return default_domains()
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
@@ -148,7 +148,7 @@ def _record_of(trial: Any, folder: str) -> TrialRecord:
     )
 
 
-def _draws(domains: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _draws(domains: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
     """Values of each domain, all of those that are listed."""
     for name, domain in domains.items():
         if isinstance(domain, Mapping) and "grid_search" in domain:

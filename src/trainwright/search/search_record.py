@@ -158,7 +158,7 @@ def table(trial: TrialRecord, directions: Sequence[str]) -> list[str]:
     return ["best trial", *(f"  {name:<{width}}  {value}" for name, value in rows)]
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """As strict JSON holds it."""
     if isinstance(value, dict):
         return {str(name): plain(inner) for name, inner in value.items()}

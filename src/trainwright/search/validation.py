@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.config import varied
 from trainwright.errors import DataError, MissingModelError, SearchSpaceError
 from trainwright.search.base import SearchPlan, SearchSettings
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 DIRECTIONS = ("minimize", "maximize")
 CHOICES = {"failed_trials": ("continue", "stop"), "pruned_checkpoints": ("keep", "save", "delete")}
 
 
 def make_plan(
-    *, space: Any, num_trials: Any, direction: Any, compute_objective: Any, options: Mapping[str, Any]
+    *, space: Any, num_trials: Any, direction: Any, compute_objective: Any, options: Mapping[str, object]
 ) -> SearchPlan:
     """The plan of a search.
 
@@ -65,7 +68,7 @@ def check_trainer_objects(*, model_init: Any, train_dataset: Any, eval_dataset: 
         raise DataError("hyperparameter_search judges trials by an evaluation, and there is no eval_dataset. Pass one.")
 
 
-def check_names(args: Any, params: Any) -> None:
+def check_names(args: Arguments, params: Any) -> None:
     """Whether all that a space varies can be varied.
 
     Raises:
@@ -78,7 +81,7 @@ def check_names(args: Any, params: Any) -> None:
     _refuse(problem for name in params if (problem := varied.problem_of_name(args, name)))
 
 
-def check_values(args: Any, values: Iterable[tuple[str, Any]]) -> None:
+def check_values(args: Arguments, values: Iterable[tuple[str, Any]]) -> None:
     """Whether these are values that their fields can hold.
 
     Raises:
@@ -87,7 +90,7 @@ def check_values(args: Any, values: Iterable[tuple[str, Any]]) -> None:
     _refuse(problem for name, value in values if (problem := varied.problem_of_value(args, name, value)))
 
 
-def check_options(given: Mapping[str, Any], known: Iterable[str], *, backend: str) -> None:
+def check_options(given: Mapping[str, object], known: Iterable[str], *, backend: str) -> None:
     """Whether the backend knows all keywords that are left.
 
     Raises:

@@ -26,7 +26,7 @@ class WandbBackend:
     def __init__(self) -> None:
         self._mistake: Exception | None = None
 
-    def default_space(self, trial: Any) -> Mapping[str, Any]:
+    def default_space(self, trial: Any) -> Mapping[str, object]:
         return default_hp_space_wandb(trial)
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:

@@ -117,7 +117,7 @@ def _problems(tree: Tree) -> Found:
         yield from _unknown(training, training_names(generates=generates), ("training",))
 
 
-def _problems_of_part(value: Any, kind: type, path: Path) -> Found:
+def _problems_of_part(value: object, kind: type, path: Path) -> Found:
     """Of a mapping that a dataclass describes."""
     if value is None:
         return
@@ -136,7 +136,7 @@ def _problems_of_part(value: Any, kind: type, path: Path) -> Found:
             yield inner, f"{'.'.join(inner)}: {problem}"
 
 
-def _unknown(value: Mapping[str, Any], known: Collection[str], path: Path) -> Found:
+def _unknown(value: Mapping[str, object], known: Collection[str], path: Path) -> Found:
     for name in value:
         if name not in known:
             full = ".".join((*path, str(name)))
@@ -151,7 +151,7 @@ def near(name: str, known: Collection[Any]) -> str:
     return f" Did you mean {found[0]}?" if found else ""
 
 
-def _mismatch(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str | None:
+def _mismatch(value: object, hint: Any, metadata: Mapping[str, object]) -> str | None:
     """What is wrong with a value; None if it is as its field wants it."""
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     kinds = [get_origin(member) or member for member in members]
@@ -168,13 +168,13 @@ def _mismatch(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _is_a(value: Any, kind: Any) -> bool:
+def _is_a(value: object, kind: Any) -> bool:
     if kind is bool or isinstance(value, bool):
         return kind is bool and isinstance(value, bool)
     return isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
 
 
-def _made(kind: type, value: Mapping[str, Any], path: Path) -> Any:
+def _made(kind: type, value: Mapping[str, object], path: Path) -> Any:
     given = dict(value)
     for name in given:
         nested = NESTED.get((*path, name))

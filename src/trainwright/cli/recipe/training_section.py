@@ -29,7 +29,7 @@ def training_names(*, generates: bool) -> list[str]:
     return [*fields, *OLD_NAMES]
 
 
-def resolved_training(training: Mapping[str, Any], base: Path, task: str) -> dict[str, Any]:
+def resolved_training(training: Mapping[str, object], base: Path, task: str) -> dict[str, Any]:
     """The same with absolute paths, words such as `yes` as what they mean, and a directory to write to."""
     kinds = get_type_hints(Seq2SeqTrainingArguments)
     result = dict(training)
@@ -43,7 +43,7 @@ def resolved_training(training: Mapping[str, Any], base: Path, task: str) -> dic
     return result
 
 
-def make_arguments(training: Mapping[str, Any], *, generates: bool) -> TrainingArguments:
+def make_arguments(training: Mapping[str, object], *, generates: bool) -> TrainingArguments:
     """The arguments of a run.
 
     Raises:
@@ -52,7 +52,7 @@ def make_arguments(training: Mapping[str, Any], *, generates: bool) -> TrainingA
     return arguments_class(generates=generates)(**training)
 
 
-def problems_of_training(training: Mapping[str, Any], *, generates: bool) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems_of_training(training: Mapping[str, object], *, generates: bool) -> Iterator[tuple[tuple[str, ...], str]]:
     """What TrainingArguments has against these values, each at the entry that it names first."""
     kinds = get_type_hints(Seq2SeqTrainingArguments)
     wrong = [name for name, value in training.items() if kinds.get(name) is bool and not isinstance(value, bool)]

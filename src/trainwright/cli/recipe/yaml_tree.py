@@ -71,7 +71,7 @@ class Tree:
         if found:
             raise RecipeError("\n".join(self.said(path, problem) for path, problem in found))
 
-    def set(self, path: Path, value: Any, *, origin: str) -> None:
+    def set(self, path: Path, value: object, *, origin: str) -> None:
         """Puts a value in, whatever was there."""
         inner = self.value
         for key in path[:-1]:
@@ -136,7 +136,7 @@ def _order(place: int | str) -> tuple[int, int]:
     return (0, place) if isinstance(place, int) else (1, 0)
 
 
-def dump(value: Mapping[str, Any]) -> str:
+def dump(value: Mapping[str, object]) -> str:
     """YAML that `parse` reads back to the same values."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=110)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from trainwright.cli.tasks.source import Rows, TaskSource, is_range
 from trainwright.cli.tasks.task_metrics import accuracy_and_f1
 from trainwright.cli.tasks.task_objects import TaskObjects, shown
 from trainwright.errors import DataError, MissingPackageError
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 
 class Images:
@@ -31,7 +34,7 @@ class Images:
         return {"pixel_values": self._image(row), "labels": self._labels.of(row[self._label_column])}
 
 
-def classification(material: TaskSource, args: Any) -> TaskObjects:
+def classification(material: TaskSource, args: Arguments) -> TaskObjects:
     labels = find_labels(material, "label")
     config = load_config(material, **labels.for_config)
     processor = _processor(material)
@@ -107,7 +110,7 @@ def _of_files(material: TaskSource, column: str, processor: Any, config: Any) ->
     return read
 
 
-def opened(cell: Any, base: Path) -> Any:
+def opened(cell: object, base: Path) -> Any:
     """An image of PIL: from a path, or one that is there already."""
     try:
         from PIL import Image

@@ -23,7 +23,7 @@ class Labels:
         self.names = list(names)
         self.number_of = number_of
 
-    def of(self, cell: Any) -> int:
+    def of(self, cell: object) -> int:
         return self.number_of[str(cell)]
 
     @property

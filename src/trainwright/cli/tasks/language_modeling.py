@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.cli.tasks.encoding import Columns, encoded, pieces
 from trainwright.cli.tasks.models import load_config, load_model
@@ -11,8 +11,11 @@ from trainwright.cli.tasks.task_metrics import best_guess, guessed_tokens
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
 
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
-def causal(material: TaskSource, args: Any) -> TaskObjects:
+
+def causal(material: TaskSource, args: Arguments) -> TaskObjects:
     """A sample is a text with the token that ends it; a text that is too long is several samples."""
     from transformers import DataCollatorForLanguageModeling
 
@@ -28,7 +31,7 @@ def causal(material: TaskSource, args: Any) -> TaskObjects:
     return _parts(material, config, encode, tokenizer, DataCollatorForLanguageModeling(tokenizer, mlm=False))
 
 
-def masked(material: TaskSource, args: Any) -> TaskObjects:
+def masked(material: TaskSource, args: Arguments) -> TaskObjects:
     """Tokens are hidden anew whenever a sample is read."""
     from transformers import DataCollatorForLanguageModeling
 

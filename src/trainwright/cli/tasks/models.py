@@ -18,7 +18,7 @@ CLASSES = {
 }
 
 
-def load_config(material: TaskSource, tokenizer: Any = None, **settings: Any) -> Any:
+def load_config(material: TaskSource, tokenizer: Any = None, **settings: object) -> Any:
     """The model's configuration; `settings` are what the data decide, such as the labels.
 
     Raises:

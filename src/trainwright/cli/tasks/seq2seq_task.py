@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainwright.cli.tasks.encoding import Columns, encoded
 from trainwright.cli.tasks.models import load_config, load_model
@@ -11,8 +11,11 @@ from trainwright.cli.tasks.task_metrics import exact_match
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
 
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
-def translation(material: TaskSource, args: Any) -> TaskObjects:
+
+def translation(material: TaskSource, args: Arguments) -> TaskObjects:
     from transformers import DataCollatorForSeq2Seq
 
     tokenizer = load_tokenizer(material, args, ["source", "target"], begins=False)

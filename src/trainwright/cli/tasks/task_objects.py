@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +20,7 @@ class TaskObjects:
         overrides: TrainingArguments that the task decides where the recipe does not.
     """
 
-    model: Any
+    model: nn.Module
     train: Any
     eval: Any
     processing_class: Any

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.cli.recipe.schema import LearnPart
 from trainwright.cli.tasks.source import TaskSource, first_line, texts
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 PAD, BEGIN, END, UNKNOWN, MASK = "<pad>", "<s>", "</s>", "<unk>", "<mask>"
 FOLDER = "tokenizer"  # under output_dir: where a learned one is kept, for other processes and for a resume
@@ -16,7 +19,7 @@ LIMIT = 1024  # tokens, where neither model nor tokenizer nor recipe says how lo
 NO_LIMIT = 1 << 30  # a tokenizer without a limit says a number beyond any text
 
 
-def load_tokenizer(material: TaskSource, args: Any, roles: Sequence[str], *, begins: bool = True) -> Any:
+def load_tokenizer(material: TaskSource, args: Arguments, roles: Sequence[str], *, begins: bool = True) -> Any:
     """The tokenizer of a run; a learned one is the same in every process, and after a resume.
 
     Raises:
@@ -54,7 +57,7 @@ def max_length(material: TaskSource, tokenizer: Any, config: Any, *, name: str =
     return int(min(known, default=LIMIT))
 
 
-def _learned_once(material: TaskSource, args: Any, roles: Sequence[str], *, begins: bool) -> Any:
+def _learned_once(material: TaskSource, args: Arguments, roles: Sequence[str], *, begins: bool) -> Any:
     from transformers import AutoTokenizer
 
     folder = Path(args.output_dir) / FOLDER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.training_section import make_arguments
@@ -18,6 +18,9 @@ from trainwright.cli.tasks import (
 )
 from trainwright.cli.tasks.source import TaskSource, load
 from trainwright.cli.tasks.task_objects import TaskObjects
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 BUILDERS: dict[str, Callable[[TaskSource, Any], TaskObjects]] = {
     "text-classification": text_classification.classification,
@@ -57,7 +60,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Callable[[str, str], None]) ->
     from trainwright.seq2seq_trainer import Seq2SeqTrainer
     from trainwright.trainer import Trainer
 
-    args: Any = make_arguments(recipe.training, generates=recipe.spec.generates)
+    args: Arguments = make_arguments(recipe.training, generates=recipe.spec.generates)
     set_seed(args.seed)  # a new head is drawn at random
     material = load(recipe, tree)
     if not len(material.eval) and args.eval_strategy != "no":

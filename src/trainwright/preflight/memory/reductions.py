@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.config.owned import batch_formers
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 SMALLER = "somewhat slower"
 ROUNDED = "rounded arithmetic"
@@ -13,7 +16,7 @@ RECOMPUTED = "about a third slower"
 ANOTHER = "another optimizer: other numbers"
 
 
-def changes(args: Any, *, can_bf16: bool) -> Iterator[tuple[dict[str, Any], str]]:
+def changes(args: Arguments, *, can_bf16: bool) -> Iterator[tuple[dict[str, Any], str]]:
     """Settings and what they cost; first each alone, then together."""
     size, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
     by_samples = not batch_formers(args)

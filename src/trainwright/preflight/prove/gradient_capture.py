@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from trainwright.callbacks.base import TrainerCallback
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.control import TrainerControl
+    from trainwright.state.trainer_state import TrainerState
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -19,7 +24,7 @@ class GradientCapture(TrainerCallback):
     def __init__(self) -> None:
         self.gradients: dict[str, torch.Tensor] = {}
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if not self.gradients:
             named = kwargs["model"].named_parameters()
             self.gradients = {name: p.grad.detach().float().cpu() for name, p in named if p.grad is not None}
