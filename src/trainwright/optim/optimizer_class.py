@@ -1,4 +1,4 @@
-"""From arguments to the class of an optimizer and its arguments, by the name in `args.optim`."""
+"""Class of an optimizer and its arguments, by the name in `args.optim`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ from trainwright.optim.muon import MuonWithAdamW, muon_groups
 from trainwright.optim.optim_args import check_names, parse_optim_args, read
 from trainwright.optim.optimizer_spec import OptimizerSpec
 from trainwright.optim.optimizer_table import OPTIMIZERS
-from trainwright.optim.packages import load_class
+from trainwright.optim.packages import OptimizerClass, load_class
 from trainwright.optim.projection_targets import projected_groups, target_parameters
 
 if TYPE_CHECKING:
     from trainwright.config.protocol import Arguments
 
-Kwargs = dict[str, Any]
+Kwargs = dict[str, Any]  # arguments of a class that this file knows by name only
 ADAM_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}
 
 
-def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) -> tuple[Any, Kwargs]:
-    """Class and keyword arguments for `args.optim`.
+def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) -> tuple[OptimizerClass, Kwargs]:
+    """Returns class and keyword arguments for `args.optim`.
 
     An optimizer that makes its own groups has them among these as "params"; "optimizer_dict" (layer-wise) and "model"
     (LOMO) stand for what the class takes in place of groups.
+
+    Args:
+        args: arguments of the run.
+        model: the model to train; needed by optimizers that make their own groups or take the model.
 
     Raises:
         ArgumentError: the optimizer cannot do what the other settings ask, or does not take these `optim_args`.
@@ -62,7 +66,7 @@ def steps_in_backward(args: Arguments) -> bool:
 
 
 def spec_of(args: Arguments) -> tuple[str, OptimizerSpec]:
-    """The name and the row of the table that `args.optim` means."""
+    """Returns the name in `args.optim` and its row of the table."""
     name = str(getattr(args.optim, "value", args.optim))
     if name not in OPTIMIZERS:
         raise ArgumentError(f"optim={name!r} is no optimizer. There are: {', '.join(sorted(OPTIMIZERS))}.")
@@ -74,7 +78,9 @@ def depends_on_the_model(spec: OptimizerSpec) -> bool:
     return spec.whole_model or bool(spec.projects) or spec.path.endswith(":MuonWithAdamW")
 
 
-def _projected(cls: Any, kwargs: Kwargs, model: nn.Module, args: Arguments, settings: Kwargs) -> tuple[Any, Kwargs]:
+def _projected(
+    cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, args: Arguments, settings: Kwargs
+) -> tuple[OptimizerClass, Kwargs]:
     name, spec = spec_of(args)
     chosen = target_parameters(model, args.optim_target_modules, optimizer=name)
     groups = projected_groups(model, chosen, settings)

@@ -1,10 +1,11 @@
-"""Optimizers by name, as data: where the class is, what it is given, which `optim_args` it takes, what it cannot do.
+"""Table of optimizers by name: class, its arguments, its `optim_args`, its limits.
 
 The arguments are those that transformers gives the same name. Adding an optimizer is adding a row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from trainwright.optim.constraints import Limit, needs_cuda, no_accumulation, no_fp16, one_process, whole_warmup
@@ -12,7 +13,7 @@ from trainwright.optim.optim_args import Option, dtype, flag, number, one_of, wh
 from trainwright.optim.optimizer_spec import OptimizerSpec, Package
 
 
-def _named(convert: Any, *names: str) -> dict[str, Option]:
+def _named(convert: Callable[[str], Any], *names: str) -> dict[str, Option]:
     return {name: Option(convert) for name in names}
 
 
@@ -48,16 +49,16 @@ SCHEDULE_FREE_OPTIONS = {"weight_lr_power": Option(number, 2.0), "r": Option(num
 EXTERNAL_RATE = {"scale_parameter": False, "relative_step": False}
 
 
-def _bnb(kind: str, *, bits: int, **more: object) -> OptimizerSpec:
+def _bnb(kind: str, *, bits: int, **more: Any) -> OptimizerSpec:
     fixed = {"optim_bits": bits, **more.pop("fixed", {})}
     return OptimizerSpec(path=f"bitsandbytes.optim:{kind}", package=BITSANDBYTES, fixed=fixed, **more)
 
 
-def _bnb_paged(kind: str, *, bits: int, paged: bool, **more: object) -> OptimizerSpec:
+def _bnb_paged(kind: str, *, bits: int, paged: bool, **more: Any) -> OptimizerSpec:
     return _bnb(kind, bits=bits, fixed={"is_paged": paged}, **more)
 
 
-def _galore(kind: str, *, layerwise: bool = False, limits: tuple[Limit, ...] = (), **more: object) -> OptimizerSpec:
+def _galore(kind: str, *, layerwise: bool = False, limits: tuple[Limit, ...] = (), **more: Any) -> OptimizerSpec:
     limits = (IN_BACKWARD if layerwise else ()) + limits
     return OptimizerSpec(
         path=f"galore_torch:{kind}", package=GALORE, projects=GALORE_GROUP, layerwise=layerwise, limits=limits, **more
@@ -69,7 +70,7 @@ def _torchao(kind: str) -> OptimizerSpec:
     return OptimizerSpec(path=f"torchao.optim:{kind}", package=TORCHAO, adam="always", options=options)
 
 
-def _schedule_free(kind: str, **more: object) -> OptimizerSpec:
+def _schedule_free(kind: str, **more: Any) -> OptimizerSpec:
     limits = (whole_warmup,) if more.get("warmup") else ()
     more = {"options": SCHEDULE_FREE_OPTIONS, **more}
     return OptimizerSpec(path=f"schedulefree:{kind}", package=SCHEDULE_FREE, decay=True, limits=limits, **more)

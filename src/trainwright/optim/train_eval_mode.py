@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 
 def train_mode(model: nn.Module, optimizer: Optimizer) -> None:
+    """Puts a model, and an optimizer that has modes, into training mode."""
     model.train()
     if callable(getattr(optimizer, "train", None)):
         optimizer.train()
 
 
 def eval_mode(model: nn.Module, optimizer: Optimizer) -> None:
+    """Puts a model, and an optimizer that has modes, into evaluation mode."""
     if callable(getattr(model, "eval", None)):
         model.eval()
     if callable(getattr(optimizer, "eval", None)):
@@ -30,7 +32,7 @@ def eval_mode(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 class EvalModeGuard:
-    """A model in evaluation mode until training goes on.
+    """Puts a model and its optimizer into evaluation mode, until `end`.
 
     Args:
         model: the user's module.
@@ -46,11 +48,11 @@ class EvalModeGuard:
         eval_mode(model, optimizer)
 
     def discard_saved_weights(self) -> None:
-        """A checkpoint has the weights as they are now; who resumes from it goes on from these, so we do too."""
+        """Drops the weights to restore: a checkpoint has the present ones, and a resume starts from these."""
         self._weights = []
 
     def end(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Training goes on as if nothing had happened."""
+        """Restores the modes and the weights from before."""
         train_mode(model, optimizer)
         for module, was_training in self._modes:
             if module.training != was_training:

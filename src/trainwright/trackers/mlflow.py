@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from trainwright.trackers.base import Client, TrackerCallback, logger, missing, settings_of
+from trainwright.trackers.base import Client, TrackerCallback, Values, logger, missing, settings_of
 
 if TYPE_CHECKING:
     from trainwright.config.protocol import Arguments

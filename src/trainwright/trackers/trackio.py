@@ -105,4 +105,5 @@ def tag(model: object, space_id: str | None) -> None:
         return
     before = [t for t in getattr(model, "model_tags", None) or [] if not str(t).startswith("trackio:https://")]
     marks = ["trackio", f"trackio:https://huggingface.co/spaces/{space_id}"]
-    model.model_tags = before + [mark for mark in marks if mark not in before]
+    tags = before + [mark for mark in marks if mark not in before]
+    setattr(model, "model_tags", tags)  # noqa: B010 -- an attribute of transformers' models
