@@ -12,6 +12,10 @@ from typing import Any, TypeAlias, TypeGuard
 
 # A batch maps the names of a model's inputs to tensors (or nested containers of them); its values are the user's.
 Batch: TypeAlias = dict[str, Any]
+# Tensors or arrays, alone or in lists, tuples and mappings of any depth: the model decides the nesting.
+Nested: TypeAlias = Any
+# An object of JSON: its values are of every type that JSON has, and a reader checks them.
+JSONObject: TypeAlias = dict[str, Any]
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
 TRAINING_ARGS_NAME = "training_args.bin"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainwright._types import Nested
 from trainwright.config.plans import EvalPlan
 from trainwright.hooks import Events, Gather
 from trainwright.loss_normalization import LossRule
@@ -22,13 +23,13 @@ class EvalContext:
 
     Attributes:
         model: as the engine prepared it, in evaluation mode.
-        gather: a value of this process -> of all processes, in order.
-        total: a tensor of this process -> the sum over all.
+        gather: collects a value of all processes, in the order of samples.
+        total: sums a tensor over all processes.
         label_names: entries of a batch that are labels.
         main_input: entry of a batch that metrics get as `inputs`.
         compute_metrics: from an EvalPrediction to a dict, or an object that is fed by batches; None: loss only.
         preprocess_logits: applied to (logits, labels) of each batch before they are kept.
-        needs_labels: metrics without labels are an error (an evaluation), not a matter of course (a prediction).
+        needs_labels: whether metrics without labels are an error (evaluation) or not (prediction).
     """
 
     plan: EvalPlan
@@ -38,10 +39,10 @@ class EvalContext:
     gather: Gather
     total: Callable[[torch.Tensor], torch.Tensor]
     label_names: Sequence[str]
-    device: Any = None
+    device: torch.device | None = None
     main_input: str = "input_ids"
     compute_metrics: Callable[..., dict[str, Any]] | None = None
-    preprocess_logits: Callable[[Any, Any], Any] | None = None
+    preprocess_logits: Callable[[Nested, Nested], Nested] | None = None
     loss_only: bool = False
     needs_labels: bool = False
     keeps_results: bool = True

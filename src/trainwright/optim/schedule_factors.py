@@ -35,7 +35,10 @@ def linear(step: int, *, num_warmup_steps: int, num_training_steps: int) -> floa
 
 
 def cosine(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
-    """Returns a factor that falls to 0 along half a cosine after the warm-up (Loshchilov and Hutter, SGDR, 2017, without restarts)."""
+    """Returns a factor that falls to 0 along half a cosine after the warm-up.
+
+    Source: Loshchilov and Hutter, SGDR, 2017, without restarts.
+    """
     if step < num_warmup_steps:
         return rising(step, num_warmup_steps)
     progress = (step - num_warmup_steps) / max(1, num_training_steps - num_warmup_steps)
