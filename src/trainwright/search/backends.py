@@ -1,4 +1,4 @@
-"""Which libraries a search can run on, which of them is there, and which is taken where none is named."""
+"""Table of search libraries: probe of the package, class of the backend, and the default."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import importlib
 import logging
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from trainwright._types import JSONObject
 from trainwright.config.enums import HPSearchBackend
 from trainwright.errors import ArgumentError, MissingPackageError
-from trainwright.search.base import SearchBackend
+from trainwright.search.base import SearchBackend, Trial
 from trainwright.search.search_record import plain
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ def _is_wandb_available() -> bool:
 
 
 class SearchLibrary(NamedTuple):
-    """How to find a backend, and how to get it."""
+    """Row of the table: probe, module and class of the backend, and its package for pip."""
 
     is_available: Callable[[], bool]
     home: str
@@ -51,11 +52,11 @@ BACKENDS: dict[str, SearchLibrary] = {
 
 
 def select_backend(name: object) -> tuple[HPSearchBackend, SearchBackend]:
-    """The backend of this name; for None the first that is installed.
+    """Returns the backend of a name, or the first installed one for None.
 
     Raises:
-        ArgumentError: there is no such backend.
-        MissingPackageError: it is not installed, or none is.
+        ArgumentError: the name is unknown.
+        MissingPackageError: the backend is not installed, or none is.
     """
     chosen = _installed() if name is None else _known(getattr(name, "value", name))
     row = BACKENDS[chosen]
@@ -82,7 +83,7 @@ def _installed() -> str:
     return found[0]
 
 
-def drawn(trial: Any) -> dict[str, Any]:
-    """The parameters of a trial of any backend, as JSON holds them: trials are dicts, or have them as `params`."""
+def drawn(trial: Trial) -> JSONObject:
+    """Returns the parameters of a trial of any backend as JSON: trials are dicts, or have them as `params`."""
     params = trial if isinstance(trial, Mapping) else getattr(trial, "params", {})
     return {str(name): plain(value) for name, value in params.items()}
