@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 
 from trainwright.errors import CheckpointError
 
+States: TypeAlias = dict[str, Any]  # generator -> its state, each of its own type
+NumpyState: TypeAlias = "tuple[str, np.ndarray[Any, Any], int, int, float]"
 
-def capture() -> dict[str, Any]:
-    """States of python's, numpy's and torch's generators, in the form that transformers reads too."""
-    state: Any = np.random.get_state(legacy=True)
-    kind, keys, position, has_gauss, cached = state
-    states: dict[str, Any] = {
+
+def capture() -> States:
+    """Returns the states of python's, numpy's and torch's generators, in the form that transformers reads too."""
+    kind, keys, position, has_gauss, cached = cast(NumpyState, np.random.get_state(legacy=True))
+    states: States = {
         "python": random.getstate(),
         "numpy": (str(kind), keys.tolist(), int(position), int(has_gauss), float(cached)),
         "cpu": torch.get_rng_state(),
@@ -29,8 +32,8 @@ def capture() -> dict[str, Any]:
     return states
 
 
-def restore(states: dict[str, Any]) -> None:
-    """Sets what `capture` returned; devices that this machine lacks are left out."""
+def restore(states: States) -> None:
+    """Sets the states of `capture`; those of devices that this machine lacks are left out."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["cpu"])
@@ -45,19 +48,24 @@ def restore(states: dict[str, Any]) -> None:
 
 
 def derive(step: int, rank: int) -> None:
-    """States for a process that has none of its own yet, from the process's number and where the run stands."""
+    """Seeds a process without states of its own from the step of the run and its rank."""
     seed = int(np.random.SeedSequence([step, rank]).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
-def save(path: Path, states: dict[str, Any]) -> None:
+def save(path: Path, states: States) -> None:
+    """Writes states to a file."""
     torch.save(states, path)
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Reads a file of `save`, or of transformers (whose numpy state is an array)."""
+def load(path: Path) -> States:
+    """Reads a file of `save`, or of transformers (whose numpy state is an array).
+
+    Raises:
+        CheckpointError: it holds other than plain states.
+    """
     try:
         with torch.serialization.safe_globals(_numpy_globals()):
             return torch.load(path, weights_only=True, map_location="cpu")  # type: ignore[no-any-return]
@@ -65,6 +73,6 @@ def load(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read as plain random states: {error}") from error
 
 
-def _numpy_globals() -> list[Any]:
-    core: Any = np._core if hasattr(np, "_core") else np.core
+def _numpy_globals() -> list[Callable[..., object]]:
+    core = np._core if hasattr(np, "_core") else np.core
     return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]

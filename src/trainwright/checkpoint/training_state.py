@@ -1,11 +1,11 @@
-"""What a checkpoint holds besides the weights, and how each of it is written and read."""
+"""Files of a checkpoint besides the weights: optimizer, schedule, scaler, arguments; written and read."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import torch
 
@@ -18,17 +18,28 @@ if TYPE_CHECKING:
 
     from trainwright.config.protocol import Arguments
 
+StateDict: TypeAlias = dict[str, Any]  # as torch's `state_dict`
 
-def save_optimizer(state: dict[str, Any], folder: Path, *, sink: FileSink = IMMEDIATE) -> None:
+
+class Stateful(Protocol):
+    """Object with a state in torch's form: a schedule, a scaler, a backend's wrapper of one."""
+
+    def state_dict(self) -> StateDict: ...
+    def load_state_dict(self, state_dict: StateDict, /) -> object: ...
+
+
+def save_optimizer(state: StateDict, folder: Path, *, sink: FileSink = IMMEDIATE) -> None:
+    """Writes an optimizer's `state_dict` through a sink, which may write it later."""
     sink.put(state, lambda copied: _save_large(copied, folder / OPTIMIZER_NAME))
 
 
-def save_scheduler(scheduler: Any, folder: Path) -> None:
+def save_scheduler(scheduler: Stateful, folder: Path) -> None:
+    """Writes the state of a learning-rate schedule."""
     torch.save(scheduler.state_dict(), folder / SCHEDULER_NAME)
 
 
-def _save_large(state: Any, path: Path) -> None:
-    """Without the checksums inside of the file: they take longer than writing it, and the manifest has a better one."""
+def _save_large(state: object, path: Path) -> None:
+    """Writes without the checksums inside the file: they are slow, and the manifest has a better one."""
     were_on = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
@@ -38,13 +49,19 @@ def _save_large(state: Any, path: Path) -> None:
 
 
 def load_optimizer(
-    optimizer: Optimizer, folder: Path, *, load: Callable[[Any, dict[str, Any]], None], holds_parts: bool = False
+    optimizer: Optimizer, folder: Path, *, load: Callable[[Optimizer, StateDict], None], holds_parts: bool = False
 ) -> None:
-    """Loads its state by `load(optimizer, state)`; `holds_parts`: of parameters, so that their shapes tell nothing.
+    """Loads the state of an optimizer.
+
+    Args:
+        optimizer: of the run.
+        folder: the checkpoint.
+        load: puts the state into the optimizer.
+        holds_parts: whether the state is of parts of parameters, whose shapes cannot be checked.
 
     Raises:
-        CheckpointError: the file is missing, or the optimizer in it is of another kind. Going on with a fresh optimizer
-            at the full rate would ruin a run silently.
+        CheckpointError: the file is missing, or its optimizer is of another kind: a new optimizer at the full rate
+            would ruin a run silently.
     """
     _check_is_there(folder, OPTIMIZER_NAME)
     state = _load(folder / OPTIMIZER_NAME)
@@ -60,8 +77,8 @@ def load_optimizer(
         ) from error
 
 
-def load_scheduler(scheduler: Any, folder: Path) -> None:
-    """Loads its state.
+def load_scheduler(scheduler: Stateful, folder: Path) -> None:
+    """Loads the state of a learning-rate schedule.
 
     Raises:
         CheckpointError: the file is missing.
@@ -79,7 +96,7 @@ def _check_is_there(folder: Path, name: str) -> None:
         )
 
 
-def _check_same_settings(optimizer: Optimizer, state: Any) -> None:
+def _check_same_settings(optimizer: Optimizer, state: StateDict) -> None:
     """Raises ValueError if the state is another kind's: its groups lack a setting that this optimizer reads."""
     for mine, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
         lacking = sorted(set(mine) - set(saved) - {"initial_lr"})
@@ -87,7 +104,7 @@ def _check_same_settings(optimizer: Optimizer, state: Any) -> None:
             raise ValueError(f"the state has no {', '.join(lacking)}, so it is another optimizer's")
 
 
-def _check_same_shapes(optimizer: Optimizer, state: Any) -> None:
+def _check_same_shapes(optimizer: Optimizer, state: StateDict) -> None:
     """Raises ValueError if a state belongs to a parameter of another shape."""
     if not type(optimizer).__module__.startswith("torch.optim"):
         return  # others keep states of another shape than the parameter's: projected, quantised
@@ -99,25 +116,27 @@ def _check_same_shapes(optimizer: Optimizer, state: Any) -> None:
                 raise ValueError(f"{name} of parameter {index} is {tuple(saved.shape)}, not {tuple(parameter.shape)}")
 
 
-def save_scaler(scaler: Any, folder: Path) -> None:
+def save_scaler(scaler: Stateful | None, folder: Path) -> None:
+    """Writes the state of a gradient scaler, if there is one."""
     if scaler is not None:
         torch.save(scaler.state_dict(), folder / SCALER_NAME)
 
 
-def load_scaler(scaler: Any, folder: Path) -> None:
+def load_scaler(scaler: Stateful | None, folder: Path) -> None:
+    """Loads the state of a gradient scaler, if there is one and the checkpoint has it."""
     if scaler is not None and (folder / SCALER_NAME).is_file():
         scaler.load_state_dict(_load(folder / SCALER_NAME))
 
 
 def save_arguments(args: Arguments, folder: Path) -> None:
-    """The arguments as JSON, and as a plain dict in the file where readers of transformers' checkpoints look."""
+    """Writes the arguments as JSON, and as a plain dict in the file that readers of transformers' checkpoints use."""
     values = json.loads(args.to_json_string())
     (folder / TRAINING_ARGS_JSON_NAME).write_text(json.dumps(values, indent=2, sort_keys=True), encoding="utf-8")
     torch.save(values, folder / TRAINING_ARGS_NAME)
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> StateDict:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return cast(StateDict, torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read as plain tensors and numbers: {error}") from error
