@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TypeAlias
 
 import xxhash
 

@@ -35,7 +35,7 @@ def verify(
 
 
 def intact(folder: Path) -> str:
-    """What was verified."""
+    """Verifies a checkpoint and returns a line about it."""
     from trainwright.checkpoint.manifest import Manifest
 
     manifest = Manifest.read(folder)

@@ -12,10 +12,10 @@ from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
 
 if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
+    from trainwright.config.arguments import TrainingArguments
 
 
-def translation(material: TaskSource, args: Arguments) -> TaskObjects:
+def translation(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     from transformers import DataCollatorForSeq2Seq
 
     tokenizer = load_tokenizer(material, args, ["source", "target"], begins=False)

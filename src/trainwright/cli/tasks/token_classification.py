@@ -14,10 +14,10 @@ from trainwright.cli.tasks.task_objects import TaskObjects, shown
 from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
 
 if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
+    from trainwright.config.arguments import TrainingArguments
 
 
-def tagging(material: TaskSource, args: Arguments) -> TaskObjects:
+def tagging(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     from transformers import DataCollatorForTokenClassification
 
     _check_lengths(material)
