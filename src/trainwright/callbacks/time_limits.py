@@ -140,7 +140,7 @@ class TimeLimits(TrainerCallback, ExportableState):
         )  # fmt: skip
 
     def _last_save_s(self) -> float:
-        """How long the last save may take: the loop waits for all of it, also for what others did in the background."""
+        """Returns the seconds that the last save may take, with its writes in the background: the loop waits for them."""
         return max(self._longest["save"], self._save_s()) or self._first_save_s
 
     def _saw(self, what: str, took_s: float) -> None:

@@ -1,4 +1,4 @@
-"""When a checkpoint's bytes reach the disk: before a save returns, or in the background. One save at a time.
+"""CheckpointWriter: writes checkpoints before a save returns, or on a thread. One save at a time.
 
 In the background: what changes while training goes on is copied (`sink`, `snapshot`), and a thread of low priority
 writes, flushes and commits. Its calls to the system and its checksums do not hold the interpreter's lock. An error of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import torch
@@ -17,7 +17,12 @@ class ShardSampler(Sampler[int]):
     """Indices in order, whole batches to the processes in turn; what is missing in the end comes from the beginning."""
 
     def __init__(
-        self, dataset: object, batch_size: int = 1, drop_last: bool = False, num_processes: int = 1, process_index: int = 0
+        self,
+        dataset: Sized,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        num_processes: int = 1,
+        process_index: int = 0,
     ) -> None:
         self.dataset = dataset
         self.batch_size = batch_size

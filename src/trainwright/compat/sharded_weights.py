@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 OLDER_INDEX = "pytorch_model.bin.index.json"
 
 
-def load_sharded_checkpoint(model: nn.Module, folder: str | Path, strict: bool = True, prefer_safe: bool = True) -> Any:
+def load_sharded_checkpoint(
+    model: nn.Module, folder: str | Path, strict: bool = True, prefer_safe: bool = True
+) -> _IncompatibleKeys:
     """Loads the weights that lie in several files beside an index, one file after the other.
 
     Raises:

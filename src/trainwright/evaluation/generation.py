@@ -173,7 +173,7 @@ def _check_prompts(mask: torch.Tensor, *, together: bool) -> None:
 
 
 def _prompts(batch: Batch, keep: torch.Tensor, *, skipped: set[str], pad_token_id: int) -> Batch:
-    """All that goes along with the prompt's tokens, at the right edge; what has no token dimension as it is."""
+    """Returns the prompts and their masks at the right edge; entries without a token dimension stay as they are."""
     ids: torch.Tensor = batch["input_ids"]
     moved: Batch = {}
     for name, value in batch.items():

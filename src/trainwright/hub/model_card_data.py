@@ -1,4 +1,4 @@
-"""What a model card tells, collected from a trainer's parts: names, settings, results, versions."""
+"""Collects the contents of a model card from a trainer's objects: names, settings, results, versions."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ SETTINGS = (
 
 
 def collect(
-    args: Arguments, model: nn.Module, dataset: object, log_history: Sequence[Mapping[str, object]], given: Mapping[str, object]
+    args: Arguments,
+    model: nn.Module,
+    dataset: object,
+    log_history: Sequence[Mapping[str, Any]],
+    given: Mapping[str, Any],
 ) -> CardContent:
-    """The facts of a training; what was `given` wins over what is found."""
+    """Collects the contents of the card; `given` values take precedence over found ones."""
     history = evaluations(log_history)
     marks = listed(given.get("tags")) + listed(getattr(model, "model_tags", None))
     found = {
@@ -48,7 +52,7 @@ def collect(
 
 
 def base_of(model: nn.Module) -> str | None:
-    """The repository that the model was loaded from; a directory of this machine is nobody's to know."""
+    """Returns the repository that the model was loaded from; None for a local directory."""
     adapters = getattr(model, "peft_config", None)
     config = next(iter(adapters.values())) if isinstance(adapters, Mapping) and adapters else None
     name = getattr(config, "base_model_name_or_path", None) or getattr(
@@ -58,18 +62,20 @@ def base_of(model: nn.Module) -> str | None:
 
 
 def name_of(dataset: object) -> str | None:
+    """Returns the name of a dataset of the package datasets; None for others."""
     return getattr(getattr(dataset, "info", None), "dataset_name", None)
 
 
-def settings(args: Arguments) -> dict[str, Any]:
-    values = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
-    values = {name: getattr(value, "value", value) for name, value in values.items()}
-    mixed = getattr(args, "mixed_precision", "no")
+def settings(args: Arguments) -> dict[str, object]:
+    """Returns the hyperparameters of the card."""
+    found = ((name, getattr(args, name)) for name in SETTINGS if hasattr(args, name))
+    values = {name: getattr(value, "value", value) for name, value in found}
+    mixed = args.mixed_precision
     return {**values, "precision": "full" if mixed == "no" else f"{mixed} (mixed)", "processes": args.world_size}
 
 
-def results(history: Sequence[Mapping[str, object]]) -> dict[str, float]:
-    """The numbers of the last evaluation."""
+def results(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the numbers of the last evaluation."""
     last = history[-1] if history else {}
     return {
         name: value for name, value in last.items()

@@ -76,7 +76,7 @@ def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
     embeddings = _embedding_names(model)
 
     def distance(name: str) -> int:
-        """From the top: 0 for the head."""
+        """Returns the distance from the top: 0 for the head."""
         if name in layers:
             stack, index = layers[name]
             return heights[stack] - index

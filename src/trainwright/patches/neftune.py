@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,7 +13,9 @@ from trainwright.errors import ModelError
 from trainwright.model_facts import core_model
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
     from torch import nn
+    from torch.utils.hooks import RemovableHandle
 
 
 @contextmanager
@@ -37,16 +39,18 @@ def noisy_embeddings(model: nn.Module, alpha: float) -> Iterator[None]:
         handle.remove()
 
 
-def activate_neftune(model: nn.Module, neftune_noise_alpha: float, accelerator: Any = None) -> Any:
-    """The same until the handle that it returns is removed, as the original's function of this name."""
+def activate_neftune(
+    model: nn.Module, neftune_noise_alpha: float, accelerator: Accelerator | None = None
+) -> RemovableHandle:
+    """Adds the same noise until the returned handle is removed, as the original's function of this name."""
     inner = model if accelerator is None else accelerator.unwrap_model(model)
     embeddings = core_model(inner).get_input_embeddings()
     embeddings.neftune_noise_alpha = neftune_noise_alpha
     return embeddings.register_forward_hook(_noise(neftune_noise_alpha))
 
 
-def _noise(alpha: float) -> Callable[[torch.nn.Module, Any, torch.Tensor], torch.Tensor]:
-    def add_noise(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+def _noise(alpha: float) -> Callable[[torch.nn.Module, object, torch.Tensor], torch.Tensor]:
+    def add_noise(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
         if not module.training:
             return output
         bound = alpha / math.sqrt(output.size(1) * output.size(2))

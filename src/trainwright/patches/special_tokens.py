@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainwright._types import is_instance_of
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def align_special_tokens(model: nn.Module, processing_class: Any) -> dict[str, int]:
+def align_special_tokens(model: nn.Module, processing_class: object) -> dict[str, int]:
     """Sets pad, bos and eos of a model's configuration to the tokenizer's, where the tokenizer has them.
 
     Further end tokens that the configuration lists stay. Returns what was changed. Not undone after training: the
@@ -36,7 +36,7 @@ def align_special_tokens(model: nn.Module, processing_class: Any) -> dict[str, i
     return changed
 
 
-def _align(config: Any, name: str, token: int, *, keeps_several: bool) -> bool:
+def _align(config: object, name: str, token: int, *, keeps_several: bool) -> bool:
     """Sets one token; an eos entry that is (or may become) a list keeps its other members."""
     before = getattr(config, name, None)
     listed = before if isinstance(before, list) else [before]
@@ -49,7 +49,7 @@ def _align(config: Any, name: str, token: int, *, keeps_several: bool) -> bool:
     return True
 
 
-def _tokenizer_of(processing_class: Any) -> Any:
+def _tokenizer_of(processing_class: object) -> object:
     if is_instance_of(processing_class, "transformers.processing_utils", "ProcessorMixin"):
         return getattr(processing_class, "tokenizer", None)
     if is_instance_of(processing_class, "transformers.tokenization_utils_base", "PreTrainedTokenizerBase"):

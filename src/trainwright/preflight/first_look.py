@@ -26,7 +26,7 @@ assert CHECKS  # filled by the import
 
 
 class FirstLook:
-    """The cheap part of a check-up, over a run as it begins.
+    """Runs the cheap checks during the first step of a run.
 
     Args:
         facts: what is known before step 1.
@@ -41,13 +41,13 @@ class FirstLook:
         self._tell(look_at(self._facts, (START,)))
 
     def window(self, batches: Sequence[Batch]) -> None:
-        """The micro-batches of the first step have come, and nothing was done with them yet."""
+        """Checks the micro-batches of the first step, before the first forward."""
         if all(isinstance(batch, dict) or hasattr(batch, "keys") for batch in batches):
             self._facts = replace(self._facts, batches=batches[:BATCHES])
             self._tell(look_at(self._facts, (BATCH,)))
 
     def gradients(self, loss: torch.Tensor) -> None:
-        """The gradients of the first step are there, and its loss."""
+        """Checks the gradients of the first step, and its loss."""
         self._facts = replace(
             self._facts,
             step=FirstStep(loss=float(loss), without_gradient=parameters_without_gradient(self._facts.model)),
@@ -57,7 +57,7 @@ class FirstLook:
 
 
 def parameters_without_gradient(model: nn.Module) -> tuple[str, ...]:
-    """Trainable parameters that have no gradient; none where nobody has one, as another keeps them all.
+    """Returns the names of trainable parameters without a gradient; empty where none has one, as the engine keeps them.
 
     One without elements is another process's.
     """

@@ -1,9 +1,8 @@
-"""What the parameters show: values that are no numbers, what the optimizer lacks, broken ties, lost gradients."""
+"""Checks of the parameters: non-finite values, missing in the optimizer, broken ties, missing gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -26,8 +25,8 @@ def finite_parameters(facts: CheckFacts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _suspects(named: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Those whose sum is not finite: a parameter with a value that is not finite is among them. One read-back."""
+def _suspects(named: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    """Returns the parameters whose sum is not finite, all with non-finite values among them, in one read-back."""
     with torch.no_grad():
         sums = [p.detach().sum(dtype=torch.float32).to(named[0][1].device) for _, p in named]
         if not sums:

@@ -1,4 +1,4 @@
-"""What has to be tried to be known: a dry evaluation, and weights that are written and read back."""
+"""Checks by trial: a dry run of the evaluation, and a round trip of the weights."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def round_trip(facts: CheckFacts) -> Iterator[Finding]:
 
 
 def _lost_and_altered(model: nn.Module) -> tuple[list[str], list[str]]:
-    """Names of weights that do not survive, compared in a copy whose own values were wiped out before."""
+    """Returns the names of weights that a round trip loses or changes, compared in a copy with values erased before."""
     with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder:
         weights.save_weights(model, Path(folder))
         twin = copy.deepcopy(model)

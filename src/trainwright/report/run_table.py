@@ -1,4 +1,4 @@
-"""What became of the runs below a directory: state, best metric, steps, time. Read from their journals."""
+"""Table of the runs below a directory, from their journals: state, best metric, steps, time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -82,7 +81,7 @@ def summary(record: Record, name: str) -> RunSummary:
     )
 
 
-def _state(entries: list[Entry], last: dict[str, Any]) -> str:
+def _state(entries: list[Entry], last: Entry) -> str:
     since = entries[entries.index(last) + 1 :] if last else []
     for entry in reversed(since):
         if entry["kind"] == "failed":
@@ -95,7 +94,7 @@ def _state(entries: list[Entry], last: dict[str, Any]) -> str:
     return "running" if _is_alive(process) else "killed"
 
 
-def _is_alive(process: dict[str, Any]) -> bool:
+def _is_alive(process: Entry) -> bool:
     """A number may have been given to another process since; that one began later."""
     try:
         return bool(abs(psutil.Process(process["pid"]).create_time() - process["began"]) < 1.0)
@@ -103,7 +102,7 @@ def _is_alive(process: dict[str, Any]) -> bool:
         return False
 
 
-def _best(record: Record, arguments: dict[str, Any]) -> tuple[str, float] | None:
+def _best(record: Record, arguments: Entry) -> tuple[str, float] | None:
     name = arguments.get("metric_for_best_model") or "loss"
     name = name if name.startswith("eval_") else f"eval_{name}"
     values = [value for value in record.series(name)[1] if math.isfinite(value)]
