@@ -63,7 +63,7 @@ class CallbackHandler(TrainerCallback):
         self.train_dataloader: object = None
         self.eval_dataloader: object = None
         self.args: object = None  # the arguments that `fire` passes on
-        self.watchers: list[TrainerCallback] = []
+        self.watchers: list[Callback] = []
         self.clock = Clock()
         self._table: dict[
             str, list[tuple[Listener, str]]
@@ -121,7 +121,7 @@ class CallbackHandler(TrainerCallback):
         heard += [(c, f"{CALLBACKS}.{type(c).__name__}") for c in self.callbacks]
         self._table = {e: [(getattr(c, e), phase) for c, phase in heard if overrides(c, e)] for e in EVENTS}
 
-    def watch(self, watcher: TrainerCallback) -> None:
+    def watch(self, watcher: Callback) -> None:
         """Adds an internal listener, called before the callbacks at each event that it overrides."""
         self.watchers.append(watcher)
         self.rebuild()

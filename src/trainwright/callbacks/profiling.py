@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
 
 if TYPE_CHECKING:
-    from torch.profiler import profile
-
     from trainwright.config.protocol import Arguments
 
 logger = logging.getLogger(__name__)
@@ -32,7 +30,7 @@ class StepProfiler(TrainerCallback):
     def __init__(self, first: int | None, num: int, *, warm_up: int = 2) -> None:
         self._asked, self._num, self._warm_up = first, num, warm_up
         self._first = 0
-        self._profiler: profile | None = None  # while it traces
+        self._profiler: Any = None  # torch.profiler.profile while it traces; its methods have no types
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._first = state.global_step + self._warm_up + 1 if self._asked is None else self._asked

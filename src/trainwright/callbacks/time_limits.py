@@ -140,7 +140,7 @@ class TimeLimits(TrainerCallback, ExportableState):
         )  # fmt: skip
 
     def _last_save_s(self) -> float:
-        """Returns the seconds that the last save may take, with its writes in the background: the loop waits for them."""
+        """Returns the seconds that the last save may take, in the background too: the loop waits for it."""
         return max(self._longest["save"], self._save_s()) or self._first_save_s
 
     def _saw(self, what: str, took_s: float) -> None:

@@ -74,5 +74,5 @@ def load(path: Path) -> States:
 
 
 def _numpy_globals() -> list[Callable[..., object]]:
-    core = np._core if hasattr(np, "_core") else np.core
+    core: Any = np._core if hasattr(np, "_core") else np.core
     return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]

@@ -31,8 +31,10 @@ Pretrained: TypeAlias = Any  # a model (or its configuration) of transformers or
 class MissingKeys(Protocol):
     """Names that did not match, as `nn.Module.load_state_dict` returns them."""
 
-    missing_keys: list[str]
-    unexpected_keys: list[str]
+    @property
+    def missing_keys(self) -> list[str]: ...
+    @property
+    def unexpected_keys(self) -> list[str]: ...
 
 
 def save_weights(
@@ -132,8 +134,10 @@ def _as_it_is_now(model: nn.Module) -> nn.Module:
 class LoadResult:
     """Names that did not match when weights were loaded, but for those that a file holds under another name."""
 
-    missing_keys: list[str]
-    unexpected_keys: list[str]
+    @property
+    def missing_keys(self) -> list[str]: ...
+    @property
+    def unexpected_keys(self) -> list[str]: ...
 
 
 def _each_once(model: nn.Module) -> dict[str, torch.Tensor]:

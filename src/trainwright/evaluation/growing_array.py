@@ -78,7 +78,7 @@ class GrowingArray:
         array.resize(shape, refcheck=False)
         return array
 
-    def _make_room(self, num: int, widths: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+    def _make_room(self, num: int, widths: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Makes the array large enough, and of a type that holds both the old rows and the new ones."""
         have, dtype = self._array.shape, np.promote_types(self._array.dtype, dtype)
         if self._is_padded and dtype.kind in "bu":  # these have no -100

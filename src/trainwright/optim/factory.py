@@ -105,8 +105,7 @@ def _layerwise(
     for part in parts.values():
         adapt(part, model)
     optimizer = cls(parts, **kwargs)
-    assert isinstance(optimizer, LayerWiseDummyOptimizer)
-    step_in_backward(optimizer)
+    step_in_backward(cast(LayerWiseDummyOptimizer, optimizer))
     return optimizer
 
 

@@ -90,7 +90,7 @@ def _embedding_names(model: nn.Module) -> set[str]:
     return {name for name, p in model.named_parameters() if id(p) in weights or "embed" in name.lower()}
 
 
-def _with_patterns(rates: dict[str, float], patterns: Mapping[str, object], model: nn.Module) -> dict[str, float]:
+def _with_patterns(rates: dict[str, float], patterns: Mapping[str, float | str], model: nn.Module) -> dict[str, float]:
     check_patterns(list(patterns), field="lr_groups")
     for pattern in patterns:
         if not any(re.search(pattern, name) for name in rates):

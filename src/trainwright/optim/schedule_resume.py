@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.optim import Optimizer
@@ -173,7 +173,7 @@ def _factors(build: Callable[[Optimizer, int], LRScheduler], scheduler: LambdaLR
     """Returns the schedule of a new run of `length` steps, one factor for each group."""
     rate = scheduler.optimizer.defaults.get("lr", scheduler.base_lrs[0])
     stand_in = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate)
-    made = build(stand_in, length)
+    made = cast(LambdaLR, build(stand_in, length))
     return list(made.lr_lambdas) * len(scheduler.base_lrs)
 
 

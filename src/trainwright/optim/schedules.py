@@ -119,7 +119,7 @@ def current_rate(scheduler: LRScheduler, optimizer: Optimizer) -> float:
     return rate.item() if isinstance(rate, torch.Tensor) else rate
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:  # a class or a function of transformers
     if name in REEXPORTED:
         import transformers.optimization
 

@@ -137,6 +137,7 @@ class TrackerCallback(TrainerCallback):
         args: Arguments,
         state: TrainerState,
         control: TrainerControl,
+        *,
         logs: Mapping[str, object] = MappingProxyType({}),
         **kwargs: object,
     ) -> None:
@@ -155,6 +156,7 @@ class TrackerCallback(TrainerCallback):
         args: Arguments,
         state: TrainerState,
         control: TrainerControl,
+        *,
         metrics: Mapping[str, object] = MappingProxyType({}),
         **kwargs: object,
     ) -> None:

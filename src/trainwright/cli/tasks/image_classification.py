@@ -78,7 +78,8 @@ def _processor(material: TaskSource) -> BaseImageProcessor | None:
     if where is None:
         return None
     try:
-        return kind.from_pretrained(where, revision=model.revision)
+        found: BaseImageProcessor = kind.from_pretrained(where, revision=model.revision)
+        return found
     except (OSError, ValueError, ImportError):
         if model.tokenizer is not None:
             material.wrong("no image processor can be loaded from there.", "model", "tokenizer")

@@ -65,8 +65,10 @@ def load_model(material: TaskSource, config: ModelConfig) -> PreTrainedModel:
     dtype = getattr(torch, model.dtype or "float32")
     try:
         if model.path is None or model.from_scratch:
-            return kind.from_config(config, dtype=dtype)
-        return kind.from_pretrained(model.path, config=config, revision=model.revision, dtype=dtype)
+            loaded: PreTrainedModel = kind.from_config(config, dtype=dtype)
+        else:
+            loaded = kind.from_pretrained(model.path, config=config, revision=model.revision, dtype=dtype)
+        return loaded
     except (OSError, ValueError, RuntimeError) as error:
         material.wrong(f"{config.model_type} cannot be used for {material.recipe.task}: {first_line(error)}",
                        "model", "path" if model.path is not None else "config")  # fmt: skip

@@ -117,4 +117,7 @@ def learn(corpus: Iterable[str], part: LearnPart, *, begins: bool = True) -> Pre
     )
     named = {"pad": PAD, "bos": BEGIN, "eos": END, "unk": UNKNOWN, "mask": MASK, "cls": BEGIN, "sep": END}
     kind: Any = PreTrainedTokenizerFast
-    return kind(tokenizer_object=backend, **{f"{name}_token": token for name, token in named.items()})
+    made: PreTrainedTokenizerBase = kind(
+        tokenizer_object=backend, **{f"{name}_token": token for name, token in named.items()}
+    )
+    return made

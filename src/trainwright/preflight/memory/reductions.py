@@ -22,8 +22,8 @@ def changes(args: Arguments, *, can_bf16: bool) -> Iterator[tuple[dict[str, Any]
     by_samples = not batch_formers(args)
     factors = [k for k in (2, 4, 8, 16, 32, 64) if size % k == 0] if by_samples else []
     smaller = [{"per_device_train_batch_size": size // k, "gradient_accumulation_steps": steps * k} for k in factors]
-    rounded = [{"bf16": True}] if can_bf16 and getattr(args, "mixed_precision", "no") == "no" else []
-    recomputed = [] if getattr(args, "activation_checkpointing", False) else [{"activation_checkpointing": True}]
+    rounded = [{"bf16": True}] if can_bf16 and args.mixed_precision == "no" else []
+    recomputed = [] if args.activation_checkpointing else [{"activation_checkpointing": True}]
     optim = str(getattr(args.optim, "value", args.optim))
     another = [{"optim": "adafactor"}] if optim.startswith("adamw") else []
     for settings in smaller:
