@@ -7,6 +7,8 @@ are done block by block, and each block's memory is given back when it has been 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 

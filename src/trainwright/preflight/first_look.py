@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainwright._types import Batch
-from trainwright.preflight.all_checks import CHECKS
+from trainwright.preflight import (  # importing a file registers its checks
+    data_checks,
+    loss_checks,
+    parameter_checks,
+    system_checks,
+    token_checks,
+    trial_step_checks,
+)
 from trainwright.preflight.check_registry import BATCH, START, STEP, look_at
 from trainwright.preflight.facts import CheckFacts, FirstStep
 from trainwright.preflight.finding import CheckReport
@@ -21,8 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 BATCHES = 4  # of a window that are looked at
-
-assert CHECKS  # filled by the import
+CHECK_FILES = (data_checks, loss_checks, parameter_checks, system_checks, token_checks, trial_step_checks)
 
 
 class FirstLook:
