@@ -73,6 +73,6 @@ def load(path: Path) -> States:
         raise CheckpointError(f"{path} cannot be read as plain random states: {error}") from error
 
 
-def _numpy_globals() -> list[Callable[..., object]]:
+def _numpy_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:  # as torch declares it
     core: Any = np._core if hasattr(np, "_core") else np.core
     return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]

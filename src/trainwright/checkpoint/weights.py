@@ -92,7 +92,7 @@ def _save_pretrained(saver: Callable[..., object], folder: Path, state_dict: Wei
 
 
 @contextmanager
-def _as_a_whole(model: nn.Module) -> Iterator[None]:
+def _as_a_whole(model: nn.Module | None) -> Iterator[None]:
     """Hides the distributed configuration: transformers must not wait for processes with parts of the weights."""
     config: Pretrained = getattr(model, "config", None)
     sizes = getattr(config, "distributed_config", None)
@@ -134,10 +134,8 @@ def _as_it_is_now(model: nn.Module) -> nn.Module:
 class LoadResult:
     """Names that did not match when weights were loaded, but for those that a file holds under another name."""
 
-    @property
-    def missing_keys(self) -> list[str]: ...
-    @property
-    def unexpected_keys(self) -> list[str]: ...
+    missing_keys: list[str]
+    unexpected_keys: list[str]
 
 
 def _each_once(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -169,7 +167,8 @@ def _without_progress_bars() -> Iterator[None]:
 
 def into_whole_model(model: nn.Module, state_dict: Mapping[str, torch.Tensor]) -> MissingKeys:
     """Loads weights that this process holds as a whole, and returns the names that did not match."""
-    return model.load_state_dict(state_dict, strict=False)
+    result: MissingKeys = model.load_state_dict(state_dict, strict=False)
+    return result
 
 
 def load_weights(

@@ -74,4 +74,5 @@ def find_executable_batch_size(
         return functools.partial(function, batch_size=starting_batch_size)
     from accelerate.utils import find_executable_batch_size as smaller_until_it_fits
 
-    return smaller_until_it_fits(function=function, starting_batch_size=starting_batch_size)
+    found: Callable[..., Any] = smaller_until_it_fits(function=function, starting_batch_size=starting_batch_size)
+    return found

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch.utils.data import DistributedSampler, IterableDataset, Sampler
 
-# Any: datasets are the user's own types.
-
 
 class ShardSampler(Sampler[int]):
     """Indices in order, whole batches to the processes in turn; what is missing in the end comes from the beginning."""
@@ -51,7 +49,7 @@ class IterableDatasetShard(IterableDataset[Any]):
 
     def __init__(
         self,
-        dataset: object,
+        dataset: Any,  # the user's: iterable, and perhaps with a length
         batch_size: int = 1,
         drop_last: bool = False,
         num_processes: int = 1,
@@ -79,7 +77,7 @@ class IterableDatasetShard(IterableDataset[Any]):
             generator.manual_seed(self.seed + self.epoch)
         size = self.batch_size * self.num_processes
         first = self.batch_size * self.process_index
-        filling: list[Any] = []
+        filling: list[object] = []
         stream = iter(self.dataset)
         while batch := list(itertools.islice(stream, size)):
             self.num_examples += len(batch)
@@ -97,7 +95,7 @@ class IterableDatasetShard(IterableDataset[Any]):
 class DistributedSamplerWithLoop(DistributedSampler[Any]):
     """torch's DistributedSampler, lengthened to whole batches with indices from its own beginning."""
 
-    def __init__(self, dataset: object, batch_size: int, **kwargs: object) -> None:
+    def __init__(self, dataset: Any, batch_size: int, **kwargs: Any) -> None:  # as DistributedSampler takes them
         super().__init__(dataset, **kwargs)
         self.batch_size = batch_size
 

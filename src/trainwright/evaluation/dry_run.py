@@ -61,11 +61,12 @@ class FirstBatch:
 class Guarded:
     """Wraps `compute_metrics` and keeps the error that it raised, to tell it from others."""
 
-    def __init__(self, compute_metrics: Callable[..., dict[str, Any]]) -> None:
+    def __init__(self, compute_metrics: Callable[..., dict[str, Any]] | None) -> None:
         self._compute_metrics = compute_metrics
         self.error: Exception | None = None
 
     def __call__(self, *args: object, **kwargs: object) -> dict[str, Any]:
+        assert self._compute_metrics is not None
         try:
             return self._compute_metrics(*args, **kwargs)
         except Exception as error:

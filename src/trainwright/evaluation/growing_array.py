@@ -30,7 +30,7 @@ class GrowingArray:
     def __init__(self, num_rows: int | None, storage: ArrayStorage) -> None:
         self._expected = num_rows
         self._storage = storage
-        self._array: Array = None  # numpy's array or memmap of any shape and type; None before the first rows
+        self._array: Any = None  # numpy's array or memmap; None before the first rows
         self._num = 0
         self._widths: tuple[int, ...] = ()
         self._is_padded = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -13,7 +14,7 @@ INCHES = (7.0, 3.5)
 Losses = Mapping[str, Sequence[tuple[int, float]]]
 
 
-def losses_of(log_history: Sequence[Mapping[str, object]]) -> dict[str, list[tuple[int, float]]]:
+def losses_of(log_history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """Returns (step, value) of each logged loss, those of evaluations under the names of their sets."""
     found: dict[str, list[tuple[int, float]]] = {}
     for entry in log_history:

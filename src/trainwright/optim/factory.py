@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from trainwright.errors import ArgumentError
 from trainwright.optim import lr_groups
 from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer, step_in_backward
-from trainwright.optim.optimizer_class import Kwargs, OptimizerClass, depends_on_the_model, spec_of
+from trainwright.optim.optimizer_class import Kwargs, depends_on_the_model, spec_of
+from trainwright.optim.packages import OptimizerClass
 from trainwright.optim.parameter_groups import Group, decay_groups, with_decay
 from trainwright.optim.third_party_state import adapt, release_lomo_hooks
 
@@ -98,7 +99,7 @@ def _layerwise(
 ) -> Optimizer:
     _say_nothing_is_clipped(args)
     for group in groups:
-        own = {name: group[name] for name in ("lr", "weight_decay") if name in group}
+        own: Group = {name: group[name] for name in ("lr", "weight_decay") if name in group}
         for parameter in group["params"]:
             if parameter in parts:
                 parts[parameter].param_groups[0].update(own)

@@ -90,4 +90,4 @@ def step_in_backward(optimizer: LayerWiseDummyOptimizer) -> None:
         earlier = _HOOKS.pop(parameter, None)
         if earlier is not None:  # of an optimizer that this one replaces
             earlier.remove()
-        _HOOKS[parameter] = parameter.register_post_accumulate_grad_hook(update)
+        _HOOKS[parameter] = parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]

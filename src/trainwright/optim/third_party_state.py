@@ -153,7 +153,7 @@ def _nothing(self: object, closure: object = None) -> None:
 def release_lomo_hooks(model: nn.Module) -> None:
     """Removes the hooks of earlier LOMO optimizers from the parameters, which they would still update."""
     for parameter in model.parameters():
-        hooks: dict[int, Callable[..., object]] = parameter._backward_hooks or {}
+        hooks = parameter._backward_hooks or {}
         for key in [key for key, hook in hooks.items() if hook.__module__.startswith("lomo_optim")]:
             del hooks[key]
 
@@ -167,7 +167,8 @@ def _embeddings_in_32_bits(optimizer: Foreign, model: nn.Module) -> None:
         return
     shared: Foreign = optimizer.mng
     own: Foreign = object.__new__(type(shared))
-    vars(own).update({name: value.copy() if hasattr(value, "copy") else value for name, value in vars(shared).items()})
+    settings = vars(shared).items()
+    own.__dict__.update({name: value.copy() if hasattr(value, "copy") else value for name, value in settings})
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             own.register_module_override(module, "weight", {"optim_bits": 32})

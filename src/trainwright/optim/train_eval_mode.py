@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-def train_mode(model: nn.Module, optimizer: Optimizer) -> None:
+def train_mode(model: nn.Module, optimizer: Optimizer | None) -> None:
     """Puts a model, and an optimizer that has modes, into training mode."""
     model.train()
-    if callable(getattr(optimizer, "train", None)):
-        optimizer.train()
+    if callable(switch := getattr(optimizer, "train", None)):
+        switch()
 
 
-def eval_mode(model: nn.Module, optimizer: Optimizer) -> None:
+def eval_mode(model: nn.Module, optimizer: Optimizer | None) -> None:
     """Puts a model, and an optimizer that has modes, into evaluation mode."""
     if callable(getattr(model, "eval", None)):
         model.eval()
-    if callable(getattr(optimizer, "eval", None)):
-        optimizer.eval()
+    if callable(switch := getattr(optimizer, "eval", None)):
+        switch()
 
 
 class EvalModeGuard:
@@ -39,7 +39,7 @@ class EvalModeGuard:
         optimizer: the one that trains it.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         self._modes = [(module, module.training) for module in model.modules()]
         self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
         if callable(getattr(optimizer, "eval", None)):
@@ -51,7 +51,7 @@ class EvalModeGuard:
         """Drops the weights to restore: a checkpoint has the present ones, and a resume starts from these."""
         self._weights = []
 
-    def end(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def end(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         """Restores the modes and the weights from before."""
         train_mode(model, optimizer)
         for module, was_training in self._modes:

@@ -70,7 +70,7 @@ def _checkpointed_layers(model: nn.Module, options: Options, *, every_n_layers: 
 
 def _checkpointed(forward: Forward, options: Options, *, offload: bool) -> Forward:
     @functools.wraps(forward)
-    def run(*args: object, **kwargs: object) -> object:
+    def run(*args: object, **kwargs: Any) -> object:  # keywords of the layer
         with save_on_cpu(pin_memory=torch.cuda.is_available()) if offload else nullcontext():
             return checkpoint(forward, *args, **options, **kwargs)
 

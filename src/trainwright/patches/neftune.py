@@ -46,7 +46,8 @@ def activate_neftune(
     inner = model if accelerator is None else accelerator.unwrap_model(model)
     embeddings = core_model(inner).get_input_embeddings()
     embeddings.neftune_noise_alpha = neftune_noise_alpha
-    return embeddings.register_forward_hook(_noise(neftune_noise_alpha))
+    handle: RemovableHandle = embeddings.register_forward_hook(_noise(neftune_noise_alpha))
+    return handle
 
 
 def _noise(alpha: float) -> Callable[[torch.nn.Module, object, torch.Tensor], torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainwright._types import is_instance_of
 
@@ -20,9 +20,10 @@ def align_special_tokens(model: nn.Module, processing_class: object) -> dict[str
     saved model must know the tokens it was trained with.
     """
     tokenizer = _tokenizer_of(processing_class)
-    if tokenizer is None or not hasattr(getattr(model, "config", None), "get_text_config"):
+    settings: Any = getattr(model, "config", None)  # of the user's model
+    if tokenizer is None or not hasattr(settings, "get_text_config"):
         return {}
-    configs = [model.config.get_text_config(), getattr(model, "generation_config", None)]
+    configs = [settings.get_text_config(), getattr(model, "generation_config", None)]
     changed = {}
     for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
         token = getattr(tokenizer, name, None)

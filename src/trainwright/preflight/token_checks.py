@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import nn
@@ -152,7 +153,7 @@ def _label_ids(facts: CheckFacts, batch: Batch) -> list[torch.Tensor]:
     return [batch[name] for name in facts.label_names if _is_whole(batch.get(name))]
 
 
-def _is_whole(value: object) -> bool:
+def _is_whole(value: object) -> TypeGuard[torch.Tensor]:
     """Whether a value is a tensor of whole numbers: ids."""
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dim() > 0
 
@@ -184,7 +185,7 @@ def _input_rows(model: nn.Module) -> int | None:
     return embedding.num_embeddings if isinstance(embedding, nn.Embedding) else None
 
 
-def _outside(tensors: list[torch.Tensor], limit: int | None) -> int | None:
+def _outside(tensors: Sequence[object], limit: int | None) -> int | None:
     """Returns the first value below 0 or not below the limit."""
     for tensor in tensors:
         if limit is not None and _is_whole(tensor) and tensor.numel():

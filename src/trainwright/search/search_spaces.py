@@ -20,7 +20,7 @@ def default_hp_space_ray(trial: Trial) -> JSONObject:
     """Returns the domains of Ray Tune; the trial is not used."""
     from trainwright.search.ray import default_domains
 
-    return default_domains()
+    return dict(default_domains())
 
 
 def default_hp_space_wandb(trial: Trial) -> JSONObject:

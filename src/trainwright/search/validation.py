@@ -121,7 +121,7 @@ def check_options(given: Params, known: Iterable[str], *, backend: str) -> None:
             )
 
 
-def checked_objective(compute: Callable[..., object], metrics: JSONObject, plan: SearchPlan) -> Objective:
+def checked_objective(compute: Callable[..., Objective], metrics: JSONObject, plan: SearchPlan) -> Objective:
     """Computes the objective of an evaluation.
 
     Args:

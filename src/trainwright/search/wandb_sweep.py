@@ -80,7 +80,7 @@ class WandbBackend:
         return BestRun(best.id, best.values[0], best.params, sweep_id)
 
     def _attempt(self, attempts: TrialRunner, metric: str, *, goes_on: bool) -> Objective:
-        run = wandb.run if wandb.run is not None else wandb.init()
+        run: Trial = wandb.run if wandb.run is not None else wandb.init()
         params = {name: value for name, value in dict(run.config).items() if name not in NO_PARAMETERS}
         run.config.update({"assignments": {}, "metric": metric}, allow_val_change=True)
         try:

@@ -152,7 +152,7 @@ def near(name: str, known: Collection[object]) -> str:
     return f" Did you mean {found[0]}?" if found else ""
 
 
-def _mismatch(value: object, hint: Any, metadata: Mapping[str, object]) -> str | None:
+def _mismatch(value: object, hint: Any, metadata: Mapping[str, Any]) -> str | None:
     """Returns the problem of a value; None if it fits its field."""
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     kinds = [get_origin(member) or member for member in members]
@@ -175,7 +175,7 @@ def _is_a(value: object, kind: type) -> bool:
     return isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
 
 
-def _made(kind: type, value: Mapping[str, object], path: Path) -> Any:  # of that kind
+def _made(kind: type, value: Mapping[str, Any], path: Path) -> Any:  # of that kind
     given = dict(value)
     for name in given:
         nested = NESTED.get((*path, name))

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from trainwright._types import JSONObject
 from trainwright.config.arguments import TrainingArguments
@@ -44,7 +44,7 @@ def resolved_training(training: Mapping[str, object], base: Path, task: str) -> 
     return result
 
 
-def make_arguments(training: Mapping[str, object], *, generates: bool) -> TrainingArguments:
+def make_arguments(training: Mapping[str, Any], *, generates: bool) -> TrainingArguments:
     """Makes the arguments of a run; with `generates` those of a Seq2SeqTrainer.
 
     Raises:

@@ -114,7 +114,8 @@ def _of_files(
     def read(row: Row) -> Pixels:
         image = opened(row[column], base)
         if processor is not None:
-            return processor(image.convert("RGB"), return_tensors="np")["pixel_values"][0]
+            values: Pixels = processor(image.convert("RGB"), return_tensors="np")["pixel_values"][0]
+            return values
         height, width = _size(part, config)
         image = image.convert("L" if part.channels == 1 else "RGB").resize((width, height))
         pixels = np.asarray(image, dtype=np.float32).reshape(height, width, part.channels)
@@ -143,7 +144,8 @@ def opened(cell: object, base: Path) -> Image.Image:
 
 def scaled(pixels: Pixels, max_value: float) -> Pixels:
     """Converts (rows, columns, channels) of 0 to `max_value` into (channels, rows, columns) of -1 to 1."""
-    return (pixels / (max_value / 2) - 1).transpose(2, 0, 1)
+    moved: Pixels = (pixels / (max_value / 2) - 1).transpose(2, 0, 1)
+    return moved
 
 
 def _size(part: ImagePart, config: ModelConfig) -> tuple[int, int]:

@@ -103,7 +103,7 @@ def plain(recipe: Recipe) -> JSONObject:
     return {"task": recipe.task, "model": _set(recipe.model), "data": _set(recipe.data), "training": training}
 
 
-def _set(part: DataclassInstance) -> JSONObject:
+def _set(part: DataclassInstance | type[DataclassInstance]) -> JSONObject:
     found: JSONObject = {}
     for one in dataclasses.fields(part):
         value = getattr(part, one.name)

@@ -68,6 +68,7 @@ def _learned_once(
 ) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
+    assert args.output_dir is not None  # the constructor sets it
     folder = Path(args.output_dir) / FOLDER
     with args.main_process_first():
         is_first = args.local_process_index == 0
