@@ -12,7 +12,7 @@ from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
 
 if TYPE_CHECKING:
-    pass
+    from trainwright.config.arguments import TrainingArguments
 
 
 def translation(material: TaskSource, args: TrainingArguments) -> TaskObjects:
