@@ -65,7 +65,8 @@ class GrowingArray:
 
     def result(self) -> Array:
         """Returns the array, cut to the rows that were added. Nothing may be added afterwards."""
-        array, shape = self._array, (self._num, *self._widths)
+        array: Array = self._array
+        shape = (self._num, *self._widths)
         if array.shape == shape:
             return np.asarray(array)
         flat, size = array.reshape(-1), int(np.prod(shape))

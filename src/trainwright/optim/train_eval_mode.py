@@ -36,13 +36,13 @@ class EvalModeGuard:
 
     Args:
         model: the user's module.
-        optimizer: the one that trains it.
+        optimizer: the one that trains it; None before there is one.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         self._modes = [(module, module.training) for module in model.modules()]
         self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if callable(getattr(optimizer, "eval", None)):
+        if optimizer is not None and callable(getattr(optimizer, "eval", None)):
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             self._weights = [(parameter, parameter.detach().clone()) for parameter in parameters]
         eval_mode(model, optimizer)
