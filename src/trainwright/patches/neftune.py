@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +13,6 @@ from trainwright.errors import ModelError
 from trainwright.model_facts import core_model
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
@@ -40,7 +39,9 @@ def noisy_embeddings(model: nn.Module, alpha: float) -> Iterator[None]:
 
 
 def activate_neftune(
-    model: nn.Module, neftune_noise_alpha: float, accelerator: Accelerator | None = None
+    model: nn.Module,
+    neftune_noise_alpha: float,
+    accelerator: Any = None,  # accelerate's, imported in engine/ only
 ) -> RemovableHandle:
     """Adds the same noise until the returned handle is removed, as the original's function of this name."""
     inner = model if accelerator is None else accelerator.unwrap_model(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainwright.errors import ArgumentError
 from trainwright.trackers.base import Client, TrackerCallback, config_of, missing, rewrite_logs
@@ -12,7 +12,6 @@ from trainwright.trackers.base import Client, TrackerCallback, config_of, missin
 if TYPE_CHECKING:
     from trainwright.config.protocol import Arguments
     from trainwright.state.trainer_state import TrainerState
-    from trainwright.trainer import Trainer
 
 CHECKPOINTS = (None, "same", "last", "best")
 
@@ -67,7 +66,7 @@ class NeptuneCallback(TrackerCallback):
         return self._run
 
     @classmethod
-    def get_run(cls, trainer: Trainer) -> Client:
+    def get_run(cls, trainer: Any) -> Client:  # a Trainer, which is above the trackers
         """Returns the run that a trainer reports to.
 
         Raises:
