@@ -38,12 +38,16 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "string_to_bool",
     ),
     "trainwright.callbacks.base": ("TrainerCallback",),
-    "trainwright.callbacks.defaults": ("DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK"),
     "trainwright.callbacks.dispatch": ("CallbackHandler",),
     "trainwright.callbacks.flow": ("DefaultFlowCallback",),
     "trainwright.callbacks.early_stopping": ("EarlyStoppingCallback",),
     "trainwright.callbacks.jit_checkpoint": ("CheckpointManager", "JITCheckpointCallback"),
-    "trainwright.callbacks.progress": ("PrinterCallback", "ProgressCallback"),
+    "trainwright.callbacks.progress": (
+        "DEFAULT_CALLBACKS",
+        "DEFAULT_PROGRESS_CALLBACK",
+        "PrinterCallback",
+        "ProgressCallback",
+    ),
     "trainwright.trackers.base": ("rewrite_logs",),
     "trainwright.trackers.registry": (
         "get_reporting_integration_callbacks",
