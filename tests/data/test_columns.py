@@ -175,7 +175,6 @@ def test_a_column_that_only_the_collator_reads_is_there(ask: Any, wrap: Any, tmp
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_workers_read_it_too(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, model=Linear(), train_dataset=data.hf_dataset(ITEMS), dataloader_num_workers=1,
                            data_collator=ReadsText())  # fmt: skip

@@ -143,6 +143,7 @@ def test_gradients_are_clipped_before_it_steps(row: Row, tmp_path: Path) -> None
 BETTER = {"galore_adafactor_layerwise": "transformers' cannot be made: it is given a rate and relative_step"}
 
 
+@pytest.mark.framework
 @every
 def test_the_weights_are_those_of_transformers(row: Row, tmp_path: Path) -> None:
     row.needs()
