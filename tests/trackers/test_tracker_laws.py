@@ -29,7 +29,10 @@ SETTINGS: dict[str, Any] = {"max_steps": 6, "logging_steps": 2, "eval_strategy":
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "dvclive": "dvclive"}
 CURVES = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_samples_per_second")
 
-pytestmark = pytest.mark.filterwarnings("default")  # what the clients' own packages warn of is theirs
+pytestmark = [
+    pytest.mark.framework,  # the real clients
+    pytest.mark.filterwarnings("default"),  # what the clients' own packages warn of is theirs
+]
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +83,6 @@ def test_the_values_are_those_of_the_journal_also_after_a_failure_and_a_resume(
     assert shown(service, seen, tmp_path) == pytest.approx(expected)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     "name", ["tensorboard", *(pytest.param(name, marks=pytest.mark.slow) for name in ("wandb", "mlflow", "dvclive"))]
 )
