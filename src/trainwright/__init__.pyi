@@ -9,10 +9,6 @@ from trainwright._types import (
     has_length,
 )
 from trainwright.callbacks.base import TrainerCallback
-from trainwright.callbacks.defaults import (
-    DEFAULT_CALLBACKS,
-    DEFAULT_PROGRESS_CALLBACK,
-)
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.early_stopping import EarlyStoppingCallback
 from trainwright.callbacks.flow import DefaultFlowCallback
@@ -21,6 +17,8 @@ from trainwright.callbacks.jit_checkpoint import (
     JITCheckpointCallback,
 )
 from trainwright.callbacks.progress import (
+    DEFAULT_CALLBACKS,
+    DEFAULT_PROGRESS_CALLBACK,
     PrinterCallback,
     ProgressCallback,
 )
