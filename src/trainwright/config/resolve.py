@@ -9,9 +9,7 @@ import importlib.util
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.deepspeed_config import get, settled
 from trainwright.config.fields import value_of
-from trainwright.config.parallelism import parallel
 from trainwright.config.parsing import StepRange, parse_steps
 from trainwright.config.plans import (
     CheckpointPlan,
@@ -25,11 +23,12 @@ from trainwright.config.plans import (
     Lengths,
     LoaderPlan,
     LoadersOfOthers,
+    ParallelPlan,
     PrecisionPlan,
     SamplingPlan,
 )
 from trainwright.config.protocol import Arguments
-from trainwright.distributed.world import World, configured_backend, configured_deepspeed
+from trainwright.distributed.world import World, configured_backend, configured_deepspeed, configured_parallelism
 from trainwright.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -72,8 +71,18 @@ def engine(args: Arguments, layout: ModelLayout | None = None) -> EnginePlan:
         loaders=loaders_of_others(args),
         fsdp=shards,
         deepspeed=zero,
-        parallel=parallel(args, layout, has_fsdp=shards is not None, has_deepspeed=zero is not None),
+        parallel=_parallel(args, layout, has_fsdp=shards is not None, has_deepspeed=zero is not None),
     )
+
+
+def _parallel(
+    args: Arguments, layout: ModelLayout | None, *, has_fsdp: bool, has_deepspeed: bool
+) -> ParallelPlan | None:
+    if args.parallelism_config is None and layout is None and configured_parallelism() is None:
+        return None
+    from trainwright.config.parallelism import parallel
+
+    return parallel(args, layout, has_fsdp=has_fsdp, has_deepspeed=has_deepspeed)
 
 
 def fsdp(args: Arguments) -> FSDPPlan | None:
@@ -97,6 +106,8 @@ def deepspeed(args: Arguments) -> DeepSpeedPlan | None:
     source = args.deepspeed or (configured_deepspeed() if configured_backend() == "deepspeed" else None)
     if source is None:
         return None
+    from trainwright.config.deepspeed_config import settled
+
     steps, size = micro_batches(args), args.per_device_train_batch_size
     mixed = args.mixed_precision
     return DeepSpeedPlan(
@@ -129,6 +140,8 @@ def zero3_config(args: Arguments) -> dict[str, Any] | None:
         return None
     if not world_of(args).launched or importlib.util.find_spec("deepspeed") is None:
         return None
+    from trainwright.config.deepspeed_config import get
+
     plan = deepspeed(args)
     if plan is None or get(plan.config, "zero_optimization.stage") != 3:
         return None

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from trainwright.journal.record import Journal, NullJournal
-from trainwright.journal.timeline import summary
 from trainwright.state.clock import Clock
 
 
@@ -52,6 +51,8 @@ class JournalListener:
 
     def end(self) -> dict[str, float]:
         """Everything is done, the callbacks' last event too; returns where the time went."""
+        from trainwright.journal.timeline import summary
+
         self._warnings.write_down()
         self._warnings.stop()
         seconds = self.clock.read()

@@ -10,11 +10,8 @@ import torch
 from torch import nn
 
 from trainwright.errors import ArgumentError
-from trainwright.optim import lr_groups
-from trainwright.optim.layerwise_optimizer import step_in_backward
 from trainwright.optim.optimizer_class import depends_on_the_model, spec_of
 from trainwright.optim.parameter_groups import Group, decay_groups, with_decay
-from trainwright.optim.third_party_state import adapt, release_lomo_hooks
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +24,8 @@ def build_optimizer(
     `kwargs` may hold "params" (groups), "optimizer_dict" (layer-wise; or groups, as sentence-transformers gives them)
     or "model" in place of groups made here. A factory (a class that is no Optimizer) is made and called with the model.
     """
+    from trainwright.optim.third_party_state import adapt
+
     kwargs = dict(kwargs)
     if is_optimizer_factory(cls) or "model" in kwargs:
         return _over_the_model(cls, kwargs, model, args)
@@ -48,6 +47,8 @@ def is_optimizer_factory(optimizer_cls_or_factory: Any) -> bool:
 
 
 def _groups(given: Any, model: nn.Module, args: Any, decay_names: Iterable[str]) -> list[Group]:
+    from trainwright.optim import lr_groups
+
     if given is None:
         groups = decay_groups(model, decay_names, args.weight_decay)
     elif depends_on_the_model(spec_of(args)[1]):  # made by the name
@@ -60,6 +61,9 @@ def _groups(given: Any, model: nn.Module, args: Any, decay_names: Iterable[str])
 
 
 def _over_the_model(cls: Any, kwargs: dict[str, Any], model: nn.Module, args: Any) -> Any:
+    from trainwright.optim import lr_groups
+    from trainwright.optim.third_party_state import adapt, release_lomo_hooks
+
     name = getattr(cls, "__name__", type(cls).__name__)
     if lr_groups.is_asked_for(args):
         raise ArgumentError(
@@ -80,6 +84,9 @@ def _over_the_model(cls: Any, kwargs: dict[str, Any], model: nn.Module, args: An
 def _layerwise(
     cls: Any, parts: dict[Any, Any], kwargs: dict[str, Any], model: nn.Module, args: Any, groups: list[Group]
 ) -> Any:
+    from trainwright.optim.layerwise_optimizer import step_in_backward
+    from trainwright.optim.third_party_state import adapt
+
     _say_nothing_is_clipped(args)
     for group in groups:
         own = {name: group[name] for name in ("lr", "weight_decay") if name in group}

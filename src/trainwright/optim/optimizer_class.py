@@ -8,13 +8,9 @@ from torch import nn
 
 from trainwright.errors import ArgumentError
 from trainwright.optim.constraints import one_process
-from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer
-from trainwright.optim.muon import MuonWithAdamW, muon_groups
 from trainwright.optim.optim_args import check_names, parse_optim_args, read
 from trainwright.optim.optimizer_spec import OptimizerSpec
 from trainwright.optim.optimizer_table import OPTIMIZERS
-from trainwright.optim.packages import load_class
-from trainwright.optim.projection_targets import projected_groups, target_parameters
 
 Kwargs = dict[str, Any]
 ADAM_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}
@@ -30,6 +26,8 @@ def optimizer_class_and_kwargs(args: Any, model: nn.Module | None = None) -> tup
         ArgumentError: the optimizer cannot do what the other settings ask, or does not take these `optim_args`.
         MissingPackageError: its package is not installed.
     """
+    from trainwright.optim.packages import load_class
+
     name, spec = spec_of(args)
     problems = [message for limit in spec.limits if (message := limit(name, args))]
     if problems:
@@ -47,7 +45,9 @@ def optimizer_class_and_kwargs(args: Any, model: nn.Module | None = None) -> tup
         raise ArgumentError(f"optim={name!r} depends on the model: call get_optimizer_cls_and_kwargs(args, model).")
     if spec.whole_model:
         return cls, {**kwargs, "model": model}
-    if cls is MuonWithAdamW:
+    if not spec.projects:
+        from trainwright.optim.muon import muon_groups
+
         return cls, {**kwargs, "params": muon_groups(model)}
     settings = {**read(name, given, spec.projects), **(_adam(args) if spec.projects_adam else {})}
     return _projected(cls, kwargs, model, args, settings)
@@ -72,6 +72,8 @@ def depends_on_the_model(spec: OptimizerSpec) -> bool:
 
 
 def _projected(cls: Any, kwargs: Kwargs, model: nn.Module, args: Any, settings: Kwargs) -> tuple[Any, Kwargs]:
+    from trainwright.optim.projection_targets import projected_groups, target_parameters
+
     name, spec = spec_of(args)
     chosen = target_parameters(model, args.optim_target_modules, optimizer=name)
     groups = projected_groups(model, chosen, settings)
@@ -82,6 +84,8 @@ def _projected(cls: Any, kwargs: Kwargs, model: nn.Module, args: Any, settings: 
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
+    from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer
+
     return LayerWiseDummyOptimizer, {**kwargs, "params": groups, "optimizer_dict": parts}
 
 

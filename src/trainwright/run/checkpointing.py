@@ -8,13 +8,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME
-from trainwright.checkpoint import disk_space, rng, training_state, weights
+from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.retention import Keep, Saved, to_remove
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
 from trainwright.engine.base import Engine
@@ -22,6 +21,9 @@ from trainwright.errors import ArgumentError
 from trainwright.hooks import SaveHooks, is_overridden
 from trainwright.run.training import TrainingRun
 from trainwright.state.exportable_state import collect_states
+
+if TYPE_CHECKING:
+    from trainwright.checkpoint.retention import Saved
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +145,8 @@ class Checkpointer:
 
     def write_model(self, model: Any, processing_class: Any, folder: Path, state_dict: dict[str, Any] | None) -> None:
         """The model so that `from_pretrained` loads it, the processing class, the arguments."""
+        from trainwright.checkpoint import weights
+
         weights.save_weights(self.engine.unwrap(model), folder, state_dict=state_dict, sink=self.writer.sink)
         if hasattr(processing_class, "save_pretrained"):
             processing_class.save_pretrained(folder)
@@ -178,6 +182,8 @@ class Checkpointer:
 
     def read_weights(self, model: Any, folder: Path) -> Any:
         """Loads the weights of a checkpoint; returns the keys that did not match."""
+        from trainwright.checkpoint import weights
+
         sharded = self.engine.weights_in_parts(folder)
         return weights.load_weights(model, folder, found=sharded, load=self.engine.load_weights)
 
@@ -268,6 +274,8 @@ def check_first_checkpoint(args: Any, folder: str, model: Any) -> None:
     """
     if args.save_strategy == "no":
         return
+    from trainwright.checkpoint import disk_space
+
     root, what = Path(folder), "A checkpoint"
     surely = disk_space.weights_bytes(model)
     likely = surely + (0 if args.save_only_model else disk_space.estimated_optimizer_bytes(model))
@@ -285,6 +293,8 @@ def check_next_checkpoint(args: Any, folder: Path, model: Any, optimizer: Any) -
     Raises:
         CheckpointWriteError: it cannot fit on the disk.
     """
+    from trainwright.checkpoint import disk_space
+
     needed = disk_space.weights_bytes(model) + (0 if args.save_only_model else disk_space.optimizer_bytes(optimizer))
     disk_space.check_free_space(folder, needed, what="The next checkpoint")
 
@@ -294,6 +304,8 @@ def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best:
     plan = resolve.checkpoint(args)
     if plan.keep_last is None:
         return
+    from trainwright.checkpoint.retention import Keep, to_remove
+
     keep = Keep(last=plan.keep_last, every_steps=plan.keep_every_steps, every_s=plan.keep_every_s)
     for step in to_remove(written_by(store, run_id), keep, newest=newest, best=best):
         store.remove(step)
@@ -301,5 +313,7 @@ def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best:
 
 def written_by(store: CheckpointStore, run_id: str) -> list[Saved]:
     """The checkpoints of a run."""
+    from trainwright.checkpoint.retention import Saved
+
     manifests = ((step, Manifest.read(store.path(step))) for step in store.steps())
     return [Saved(step, m.written_at) for step, m in manifests if m is not None and m.run_id == run_id]

@@ -8,9 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainwright.config import rules
-from trainwright.config.summary import run_summary
 from trainwright.engine.base import Engine
-from trainwright.journal import environment_info, timeline
 from trainwright.journal.listener import JournalListener
 from trainwright.journal.record import FileJournal, NullJournal
 from trainwright.loop.context import LoopContext
@@ -41,6 +39,8 @@ def log_run_header(
         caution: what else a person should know before the first step.
         changed_args: what differs from the checkpoint that is resumed from, as lines.
     """
+    from trainwright.config.summary import run_summary
+
     for message in [*rules.advise(args), *([] if caution is None else [caution])]:
         logger.warning("%s", message)
     start = context.start
@@ -80,6 +80,8 @@ def begin_journal(
     )
     facts: dict[str, Any] = {}
     if isinstance(journal, FileJournal):
+        from trainwright.journal import environment_info
+
         facts = {
             "arguments": environment_info.arguments(args),
             "changed": environment_info.changed_arguments(args),
@@ -93,4 +95,6 @@ def begin_journal(
 
 def log_time_breakdown(args: Any, keeper: JournalListener) -> None:
     """Shows where the time of a run went, as the plan was shown at its start."""
+    from trainwright.journal import timeline
+
     show_lines(args, timeline.line(keeper.end()).splitlines())
