@@ -27,7 +27,7 @@ from trainwright.engine.base import Engine
 from trainwright.engine.device_info import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
-from trainwright.hooks import Events
+from trainwright.hooks import Events, Gather
 from trainwright.journal.listener import JournalListener
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
 from trainwright.loss_normalization import LossRule
@@ -365,10 +365,14 @@ def evaluation_context(
     engine = services.engine
     gathers_objects = args.eval_use_gather_object and engine.num_replicas > 1
     streams = args.batch_eval_metrics or is_streaming(compute_metrics)
+
+    def gather(value: Any) -> Any:
+        return services.gather_function(value)
+
     return EvalContext(
         plan=resolve.evaluation(args),
         events=events,
-        gather=_object_gatherer(engine) if gathers_objects else lambda value: services.gather_function(value),
+        gather=_object_gatherer(engine) if gathers_objects else gather,
         total=engine.sum,
         device=engine.device,
         compute_metrics=compute_metrics,
@@ -378,8 +382,11 @@ def evaluation_context(
     )
 
 
-def _object_gatherer(engine: Engine) -> Callable[[Any], Any]:
+def _object_gatherer(engine: Engine) -> Gather:
     """Gathers results as objects: they may have another structure in each process."""
     from trainwright.evaluation.gather_objects import gather_results
 
-    return lambda value: gather_results(value, engine.objects_of_replicas)
+    def gather(value: Any) -> Any:
+        return gather_results(value, engine.objects_of_replicas)
+
+    return gather
