@@ -5,29 +5,52 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PIP := $(PIP_INSTALL) -c constraints.txt
-# One test process for each core; the tests of a file stay together, since they share what is costly to make.
-WORKERS ?= -n auto --dist loadfile
+# One test process for each core; one that is done takes tests from the other, so that a long file holds up nobody.
+WORKERS ?= -n auto --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+SEED ?= $(shell date +%s)
+SHARD ?= 1/1
+# Results of the slow tests, from which the next run starts.
+RECORD ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trainwright/slow_tests.jsonl
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test test-all unit slow lint docs bench bench-full clean
+.PHONY: demo quick test test-all unit one slow shuffled busy lint docs bench bench-full clean
 
 # Threads that wait without spinning: on a busy machine the spinning takes the time of those that work.
 demo: $(VENV)/.run
 	OMP_WAIT_POLICY=passive $(BIN)/python examples/text_classification.py $(ARGS)
 
+# The tiers; CONTRIBUTING.md says what each holds and how long it takes.
+quick: $(VENV)/.dev
+	$(PYTEST) -m quick $(WORKERS) $(ARGS)
+
 test: lint unit
 
 unit: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" $(WORKERS) $(ARGS)
+	$(PYTEST) -m "not slow and not gpu" $(WORKERS) --durations=20 $(ARGS)
 
+# `make slow SHARD=2/5` runs a fifth of the files; BUDGET_S=1800 starts no test after half an hour.
 slow: $(VENV)/.engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+	$(PYTEST) -m "slow and not gpu" --shard $(SHARD) --record "$(RECORD)" $(if $(BUDGET_S),--budget-s $(BUDGET_S)) \
+		--durations=20 $(ARGS)
+
+# `make one T=tests/cli/test_help.py::test_name`
+one: $(VENV)/.dev
+	$(PYTEST) $(T) $(ARGS)
+
+# The quick tier in random order, and beside processes that keep all cores busy.
+shuffled: $(VENV)/.dev
+	$(PYTEST) -m quick $(WORKERS) --shuffle $(SEED) $(ARGS)
+
+busy: $(VENV)/.dev
+	$(PYTEST) -m quick $(WORKERS) --busy $(ARGS)
 
 test-all: lint $(VENV)/.engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
 # The pages for people, in build/site; a warning is an error.
@@ -78,4 +101,45 @@ $(VENV)/.engines: $(VENV)/.ray requirements-engines.txt
 	$(PIP) setuptools wheel ninja py-cpuinfo
 	DS_BUILD_OPS=0 $(PIP_INSTALL) --no-deps --no-build-isolation \
 		-r requirements-engines.txt
+	touch $@
+
+# The results of the original that tests compare with, for these versions and this CPU (tests/parity/golden).
+.PHONY: golden
+golden: $(VENV)/.dev
+	OMP_NUM_THREADS=1 WRITE_GOLDEN=1 $(BIN)/python -m pytest tests/parity/test_golden.py $(ARGS)
+
+# Release.
+
+.PHONY: format wheel installs release coverage ratchet
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+wheel: $(VENV)/.release
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
+# The package in environments of its own: wheel and source archive, the lowest versions, other Pythons. One of them:
+# make installs ARGS="-s lowest"
+installs: $(VENV)/.release
+	$(BIN)/python -m nox $(ARGS)
+
+release: lint wheel
+	$(BIN)/python -m nox -s install
+
+# Which lines the quick tests reach. The tests of other tiers: make coverage TIER="not slow and not gpu"
+TIER ?= quick
+coverage: $(VENV)/.release
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -m "$(TIER)" $(ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
+# Writes down what tests/contract/test_ratchet.py counts, where it is lower than before.
+ratchet: $(VENV)/.dev
+	PYTHONPATH=src $(BIN)/python -m tests.contract.ratchet
+
+$(VENV)/.release: $(VENV)/.dev
+	$(PIP) --editable '.[release]'
 	touch $@

@@ -90,8 +90,8 @@ class StopWhenGoodEnough(TrainerCallback):
         self.name = name
         self.value = value
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
-        if metrics.get(f"eval_{self.name}", 0.0) >= self.value and state.global_step > 0:
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if kwargs["metrics"].get(f"eval_{self.name}", 0.0) >= self.value and state.global_step > 0:
             control.should_training_stop = control.should_save = True
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tests._support.tiers", "tests._support.rounds"]
+
 # Before torch is imported anywhere: it reads the number of threads once.
 os.environ |= {
     "OMP_NUM_THREADS": "1",

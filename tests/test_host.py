@@ -25,6 +25,7 @@ def test_a_container_has_less_than_its_machine(tmp_path: Path, monkeypatch: pyte
     assert host.available_bytes() > 0.5 * machine
 
 
+@pytest.mark.process
 def test_a_process_is_alive_until_it_ends() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     began = psutil.Process(process.pid).create_time()

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import torch
 import transformers
 
-import trainwright
 from trainwright import Trainer, TrainingArguments
 from trainwright.config import resolve
 from trainwright.config.plans import StepPlan
 
+from ._support.subprocesses import run_python
 from .effects.bench import Toy, are_equal, samples, seeded, weights
+from .parity.sides import Weights
 
 SCRIPT = """
 import logging
@@ -143,13 +141,10 @@ HONOURED = ("overwrite_output_dir", "logging_dir")
 def run_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The script as a user runs it, every warning shown as often as it comes."""
     (folder / "run_old.py").write_text(SCRIPT, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(Path(trainwright.__file__).parents[1])}
-    return subprocess.run(
-        [sys.executable, "-W", "always:::", "run_old.py", *words],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    return run_python("-W", "always:::", "run_old.py", *words, cwd=folder, code=None)
 
 
+@pytest.mark.process
 def test_a_script_of_v4_34_trains(tmp_path: Path) -> None:
     done = run_script(tmp_path, "--output_dir", "out", *COMMAND.split())
     assert done.returncode == 0, done.stderr
@@ -176,6 +171,7 @@ def test_a_script_of_v4_34_trains(tmp_path: Path) -> None:
     assert "logging_dir has no effect without report_to='tensorboard'" in done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_same_script_reads_a_json_file(tmp_path: Path) -> None:
     settings = {
@@ -199,7 +195,7 @@ def test_the_same_script_reads_a_json_file(tmp_path: Path) -> None:
 class Theirs(transformers.TrainingArguments):
     """As a library on top of transformers has it: fields of its own, other defaults, a dict from a string."""
 
-    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*transformers.TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*transformers.TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]  # type: ignore[misc]
     learning_rate: float = field(default=2e-2, metadata={"help": "Peak rate."})
     logging_steps: float = field(default=2, metadata={"help": "Steps between logs."})
     bf16: bool | None = field(default=None, metadata={"help": "True where fp16 is not."})
@@ -257,7 +253,7 @@ def test_arguments_of_transformers_resolve_to_the_same_plans(settings: dict[str,
         assert ours == other
 
 
-def final_weights(args: Any) -> dict[str, torch.Tensor]:
+def final_weights(args: Any) -> Weights:
     trainer = Trainer(seeded(lambda: Toy(dropout=0.3)), args, train_dataset=samples(), eval_dataset=samples())
     trainer.train()
     return weights(trainer.model)

@@ -43,6 +43,7 @@ def stream() -> Any:
     return data.Stream(data.vectors(26))  # batches of 4: seven
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize(
     ("schedule", "accumulation", "steps", "side"),
     [
@@ -184,6 +185,7 @@ def test_what_needs_the_number_of_steps_is_refused(settings: Parts, named: str, 
     assert "max_steps" in str(error.value)
 
 
+@pytest.mark.process
 @pytest.mark.timeout(200)
 def test_two_processes_end_together(tmp_path: Path) -> None:
     done = run(

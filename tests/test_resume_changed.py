@@ -12,7 +12,20 @@ from torch import nn
 
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
 
-from ._support.small import REFERENCE, Augmented, StopAt, data, differing, make_trainer, models, sign_again, weights
+from ._support.small import (
+    REFERENCE,
+    Augmented,
+    StopAt,
+    data,
+    differing,
+    make_trainer,
+    models,
+    sign_again,
+    trained_trainer,
+    weights,
+)
+
+pytestmark = pytest.mark.costly
 
 
 def rates(trainer: Any) -> dict[int, float]:
@@ -20,15 +33,11 @@ def rates(trainer: Any) -> dict[int, float]:
 
 
 def first(folder: Path, stop_at: int = 6, **settings: Any) -> Any:
-    trainer = make_trainer(folder, callbacks=[StopAt(stop_at)], **settings)
-    trainer.train()
-    return trainer
+    return trained_trainer(folder, callbacks=[StopAt(stop_at)], **settings)
 
 
 def resumed(folder: Path, asked: Any = True, **settings: Any) -> Any:
-    trainer = make_trainer(folder, **settings)
-    trainer.train(resume_from_checkpoint=asked)
-    return trainer
+    return trained_trainer(folder, resume=asked, **settings)
 
 
 # -- the length ------------------------------------------------------------------------------------------------------
@@ -66,6 +75,7 @@ def test_more_epochs_after_the_last_one(tmp_path: Path) -> None:
     assert rates(trainer)[15] == rates(trainer)[14]
 
 
+@pytest.mark.framework
 def test_a_checkpoint_of_transformers_is_extended_too(tmp_path: Path) -> None:
     settings = {"save_strategy": "steps", "save_steps": 14}
     make_trainer(tmp_path, side=REFERENCE, **settings).train()
@@ -82,6 +92,7 @@ def test_a_changed_learning_rate_takes_effect_at_the_schedules_position(tmp_path
     assert [found[step] for step in (6, 7, 14)] == pytest.approx([1e-2 * 9 / 14, 2e-2 * 8 / 14, 2e-2 / 14])
 
 
+@pytest.mark.framework
 def test_so_does_one_on_a_checkpoint_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_trainer(tmp_path, side=REFERENCE, save_strategy="steps", save_steps=6, save_total_limit=9).train()
     shutil.rmtree(tmp_path / "checkpoint-12")

@@ -6,8 +6,6 @@ is on everywhere.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -27,15 +25,20 @@ from ._support.small import (
     AugmentedStream,
     Diary,
     StopAt,
+    accuracy,
     augmented,
     data,
     differing,
     make_trainer,
     models,
     module,
+    trained_trainer,
     weights,
     without_clock,
 )
+from ._support.subprocesses import run_python
+
+pytestmark = pytest.mark.costly
 
 Parts = dict[str, Any]
 
@@ -73,13 +76,22 @@ DATA: dict[str, Callable[[], Parts]] = {
     "masked-columns": lambda: masking(data.hf_dataset(masked_texts())),
     "masked-stream": lambda: masking(data.Stream(masked_texts() * 8)) | STREAM,
 }
-# Seven micro-batches in an epoch: the first step, the middle, the end of an epoch, the first of the next, the last.
-STEPS = {1: (1, 4, 7, 8, 13, 14), 3: (1, 2, 3, 4, 6)}
+# Seven micro-batches in an epoch: the first step, the middle, the end of an epoch, the first of the next, the last. A
+# run that is stopped at several of these shows as much as one run for each: its log has every step.
+STOPS = {1: ((1, 8, 14), (4, 13), (7,)), 3: ((1, 4), (2, 6), (3,))}
 CASES = [
-    pytest.param(kind, accumulation, step, id=f"{kind}-accumulation-{accumulation}-step-{step}")
+    pytest.param(kind, accumulation, stops, id=f"{kind}-accumulation-{accumulation}-stops-{'-'.join(map(str, stops))}")
     for kind in DATA
-    for accumulation, steps in STEPS.items()
-    for step in steps
+    for accumulation, rounds in STOPS.items()
+    for stops in rounds
+]
+# One stop in a run, so that no second resume can hide what the first one lost: four times the training.
+SINGLE_CASES = [
+    pytest.param(kind, accumulation, (stop,), id=f"{kind}-{accumulation}-{stop}", marks=pytest.mark.slow)
+    for kind in DATA
+    for accumulation, rounds in STOPS.items()
+    for stop in sorted(sum(rounds, ()))
+    if (stop,) not in rounds
 ]
 
 
@@ -96,18 +108,16 @@ class Course:
 
 
 def run_through(output_dir: Path, parts: Callable[[], Parts], **settings: Any) -> Course:
-    trainer = make_trainer(output_dir, **parts(), **settings)
-    trainer.train()
-    return Course.of(trainer)
+    return Course.of(trained_trainer(output_dir, **parts(), **settings))
 
 
-def run_in_two(output_dir: Path, parts: Callable[[], Parts], stop_at: int, **settings: Any) -> Course:
-    first = make_trainer(output_dir, callbacks=[StopAt(stop_at)], **parts(), **settings)
-    first.train()
-    assert first.state.global_step == stop_at, "it did not stop where it was told to"
-    second = make_trainer(output_dir, **parts(), **settings)
-    second.train(resume_from_checkpoint=True)
-    return Course.of(second)
+def run_with_stops(output_dir: Path, parts: Callable[[], Parts], *stops: int, **settings: Any) -> Course:
+    """Each stop ends a training; a new trainer resumes it."""
+    for stop in stops:
+        resume = stop != stops[0]
+        trainer = trained_trainer(output_dir, resume=resume, callbacks=[StopAt(stop)], **parts(), **settings)
+        assert trainer.state.global_step == stop, "it did not stop where it was told to"
+    return Course.of(trained_trainer(output_dir, resume=True, **parts(), **settings))
 
 
 def assert_same_course(one: Course, other: Course) -> None:
@@ -129,11 +139,15 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, in
     return of
 
 
-@pytest.mark.parametrize(("kind", "accumulation", "step"), CASES)
+@pytest.mark.parametrize(("kind", "accumulation", "stops"), CASES + SINGLE_CASES)
 def test_stopped_and_resumed(
-    kind: str, accumulation: int, step: int, uninterrupted: Callable[[str, int], Course], tmp_path: Path
+    kind: str,
+    accumulation: int,
+    stops: tuple[int, ...],
+    uninterrupted: Callable[[str, int], Course],
+    tmp_path: Path,
 ) -> None:
-    again = run_in_two(tmp_path, DATA[kind], step, gradient_accumulation_steps=accumulation)
+    again = run_with_stops(tmp_path, DATA[kind], *stops, gradient_accumulation_steps=accumulation)
     assert_same_course(again, uninterrupted(kind, accumulation))
 
 
@@ -156,19 +170,16 @@ def test_broken_off_between_two_saves(
     often = {"save_strategy": "steps", "save_steps": 3}
     with pytest.raises(Broken):
         make_trainer(tmp_path, callbacks=[Break(step)], **DATA[kind](), **often).train()
-    second = make_trainer(tmp_path, **DATA[kind](), **often)
-    second.train(resume_from_checkpoint=True)
+    second = trained_trainer(tmp_path, resume=True, **DATA[kind](), **often)
     assert_same_course(Course.of(second), uninterrupted(kind, 1))
 
 
-@pytest.mark.parametrize("step", [2, 9])
-def test_interrupted_twice(step: int, uninterrupted: Callable[[str, int], Course], tmp_path: Path) -> None:
+@pytest.mark.parametrize("stops", [(2, 5), (9, 12)], ids=str)
+def test_interrupted_twice_in_an_epoch(
+    stops: tuple[int, int], uninterrupted: Callable[[str, int], Course], tmp_path: Path
+) -> None:
     parts = DATA["augmented-list"]
-    make_trainer(tmp_path, callbacks=[StopAt(step)], **parts()).train()
-    make_trainer(tmp_path, callbacks=[StopAt(step + 3)], **parts()).train(resume_from_checkpoint=True)
-    last = make_trainer(tmp_path, **parts())
-    last.train(resume_from_checkpoint=True)
-    assert_same_course(Course.of(last), uninterrupted("augmented-list", 1))
+    assert_same_course(run_with_stops(tmp_path, parts, *stops), uninterrupted("augmented-list", 1))
 
 
 def test_the_same_trainer_can_resume(uninterrupted: Callable[[str, int], Course], tmp_path: Path) -> None:
@@ -213,19 +224,21 @@ SETTINGS: dict[str, tuple[Callable[[], Parts], Parts]] = {
 }
 
 
-@pytest.mark.parametrize("step", [3, 9])
-@pytest.mark.parametrize("name", SETTINGS)
-def test_with_settings(name: str, step: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.process if "workers" in name else ()) for name in SETTINGS],
+)
+def test_with_settings(name: str, tmp_path: Path) -> None:
     parts, settings = SETTINGS[name]
     through = run_through(tmp_path / "through", parts, **settings)
-    assert_same_course(run_in_two(tmp_path / "two", parts, step, **settings), through)
+    assert_same_course(run_with_stops(tmp_path / "stopped", parts, 3, 9, **settings), through)
 
 
 def test_resumed_from_the_end_of_an_epoch_that_saves_by_epoch(tmp_path: Path) -> None:
     parts, by_epoch = DATA["augmented-list"], {"save_strategy": "epoch", "num_train_epochs": 3}
     through = run_through(tmp_path / "through", parts, **by_epoch)
-    second = make_trainer(tmp_path, **parts(), **by_epoch)
-    second.train(resume_from_checkpoint=str(tmp_path / "through" / "checkpoint-7"))
+    checkpoint = str(tmp_path / "through" / "checkpoint-7")
+    second = trained_trainer(tmp_path, resume=checkpoint, **parts(), **by_epoch)
     assert_same_course(Course.of(second), through)
 
 
@@ -234,7 +247,7 @@ def test_evaluations_on_the_way_do_not_matter(tmp_path: Path) -> None:
         return {**DATA["augmented-list"](), "eval_dataset": Augmented(data.vectors(10))}
 
     through = run_through(tmp_path / "through", parts, eval_strategy="steps", eval_steps=2)
-    again = run_in_two(tmp_path / "two", parts, 6, eval_strategy="steps", eval_steps=2)
+    again = run_with_stops(tmp_path / "stopped", parts, 6, eval_strategy="steps", eval_steps=2)
     assert_same_course(again, through)
     quiet = run_through(tmp_path / "quiet", DATA["augmented-list"])
     assert differing(quiet.weights, through.weights) == {}
@@ -244,18 +257,20 @@ def test_evaluations_on_the_way_do_not_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "accumulation", "step"),
+    ("kind", "accumulation", "stops"),
     [
-        *((kind, 1, step) for kind in ("augmented-list", "masked-list") for step in (3, 9)),
-        ("augmented-list", 3, 4),  # the first window of the second epoch
-        ("augmented-stream", 3, 2),
+        ("augmented-list", 1, (3, 9)),
+        ("masked-list", 1, (3, 9)),
+        ("augmented-list", 3, (4,)),  # the first window of the second epoch
+        ("augmented-stream", 3, (2,)),
     ],
 )
-def test_what_workers_draw_comes_back(kind: str, accumulation: int, step: int, tmp_path: Path) -> None:
+@pytest.mark.process
+def test_what_workers_draw_comes_back(kind: str, accumulation: int, stops: tuple[int, ...], tmp_path: Path) -> None:
     """Augmentation and masking draw in the workers, whose random states no checkpoint of this process holds."""
     settings = {"dataloader_num_workers": 2, "gradient_accumulation_steps": accumulation}
     through = run_through(tmp_path / "through", DATA[kind], **settings)
-    assert_same_course(run_in_two(tmp_path / "two", DATA[kind], step, **settings), through)
+    assert_same_course(run_with_stops(tmp_path / "stopped", DATA[kind], *stops, **settings), through)
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------
@@ -280,12 +295,12 @@ STREAMS: dict[str, Callable[[], Parts]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("step", [3, 7, 10, 16])
+@pytest.mark.parametrize("stops", [(3, 10), (7, 16)], ids=str)
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_stream_goes_on_where_it_was(name: str, step: int, tmp_path: Path) -> None:
+def test_a_stream_goes_on_where_it_was(name: str, stops: tuple[int, int], tmp_path: Path) -> None:
     """Seven batches in a pass, twenty steps: also in its second and third pass."""
     through = run_through(tmp_path / "through", STREAMS[name])
-    assert_same_course(run_in_two(tmp_path / "two", STREAMS[name], step), through)
+    assert_same_course(run_with_stops(tmp_path / "stopped", STREAMS[name], *stops), through)
 
 
 @pytest.mark.parametrize("step", [2, 3])
@@ -293,7 +308,7 @@ def test_a_stream_goes_on_where_it_was_accumulated(step: int, tmp_path: Path) ->
     """Windows of three from passes of seven: two whole ones and one of a single batch."""
     parts = STREAMS["augmented"]
     through = run_through(tmp_path / "through", parts, gradient_accumulation_steps=3)
-    assert_same_course(run_in_two(tmp_path / "two", parts, step, gradient_accumulation_steps=3), through)
+    assert_same_course(run_with_stops(tmp_path / "stopped", parts, step, gradient_accumulation_steps=3), through)
 
 
 # -- a user's own order ----------------------------------------------------------------------------------------------
@@ -319,14 +334,13 @@ class PythonShuffle(Sampler[int]):
         return iter(random.sample(range(NUM_SAMPLES), NUM_SAMPLES))
 
 
-@pytest.mark.parametrize("step", [3, 9])
 @pytest.mark.parametrize("cls", [OwnLoader, OwnSampler])
-def test_an_order_of_the_users_own(cls: type, step: int, tmp_path: Path) -> None:
+def test_an_order_of_the_users_own(cls: type, tmp_path: Path) -> None:
     def parts() -> Parts:
         return {"cls": cls, **DATA["augmented-list"]()}
 
     through = run_through(tmp_path / "through", parts)
-    assert_same_course(run_in_two(tmp_path / "two", parts, step), through)
+    assert_same_course(run_with_stops(tmp_path / "stopped", parts, 3, 9), through)
 
 
 # -- stopping early in an epoch --------------------------------------------------------------------------------------
@@ -343,34 +357,28 @@ class EndEpochAt(StopAt):
 @pytest.mark.parametrize("step", [5, 9])
 def test_after_an_epoch_that_a_callback_ended(step: int, tmp_path: Path) -> None:
     parts: Parts = {"num_train_epochs": 3}
-    through = make_trainer(tmp_path / "through", callbacks=[EndEpochAt(3)], **parts)
-    through.train()
+    through = trained_trainer(tmp_path / "through", callbacks=[EndEpochAt(3)], **parts)
     assert through.state.global_step == 3 + 7 + 7
     make_trainer(tmp_path / "two", callbacks=[EndEpochAt(3), StopAt(step)], **parts).train()
-    second = make_trainer(tmp_path / "two", callbacks=[EndEpochAt(3)], **parts)
-    second.train(resume_from_checkpoint=True)
+    second = trained_trainer(tmp_path / "two", resume=True, callbacks=[EndEpochAt(3)], **parts)
     assert_same_course(Course.of(second), Course.of(through))
 
 
 # -- what is read ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [3, 7, 9])
-def test_no_trained_sample_is_read_again(step: int, tmp_path: Path) -> None:
+def test_no_trained_sample_is_read_again(tmp_path: Path) -> None:
     whole = Diary(data.vectors(26))
     make_trainer(tmp_path / "through", train_dataset=whole).train()
-    make_trainer(tmp_path / "two", train_dataset=data.vectors(26), callbacks=[StopAt(step)]).train()
-    rest = Diary(data.vectors(26))
-    make_trainer(tmp_path / "two", train_dataset=rest).train(resume_from_checkpoint=True)
-    trained = step * 4 if step < 7 else 26 + (step - 7) * 4
-    assert rest.reads == whole.reads[trained:]
+    for step, trained in ((3, 3 * 4), (7, 26), (9, 26 + 2 * 4)):
+        folder = tmp_path / str(step)
+        make_trainer(folder, train_dataset=data.vectors(26), callbacks=[StopAt(step)]).train()
+        rest = Diary(data.vectors(26))
+        make_trainer(folder, train_dataset=rest).train(resume_from_checkpoint=True)
+        assert rest.reads == whole.reads[trained:]
 
 
 # -- the best model and those who wait for it ------------------------------------------------------------------------
-
-
-def accuracy(prediction: Any) -> dict[str, float]:
-    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
 JUDGED: Parts = {
@@ -431,29 +439,15 @@ SCRIPT = """
     import sys
     from pathlib import Path
     import torch
-    sys.path.insert(0, {root!r})
-    from tests._support.small import Augmented, StopAt, data, make_trainer, train
-    folder, stop, resume, out = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "resume", sys.argv[4]
-    trainer = make_trainer(folder, train_dataset=Augmented(data.vectors(26)), callbacks=[StopAt(stop)])
-    trainer.train(resume_from_checkpoint=resume)
-    torch.save(trainer.model.state_dict(), out)
+    from tests._support.small import Augmented, data, make_trainer
+    trainer = make_trainer(Path(sys.argv[1]), train_dataset=Augmented(data.vectors(26)))
+    trainer.train(resume_from_checkpoint=True)
+    torch.save(trainer.model.state_dict(), sys.argv[2])
 """
 
 
+@pytest.mark.process
 def test_in_a_new_process(uninterrupted: Callable[[str, int], Course], tmp_path: Path) -> None:
-    script = tmp_path / "run.py"
-    script.write_text(textwrap.dedent(SCRIPT.format(root=str(Path(__file__).parents[1]))))
-    for stop, how in ((4, "fresh"), (99, "resume")):
-        subprocess.run(
-            [sys.executable, str(script), str(tmp_path / "run"), str(stop), how, str(tmp_path / "weights.pt")],
-            check=True,
-            env=_environment(),
-        )
+    make_trainer(tmp_path / "run", callbacks=[StopAt(4)], **DATA["augmented-list"]()).train()
+    run_python("-c", textwrap.dedent(SCRIPT), str(tmp_path / "run"), str(tmp_path / "weights.pt"))
     assert differing(torch.load(tmp_path / "weights.pt"), uninterrupted("augmented-list", 1).weights) == {}
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    source = str(Path(__file__).parents[1] / "src")
-    return {**os.environ, "PYTHONPATH": source}

@@ -12,6 +12,8 @@ from trainwright.errors import CheckpointError, DataError
 
 from ._support.small import Diary, StopAt, data, make_trainer
 
+pytestmark = pytest.mark.costly
+
 SIZE = 26
 
 
@@ -35,6 +37,14 @@ def interrupted(folder: Path, step: int, **settings: Any) -> list[int]:
     return diary.reads[: epoch * SIZE + rest * 4]
 
 
+@pytest.fixture(scope="module")
+def order(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
+    """What an uninterrupted run reads."""
+    through = Diary(data.vectors(SIZE))
+    make_trainer(tmp_path_factory.mktemp("through"), train_dataset=through).train()
+    return through.reads
+
+
 @pytest.mark.parametrize("step", [2, 5, 7, 9])
 @pytest.mark.parametrize(
     "settings",
@@ -42,14 +52,14 @@ def interrupted(folder: Path, step: int, **settings: Any) -> list[int]:
      {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 2, "dataloader_num_workers": 0}],
     ids=lambda s: "-".join(map(str, s.values())),
 )  # fmt: skip
-def test_every_sample_of_every_epoch_once(settings: dict[str, Any], step: int, tmp_path: Path) -> None:
+def test_every_sample_of_every_epoch_once(
+    settings: dict[str, Any], step: int, order: list[int], tmp_path: Path
+) -> None:
     trained = interrupted(tmp_path, step)
     rest, rates = Diary(data.vectors(SIZE)), Rates()
     second = make_trainer(tmp_path, train_dataset=rest, callbacks=[rates], **settings)
     second.train(resume_from_checkpoint=True)
-    through = Diary(data.vectors(SIZE))
-    make_trainer(tmp_path / "through", train_dataset=through).train()
-    assert trained + rest.reads == through.reads, "the order of the epoch is that of the seed, whatever the batches"
+    assert trained + rest.reads == order, "the order of the epoch is that of the seed, whatever the batches"
     numbers = [number for number, _ in rates.steps]
     assert numbers == [*range(step + 1, second.state.max_steps + 1)]
     assert rates.steps[-1] == (second.state.max_steps, 2.0)

@@ -307,6 +307,7 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], li
     return lambda: [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_the_job_is_queued_again_once_its_checkpoint_is_there(
     number: signal.Signals, scontrol: Callable[[], list[Any]], tmp_path: Path
@@ -326,6 +327,7 @@ def test_a_person_who_ends_it_wants_it_to_end(scontrol: Callable[[], list[Any]],
     assert scontrol() == []
 
 
+@pytest.mark.process
 def test_what_slurm_says_is_told(
     scontrol: Callable[[], list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Module -> public names that live in it.
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -38,12 +38,16 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "string_to_bool",
     ),
     "trainwright.callbacks.base": ("TrainerCallback",),
-    "trainwright.callbacks.defaults": ("DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK"),
     "trainwright.callbacks.dispatch": ("CallbackHandler",),
     "trainwright.callbacks.flow": ("DefaultFlowCallback",),
     "trainwright.callbacks.early_stopping": ("EarlyStoppingCallback",),
     "trainwright.callbacks.jit_checkpoint": ("CheckpointManager", "JITCheckpointCallback"),
-    "trainwright.callbacks.progress": ("PrinterCallback", "ProgressCallback"),
+    "trainwright.callbacks.progress": (
+        "DEFAULT_CALLBACKS",
+        "DEFAULT_PROGRESS_CALLBACK",
+        "PrinterCallback",
+        "ProgressCallback",
+    ),
     "trainwright.trackers.base": ("rewrite_logs",),
     "trainwright.trackers.registry": (
         "get_reporting_integration_callbacks",

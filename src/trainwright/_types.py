@@ -20,6 +20,10 @@ StateDict: TypeAlias = dict[str, Any]  # tensors, numbers and nests of them, as 
 # Torch's, or an object with its methods: DeepSpeed's, an optimizer package's, a user's own. They share no class.
 Optimizer: TypeAlias = Any
 Scheduler: TypeAlias = Any
+# Tensors or arrays, alone or in lists, tuples and mappings of any depth: the model decides the nesting.
+Nested: TypeAlias = Any
+# An object of JSON: its values are of every type that JSON has, and a reader checks them.
+JSONObject: TypeAlias = dict[str, Any]
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
 TRAINING_ARGS_NAME = "training_args.bin"

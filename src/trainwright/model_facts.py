@@ -55,6 +55,7 @@ def has_sharded_parameters(model: Any) -> bool:
 
 
 def forward_parameters(model: Any) -> dict[str, inspect.Parameter]:
+    """Parameters of the model's `forward` by name; those of the model inside a wrapper."""
     return dict(inspect.signature(core_model(model).forward).parameters)
 
 
@@ -126,6 +127,7 @@ def is_causal_lm(model: Any) -> bool:
 
 
 def main_input_name(model: Any) -> str:
+    """Name of the main input: as the model says, else `input_ids`."""
     return getattr(model, "main_input_name", "input_ids")
 
 

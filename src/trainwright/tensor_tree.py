@@ -37,6 +37,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def nested_detach(tensors: Any) -> Any:
+    """The same tensors without their graph; other leaves as they are."""
     return map_nested(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tensors)
 
 

@@ -1550,10 +1550,15 @@ class Trainer:
         """Writes a model card, README.md, into the output directory; one that somebody edited is left alone.
 
         Args:
-            language, license, tags, tasks: of the model, for the head of the card.
+            language: language or languages of the model.
+            license: identifier of its license.
+            tags: tags of the model.
             model_name: default the name of the output directory.
             finetuned_from: name of the base model.
-            dataset, dataset_tags, dataset_args: what it was trained on.
+            tasks: tasks of the model, as the Hub names them.
+            dataset_tags: names on the Hub of the datasets that it was trained on.
+            dataset: their names for people.
+            dataset_args: their configurations.
         """
         from trainwright.hub import model_card, model_card_data
 

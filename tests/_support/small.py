@@ -60,6 +60,26 @@ def train(trainer: Any, **how: Any) -> Any:
     return OURS.train(trainer, **how)
 
 
+def trained_trainer(output_dir: Path | str, *, resume: Any = None, **parts: Any) -> Any:
+    """A trainer of `make_trainer` after its training, which may resume a checkpoint."""
+    trainer = make_trainer(output_dir, **parts)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def logged(trainer: Any, name: str) -> list[float]:
+    """The values of one name in the log, in order."""
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def losses(trainer: Any) -> list[float]:
+    return logged(trainer, "loss")
+
+
+def accuracy(prediction: Any) -> dict[str, float]:
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
 def sign_again(folder: Path, *, without: tuple[str, ...] = ()) -> None:
     """Whoever altered the checkpoint wrote its manifest too; `without`: entries that the cursor loses."""
     manifest = Manifest.read(folder)

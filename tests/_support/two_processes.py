@@ -1,7 +1,8 @@
-"""Runs a script under torchrun, in as many processes as asked; nothing it starts outlives the call.
+"""Runs a script in as many processes as asked, as forks or under a launcher; nothing it starts outlives the call.
 
-A start costs about ten seconds, so a test puts a table of cases into one script. What the script has to say it writes
-as JSON: `tell(**values)` in the script, `Done.told[rank]` in the test.
+Forks have the variables of torchrun and start at once; a start under a launcher costs about ten seconds, so a test that
+needs one puts a table of cases into one script. What the script has to say it writes as JSON: `tell(**values)` in the
+script, `Done.told[rank]` in the test.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import socket
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from . import forked
 
 TOLD = "TOLD_"  # file of what a process tells, with its rank
 
@@ -56,21 +60,11 @@ def launch(
 
     `launcher`: a module and its options; () for none, so that the script is a task of its own.
     """
-    if isinstance(script, str):
-        path = folder / "script.py"
-        path.write_text(textwrap.dedent(script))
-        script = path
+    script = _written(script, folder)
     if launcher is None:
         launcher = ("torch.distributed.run", "--nproc-per-node", str(processes),
                     "--master-addr", "localhost", "--master-port", str(free_port()))  # fmt: skip
-    root = Path(__file__).resolve().parents[2]
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(root), *sys.path]),
-        "OMP_NUM_THREADS": "1",
-        "TOLD_FOLDER": str(folder),
-        **(environment or {}),
-    }
+    env = _environment(folder, environment)
     return subprocess.Popen(
         [sys.executable, *(("-m", *launcher) if launcher else ()), str(script), *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=folder, start_new_session=True,
@@ -86,22 +80,77 @@ def finish(process: subprocess.Popen[str], folder: Path, *, timeout_s: float = 1
         raise AssertionError(f"not done after {timeout_s} s:\n{process.communicate()[0][-6000:]}") from None
     finally:
         end_group(process)
-    files = [folder / f"{TOLD}{rank}.json" for rank in range(processes)]
-    return Done(process.returncode, out, [json.loads(f.read_text()) if f.exists() else {} for f in files])
+    return Done(process.returncode, out, _told(folder, processes))
 
 
 def run(
-    script: Path | str, *arguments: str, folder: Path, processes: int = 2, timeout_s: float = 100, **how: Any
+    script: Path | str,
+    *arguments: str,
+    folder: Path,
+    processes: int = 2,
+    timeout_s: float = 100,
+    launcher: tuple[str, ...] | None = None,
+    environment: dict[str, str] | None = None,
 ) -> Done:
-    """`launch` and `finish`; fails if the launch did."""
-    process = launch(script, *arguments, folder=folder, processes=processes, **how)
-    done = finish(process, folder, timeout_s=timeout_s, processes=processes)
+    """Runs a script to its end, in forks if no launcher is named (see `launch`); fails if a process did."""
+    if launcher is None:
+        done = _forks(script, *arguments, folder=folder, processes=processes, timeout_s=timeout_s,
+                      environment=environment)  # fmt: skip
+    else:
+        process = launch(script, *arguments, folder=folder, launcher=launcher, environment=environment)
+        done = finish(process, folder, timeout_s=timeout_s, processes=processes)
     assert done.code == 0, done.out[-6000:]
     return done
 
 
-def end_group(process: subprocess.Popen[str]) -> None:
-    """Kills a launcher and all below it: workers of torchrun have process groups of their own."""
+def _forks(
+    script: Path | str, *arguments: str, folder: Path, processes: int, timeout_s: float,
+    environment: dict[str, str] | None,
+) -> Done:  # fmt: skip
+    """Like a launcher: one process for each rank, and if one fails the others are killed."""
+    script = _written(script, folder)
+    env = _environment(folder, environment) | {
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+    }  # fmt: skip
+    ranks = [
+        forked.start([str(script), *arguments], env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=folder,
+                     merge_output=True, start_new_session=True)
+        for rank in range(processes)
+    ]  # fmt: skip
+    with ThreadPoolExecutor(processes) as pool:
+        ends = {pool.submit(rank.communicate, timeout_s): rank for rank in ranks}
+        for end in as_completed(ends):
+            if end.exception() or ends[end].returncode != 0:
+                for rank in ranks:
+                    end_group(rank)
+        for rank in ranks:
+            end_group(rank)
+        out = "\n".join(rank.communicate(10)[0] for rank in ranks)
+        late = any(end.exception() for end in ends)
+    return Done(1 if late or any(rank.returncode for rank in ranks) else 0, out, _told(folder, processes))
+
+
+def _written(script: Path | str, folder: Path) -> Path:
+    if isinstance(script, Path):
+        return script
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(script))
+    return path
+
+
+def _environment(folder: Path, more: dict[str, str] | None) -> dict[str, str]:
+    paths = os.pathsep.join([str(forked.ROOT), *sys.path])
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TOLD_FOLDER": str(folder), **(more or {})}
+
+
+def _told(folder: Path, processes: int) -> list[dict[str, Any]]:
+    files = [folder / f"{TOLD}{rank}.json" for rank in range(processes)]
+    return [json.loads(file.read_text()) if file.exists() else {} for file in files]
+
+
+def end_group(process: subprocess.Popen[str] | forked.Process) -> None:
+    """Kills a process and all below it: workers of torchrun have process groups of their own."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for below in psutil.Process(process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -231,6 +231,7 @@ def test_a_run_tells_its_story_in_order(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.framework
 def test_the_same_story_as_in_transformers(tmp_path: Path) -> None:
     from .._support.small import OURS, REFERENCE
 

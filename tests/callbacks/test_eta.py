@@ -8,8 +8,7 @@ import pytest
 
 from trainwright import TrainerState
 from trainwright.callbacks.eta import Eta
-from trainwright.callbacks.progress import pauses_left
-from trainwright.callbacks.progress_bar import compact, latest
+from trainwright.callbacks.progress import compact, latest, pauses_left
 
 STEP_S, EVALUATION_S, SAVE_S = 2.0, 30.0, 5.0
 

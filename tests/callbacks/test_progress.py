@@ -8,14 +8,14 @@ import pty
 import re
 import select
 import struct
-import subprocess
-import sys
 import termios
 from pathlib import Path
 
 import pytest
 
 from trainwright.callbacks.progress import readable
+
+from .._support import forked
 
 SCRIPT = """
 import torch
@@ -43,16 +43,18 @@ def environment() -> dict[str, str]:
 
 
 def script(*, disable: bool = False) -> list[str]:
-    return [sys.executable, "-c", SCRIPT.replace("DISABLE", str(disable))]
+    return ["-c", SCRIPT.replace("DISABLE", str(disable))]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("disable", [False, True])
 def test_in_a_pipe_there_is_one_plain_line_for_each_log(disable: bool) -> None:
-    done = subprocess.run(script(disable=disable), env=environment(), capture_output=True, check=True, timeout=100)
-    assert b"\r" not in done.stdout + done.stderr
-    assert b"\x1b" not in done.stdout + done.stderr
-    assert b"it/s" not in done.stderr  # what other packages say there when they are imported is theirs
-    lines = done.stdout.decode().splitlines()
+    done = forked.run(script(disable=disable), env=environment())
+    assert done.returncode == 0, done.stderr
+    assert "\r" not in done.stdout + done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "it/s" not in done.stderr
+    lines = done.stdout.splitlines()
     assert lines[-1] == "the end"
     assert sum("'loss':" in line for line in lines) == 3
     assert sum("'eval_loss':" in line for line in lines) == 3
@@ -61,6 +63,7 @@ def test_in_a_pipe_there_is_one_plain_line_for_each_log(disable: bool) -> None:
         assert [re.match(r"step (\d+)/12 ", line)[1] for line in lines if "'loss':" in line] == ["4", "8", "12"]
 
 
+@pytest.mark.process
 def test_on_a_terminal_there_is_a_bar_with_the_latest_values_and_one_for_the_evaluation() -> None:
     text = on_a_terminal(script())
     assert "\r" in text
@@ -76,16 +79,19 @@ def test_on_a_terminal_there_is_a_bar_with_the_latest_values_and_one_for_the_eva
     assert text.rstrip().endswith("the end")
 
 
+@pytest.mark.process
 def test_no_colours_where_they_are_not_wanted() -> None:
     assert "\x1b[2m" not in on_a_terminal(script(), NO_COLOR="1")
 
 
+@pytest.mark.process
 def test_on_a_terminal_without_a_bar_where_asked_for() -> None:
     text = on_a_terminal(script(disable=True))
     assert "\r" not in text.replace("\r\n", "\n")
     assert text.count("'loss':") == 3
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("disable", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_with_log_level_error_nothing_is_shown(disable: bool) -> None:
     *words, text = script(disable=disable)
@@ -94,8 +100,8 @@ def test_with_log_level_error_nothing_is_shown(disable: bool) -> None:
     assert "loss" not in shown
     assert "%|" not in shown
     assert "steps" not in shown
-    done = subprocess.run(command, env=environment(), capture_output=True, check=True, timeout=100)
-    assert done.stdout.decode().splitlines() == ["the end"]
+    done = forked.run(command, env=environment())
+    assert done.stdout.splitlines() == ["the end"], done.stderr
 
 
 def plain(text: str) -> str:
@@ -106,7 +112,7 @@ def plain(text: str) -> str:
 def on_a_terminal(command: list[str], **variables: str) -> str:
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))  # a new one has no columns
-    process = subprocess.Popen(command, env={**environment(), **variables}, stdin=child, stdout=child, stderr=child)
+    process = forked.start(command, env={**environment(), **variables}, terminal=child)
     os.close(child)
     written = b""
     try:

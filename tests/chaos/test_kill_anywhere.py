@@ -19,10 +19,12 @@ import torch
 
 from trainwright.checkpoint.store import CheckpointStore, verified
 
+from .._support.subprocesses import environment
 from .victim import NUM_STEPS
 
+pytestmark = pytest.mark.process
+
 VICTIM = Path(__file__).with_name("victim.py")
-SOURCE = Path(__file__).parents[2] / "src"
 NEVER_ENDING = 60  # starts after which a test gives up
 
 PLACES = [
@@ -53,9 +55,8 @@ class Nursery:
     """Starts runs without paying for the import of torch each time."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, str(VICTIM)], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, str(VICTIM)], env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
     def start(self, *arguments: object) -> int:
@@ -121,7 +122,16 @@ def assert_same_end(folder: Path, uninterrupted: Weights) -> None:
         assert verified(path) == path
 
 
-@pytest.mark.parametrize(("place", "count"), PLACES, ids=lambda value: str(value).replace(" ", "-"))
+# One place of each part of a save; the other places of the same part are slow.
+REPRESENTATIVES = {("after weights", 2), ("before manifest", 2), ("before rename", 2), ("after rename", 1),
+                   ("after fsync", 11), ("before rmtree", 5)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("place", "count"),
+    [pytest.param(*one, marks=[] if one in REPRESENTATIVES else pytest.mark.slow) for one in PLACES],
+    ids=lambda value: str(value).replace(" ", "-"),
+)
 def test_killed_at_a_place(place: str, count: int, nursery: Nursery, uninterrupted: Weights, tmp_path: Path) -> None:
     nursery.start(*command(tmp_path, 3, place, count))
     assert nursery.wait() == 137, f"it never came by: {words(tmp_path)}"
@@ -142,7 +152,7 @@ def killed_again_and_again(nursery: Nursery, folder: Path, draw: random.Random) 
     pytest.fail(f"killed {NEVER_ENDING} times and never at the end")
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])  # one stands for many
 def test_killed_at_random_moments(seed: int, nursery: Nursery, uninterrupted: Weights, tmp_path: Path) -> None:
     killed_again_and_again(nursery, tmp_path, random.Random(seed))
     assert_same_end(tmp_path, uninterrupted)

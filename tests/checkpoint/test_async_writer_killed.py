@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,8 @@ import safetensors.torch
 import torch
 
 from trainwright.checkpoint.store import CheckpointStore, verified
+
+from .._support import forked
 
 # Imports once and forks a run for each case. The writing thread itself sends the signal, at a place of its work.
 SCRIPT = """
@@ -79,13 +79,16 @@ print(json.dumps(statuses))
 """
 KILLED = ["safetensors-2", "torch-1", "digests-2", "manifest-2", "flush-1", "rename-2"]  # in the first or second save
 SIGKILL, SIGTERM = 9, 15
-pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(not hasattr(os, "fork"), reason="the script forks")]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="the script forks"),
+]
 
 
 def run(cases: dict[str, tuple[Any, ...]]) -> dict[str, int]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", SCRIPT, json.dumps(cases)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=140, check=False)
+    done = forked.run(["-c", SCRIPT, json.dumps(cases)], env=environment, timeout=140)
     assert done.returncode == 0, done.stderr
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     assert 1 not in found.values(), done.stderr

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from trainwright.checkpoint import disk_space
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.errors import CheckpointWriteError
 
+from .._support import forked
 from .._support.small import StopAt, data, make_trainer, models
 
 SAVING = {"save_strategy": "steps", "save_steps": 4, "num_train_epochs": 1}
@@ -70,12 +70,12 @@ CASES = {
 def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("filled")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", SCRIPT, str(folder), json.dumps(CASES)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    done = forked.run(["-c", SCRIPT, str(folder), json.dumps(CASES)], env=environment, timeout=110)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX's")
 @pytest.mark.parametrize("name", CASES)
 def test_a_full_disk_leaves_the_older_checkpoints_whole(name: str, filled: tuple[Path, dict[str, Any]]) -> None:

@@ -206,6 +206,7 @@ def fast_disk() -> Iterator[None]:
         yield
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("fast_disk")
 @settings(max_examples=500, deadline=None)
 @given(actions=ACTIONS, limit=st.integers(1, 3), every=st.none() | st.integers(2, 5), every_s=st.none() | st.just(250))

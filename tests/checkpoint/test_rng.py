@@ -51,6 +51,7 @@ def test_the_file_holds_nothing_but_numbers_and_tensors(tmp_path: Path) -> None:
     torch.load(tmp_path / "rng_state.pth", weights_only=True)  # without any class that is let in by name
 
 
+@pytest.mark.framework
 def test_transformers_reads_ours(tmp_path: Path) -> None:
     stir()
     rng.save(tmp_path / "rng_state.pth", rng.capture())
@@ -62,6 +63,7 @@ def test_transformers_reads_ours(tmp_path: Path) -> None:
     assert draws() == first
 
 
+@pytest.mark.framework
 def test_ours_reads_transformers(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path / "run", REFERENCE)
     assert isinstance(trainer, transformers.Trainer)

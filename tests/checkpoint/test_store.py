@@ -117,6 +117,7 @@ def dead_process() -> int:
     return process.pid
 
 
+@pytest.mark.process
 def test_what_a_dead_process_left_is_removed_and_what_a_live_one_writes_stays(store: CheckpointStore) -> None:
     here = socket.gethostname()
     dead, alive = dead_process(), os.getppid()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from click.testing import Result
 from typer.testing import CliRunner
 
 from trainwright.cli.main import app
+
+from .._support import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +38,7 @@ training:
 
 def call(*words: str) -> Result:
     """Runs `trainwright ...` here."""
-    return CliRunner().invoke(app, list(words), prog_name="trainwright", env={"COLUMNS": "80", "LINES": "24"})
+    return CliRunner().invoke(app, list(words), prog_name="trainwright", env={"COLUMNS": "80", "LINES": "24"})  # type: ignore[return-value]
 
 
 def done(*words: str) -> str:
@@ -51,13 +50,9 @@ def done(*words: str) -> str:
     return result.output
 
 
-def start(*words: str, folder: Path) -> subprocess.Popen[str]:
+def start(*words: str, folder: Path) -> forked.Process:
     """Runs `python -m trainwright ...` in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "trainwright", *words],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    return forked.start(["-m", "trainwright", *words], cwd=folder)
 
 
 def small(folder: Path, text: str = SMALL) -> Path:

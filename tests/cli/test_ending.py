@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from .._support import forked
 from .commands import SMALL, call, done, small, start
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -19,7 +19,7 @@ for _short, _long in {"max_steps: 8": "max_steps: 500", "save_steps: 4": "save_s
     LONG = LONG.replace(_short, _long)
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(path: Path, process: forked.Process) -> None:
     until = time.monotonic() + 90
     while not path.exists():
         if process.poll() is not None or time.monotonic() > until:
@@ -28,15 +28,16 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-def end(process: subprocess.Popen[str], number: signal.Signals) -> int:
+def end(process: forked.Process, number: signal.Signals) -> int:
     process.send_signal(number)
     try:
         process.communicate(timeout=60)
     finally:
         process.kill()
-    return process.returncode
+    return process.wait()
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from trainwright.cli.main import app
 
+from .._support.subprocesses import run_python
 from .commands import call
 
 COMMANDS = [info.callback.__name__ for info in app.registered_commands if info.callback and not info.hidden]
@@ -17,15 +14,7 @@ HEAVY = ("torch", "transformers", "accelerate", "numpy", "datasets", "pyarrow")
 
 
 def python(code: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python("-c", code, **environment).stdout
 
 
 def test_the_commands_are_those_that_the_issue_names() -> None:
@@ -43,6 +32,7 @@ def test_help_fits_a_screen(command: str) -> None:
     assert [name for name in COMMANDS if not command and f"│ {name} " not in shown.output] == []
 
 
+@pytest.mark.process
 def test_help_and_completion_load_nothing_heavy() -> None:
     code = f"""
 import sys
@@ -55,6 +45,7 @@ print([name for name in {HEAVY} if name in sys.modules])
     assert python(code).strip() == "[]"
 
 
+@pytest.mark.process
 def test_init_and_the_check_of_a_file_load_no_torch() -> None:
     code = f"""
 import os, sys
@@ -75,6 +66,7 @@ print([name for name in {HEAVY} if name in sys.modules])
     assert shown.strip().endswith("[]")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("typed", "expected"), [("trainwright ver", "verify"), ("trainwright init text", "text-cl")])
 def test_a_shell_completes_commands_and_tasks(typed: str, expected: str) -> None:
     code = "from trainwright.cli.main import app; app(prog_name='trainwright')"
@@ -83,6 +75,7 @@ def test_a_shell_completes_commands_and_tasks(typed: str, expected: str) -> None
     assert expected in shown
 
 
+@pytest.mark.process
 def test_a_completion_script_is_shown() -> None:
     code = "from trainwright.cli.main import app; app(prog_name='trainwright')"
     assert "_TRAINWRIGHT_COMPLETE=complete_bash" in python(code, _TRAINWRIGHT_COMPLETE="source_bash")

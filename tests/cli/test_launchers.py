@@ -32,6 +32,7 @@ def launchers() -> dict[str, tuple[str, ...]]:
     }  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 def test_two_processes_train_one_run(launcher: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from trainwright.cli.recipe.schema import TASKS
 
 from .commands import done
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.costly, pytest.mark.filterwarnings("default")]
 
 FEW = ("training.max_steps=2", "training.use_cpu=true", "training.warmup_steps=0", "training.logging_steps=1",
        "training.eval_strategy=steps", "training.eval_steps=2", "training.save_steps=2", "training.save_strategy=steps",

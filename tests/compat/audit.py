@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._support.small import accuracy
 from ..contract import surface
 from ..parity import data, models
 from ..parity.sides import Side
@@ -24,10 +25,6 @@ SETTINGS: dict[str, Any] = {
     "per_device_train_batch_size": 4, "num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 2, "seed": 3,
     "save_strategy": "steps", "save_steps": 5, "weight_decay": 0.1,
 }  # fmt: skip
-
-
-def accuracy(prediction: Any) -> dict[str, float]:
-    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
 @dataclass
@@ -170,7 +167,7 @@ HOOKS: dict[str, Case] = {
 }  # fmt: skip
 # Made here from the state of a fresh and of a finished trainer; what cannot be plain is compared by its kind.
 STATES: dict[str, Case] = {
-    f"{what} of a trainer {when}": lambda b, what=what, when=when: getattr(getattr(b, when), what)
+    f"{what} of a trainer {when}": lambda b, what=what, when=when: getattr(getattr(b, when), what)  # type: ignore[misc]
     for when in ("made", "trained")
     for what in surface.ATTRIBUTES
     if what != "_signature_columns"  # a list with repetitions there

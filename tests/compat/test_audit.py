@@ -16,6 +16,7 @@ from ..parity import data, models
 from ..parity.sides import OURS, REFERENCE
 from .audit import DIFFERENT, HOOKS, METHODS, STATES, Bench, same, seen
 
+pytestmark = pytest.mark.framework
 CASES = METHODS | HOOKS | STATES
 PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
 # Whole runs, a search, the Hub: compared where they are tested.

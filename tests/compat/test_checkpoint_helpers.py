@@ -11,6 +11,8 @@ import transformers.trainer_utils as theirs
 
 from trainwright import rotate_checkpoints, sort_checkpoints
 
+pytestmark = pytest.mark.framework
+
 TIMES = {100: 5.0, 9: 50.0, 20: 20.0, 3: 30.0}
 
 

@@ -16,6 +16,8 @@ import trainwright
 import trainwright.compat
 from trainwright.errors import TrainwrightWarning
 
+from .._support.subprocesses import run_python
+
 
 @pytest.mark.filterwarnings("ignore:trainwright.compat.install. came too late")
 def test_names_are_ours_while_it_lasts_and_theirs_afterwards() -> None:
@@ -50,10 +52,10 @@ def test_a_library_that_came_first_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trainwright.compat", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return run_python("-m", "trainwright.compat", *arguments, code=None)
 
 
+@pytest.mark.process
 def test_a_script_runs_with_it(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("WORD = 'beside'")
     script = tmp_path / "script.py"
@@ -66,6 +68,7 @@ def test_a_script_runs_with_it(tmp_path: Path) -> None:
     assert "names of transformers" in done.stderr
 
 
+@pytest.mark.process
 def test_a_script_that_is_missing_is_named() -> None:
     done = run("no_such_script.py")
     assert done.returncode == 1

@@ -21,7 +21,7 @@ import trainwright
 from ..parity import models
 
 SIZES = [(1, 2, 3), (5, 2, 2), (8, 2, 2), (23, 3, 4), (7, 4, 3)]  # samples, batch, processes
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.framework, pytest.mark.filterwarnings("default")]
 
 
 @pytest.mark.parametrize(("samples", "batch", "processes"), SIZES)

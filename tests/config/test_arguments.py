@@ -5,8 +5,6 @@ import dataclasses
 import inspect
 import json
 import pickle
-import subprocess
-import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,6 +15,8 @@ from trainwright.config.enums import IntervalStrategy
 from trainwright.config.help import differing, grouped
 from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.errors import ArgumentError, LegacyNameWarning, UnknownArgumentError
+
+from .._support.subprocesses import run_python
 
 
 @dataclass
@@ -54,6 +54,7 @@ class WithoutParent(TrainingArguments):
 KINDS = [TrainingArguments, Seq2SeqTrainingArguments, Own, ByHand]
 
 
+@pytest.mark.process
 def test_neither_import_nor_construction_loads_a_framework():
     code = (
         "import sys\n"
@@ -65,7 +66,7 @@ def test_neither_import_nor_construction_loads_a_framework():
         "loaded = {'torch', 'transformers', 'accelerate', 'numpy', 'yaml'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+    run_python("-c", code)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -136,7 +137,7 @@ def test_a_subclass_that_skips_our_checks_still_refuses_unknown_names():
 
 def test_too_many_positions_and_double_values_are_type_errors():
     with pytest.raises(TypeError, match="by position and by name"):
-        TrainingArguments("out", output_dir="other")
+        TrainingArguments("out", output_dir="other")  # type: ignore[misc]
     with pytest.raises(TypeError, match="by position"):
         TrainingArguments(*range(200))
 

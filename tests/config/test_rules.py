@@ -537,7 +537,7 @@ def test_a_value_out_of_range_is_refused(name, value):
 
 
 LEGAL = [(name, limits.low) for name, limits in RANGES.items() if not limits.open_low]
-LEGAL += [(name, None) for name, limits in RANGES.items() if limits.optional and name != "tpu_num_cores"]
+LEGAL += [(name, None) for name, limits in RANGES.items() if limits.optional and name != "tpu_num_cores"]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("name", "value"), LEGAL)

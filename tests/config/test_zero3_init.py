@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from trainwright import TrainingArguments
 from trainwright.config import zero3_init
+
+from .._support.subprocesses import run_python
 
 STAGE_3 = {"zero_optimization": {"stage": 3}}
 SCRIPT = """
@@ -21,13 +20,11 @@ print(sorted({{"torch", "transformers", "deepspeed", "accelerate"}} & sys.module
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("settings", [{}, {"deepspeed": {"zero_optimization": {"stage": 2}}}, {"deepspeed": STAGE_3}])
 def test_nothing_is_marked_or_loaded_in_a_process_of_its_own(settings: dict[str, Any]) -> None:
     assert TrainingArguments("out", **settings).hf_deepspeed_config is None
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK")}
-    done = subprocess.run([sys.executable, "-c", SCRIPT.format(settings=settings)], env=environment, text=True,
-                          capture_output=True, timeout=100)  # fmt: skip
-    assert done.stdout.strip() == "[]", done.stderr
+    assert run_python("-c", SCRIPT.format(settings=settings)).stdout.strip() == "[]"
 
 
 def test_models_made_for_the_time_of_a_block_are_whole() -> None:

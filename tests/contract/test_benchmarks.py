@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {"gpu": "--tiny", "resume": "--small", "evaluation": "--small", "sizes": "--quick", "checkpoint": "--small",
          "sharded_saves": "--small"}  # fmt: skip

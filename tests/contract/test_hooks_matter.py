@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, SequentialSampler, Subset
 
 import trainwright
 
+from .._support.small import losses
 from . import doubles
 from .doubles import same, weights
 
@@ -28,10 +29,6 @@ def run(output_dir: Path, cls: Any = None, **how: Any) -> Any:
     trainer = doubles.trainer(output_dir, cls, **how)
     trainer.train()
     return trainer
-
-
-def losses(trainer: Any) -> list[float]:
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 base = trainwright.Trainer

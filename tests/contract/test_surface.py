@@ -3,8 +3,6 @@
 import ast
 import inspect
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import transformers
 
 import trainwright
 
+from .._support.subprocesses import run_python
 from . import doubles, package_names, surface
 
 METHODS = surface.PUBLIC_METHODS | surface.UNDERSCORE_METHODS
@@ -186,23 +185,15 @@ def test_a_name_that_nobody_published_is_an_attribute_error() -> None:
 def modules_after(code: str) -> set[str]:
     """Top-level modules that a fresh interpreter has loaded after running the code."""
     script = f"{code}\nimport sys\nprint(sorted({{name.partition('.')[0] for name in sys.modules}}))"
-    found = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=_environment()
-    )
-    return set(ast.literal_eval(found.stdout.splitlines()[-1]))
+    return set(ast.literal_eval(run_python("-c", script).stdout.splitlines()[-1]))
 
 
-def _environment() -> dict[str, str]:
-    import os
-
-    source = str(Path(trainwright.__file__).parents[1])
-    return os.environ | {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
-
-
+@pytest.mark.process
 def test_importing_the_package_loads_neither_torch_nor_transformers() -> None:
     assert not modules_after("import trainwright") & {"torch", "transformers", "accelerate", "numpy"}
 
 
+@pytest.mark.process
 def test_importing_the_trainer_does_not_load_transformers_or_accelerate() -> None:
     loaded = modules_after("from trainwright import Trainer, TrainingArguments")
     assert "torch" in loaded

@@ -174,6 +174,7 @@ def test_a_column_that_only_the_collator_reads_is_there(ask: Any, wrap: Any, tmp
     assert trainer.train().global_step == 2
 
 
+@pytest.mark.process
 def test_workers_read_it_too(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, model=Linear(), train_dataset=data.hf_dataset(ITEMS), dataloader_num_workers=1,
                            data_collator=ReadsText())  # fmt: skip
@@ -214,6 +215,7 @@ def test_an_input_that_the_collator_takes_out_is_gone(wrap: Any, tmp_path: Path)
     assert trainer.train().global_step == 2
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("kind", [DataCollatorWithPadding, lambda t: functools.partial(DataCollatorWithPadding(t))])
 @pytest.mark.parametrize("wrap", [list, data.hf_dataset], ids=["list", "columns"])
 def test_collators_of_transformers_get_what_the_model_takes(kind: Any, wrap: Any, tmp_path: Path) -> None:

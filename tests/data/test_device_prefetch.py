@@ -34,7 +34,8 @@ class Device:
         self.jobs: list[Callable[[], Any]] = []
         self.log: list[str] = []
         self.kept: set[int] = set()
-        self.stream, self.computing = Stream(self), Stream(self)
+        self.stream: Any = Stream(self)  # in place of a torch.Stream
+        self.computing: Any = Stream(self)
 
     def to(self, tensor: torch.Tensor, device: Any, *, non_blocking: bool) -> torch.Tensor:
         assert self.is_copying, "a copy on the stream that computes"

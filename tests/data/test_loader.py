@@ -6,8 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -28,6 +26,7 @@ from trainwright.data.dataloader import build_dataloader
 from trainwright.data.loader import Loader, may_draw_in_this_process
 from trainwright.data.seeding import enable_full_determinism, seed_worker, set_seed
 
+from .._support import forked
 from .._support.small import Augmented, Diary, data, make_trainer
 
 
@@ -242,6 +241,7 @@ class SeedOf(Diary):
         return {"labels": torch.tensor(draws(), dtype=torch.float64)}
 
 
+@pytest.mark.process
 def test_workers_draw_differently_and_the_same_again() -> None:
     runs = []
     for _ in range(2):
@@ -313,14 +313,14 @@ trainer.evaluate()
 """
 
 
+@pytest.mark.process
 def test_a_process_whose_workers_wait_for_more_can_end() -> None:
     """At its end a process sends its workers SIGTERM and waits for them; they must not ignore it for ever."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", PERSISTENT], env=environment, stdout=subprocess.DEVNULL, start_new_session=True
-    )
+    process = forked.start(["-c", PERSISTENT], env=environment, start_new_session=True)
     try:
-        assert process.wait(timeout=40) == 0
+        process.communicate(timeout=100)
+        assert process.returncode == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

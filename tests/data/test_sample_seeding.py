@@ -12,7 +12,8 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSam
 from trainwright import Trainer
 from trainwright.errors import DataError
 
-from .._support.small import Augmented, data, differing, make_trainer, module, noise, weights
+from .._support.small import Augmented, data, differing, make_trainer, module, noise, trained_trainer, weights
+from ..parity.sides import Weights
 
 
 def adds_noise(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -20,21 +21,18 @@ def adds_noise(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {"x": x + noise(x.shape[1]), "labels": torch.tensor([sample["labels"] for sample in samples])}
 
 
-def trained(folder: Path, **settings: Any) -> dict[str, torch.Tensor]:
-    trainer = make_trainer(
-        folder, train_dataset=Augmented(data.vectors(26)), data_collator=adds_noise, model=module(dropout=0.2),
-        num_train_epochs=2, **settings,
-    )  # fmt: skip
-    trainer.train()
-    return weights(trainer.model)
+def final_weights(folder: Path, **settings: Any) -> Weights:
+    parts = {"train_dataset": Augmented(data.vectors(26)), "data_collator": adds_noise, "model": module(dropout=0.2)}
+    return weights(trained_trainer(folder, **parts, num_train_epochs=2, **settings).model)
 
 
+@pytest.mark.process
 def test_any_number_of_workers_and_dropout_undisturbed(tmp_path: Path) -> None:
     """The dropout of the main process draws what it would have drawn, whoever reads the samples."""
-    runs = [trained(tmp_path / str(n), seed_samples=True, dataloader_num_workers=n) for n in (0, 2)]
+    runs = [final_weights(tmp_path / str(n), seed_samples=True, dataloader_num_workers=n) for n in (0, 2)]
     assert differing(*runs) == {}
-    assert differing(runs[0], trained(tmp_path / "other", seed_samples=True, seed=12)) != {}
-    assert differing(runs[0], trained(tmp_path / "plain")) != {}
+    assert differing(runs[0], final_weights(tmp_path / "other", seed_samples=True, seed=12)) != {}
+    assert differing(runs[0], final_weights(tmp_path / "plain")) != {}
 
 
 # -- samplers that do not fit ----------------------------------------------------------------------------------------

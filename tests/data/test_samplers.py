@@ -44,6 +44,7 @@ def test_it_depends_on_nothing_but_seed_and_epoch(seed: int, epoch: int) -> None
     assert list(ShuffledOrder(30, seed).indices(epoch + 1)) != one
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize(
     "settings",
     [{}, {"seed": 5}, {"data_seed": 9}, {"dataloader_drop_last": True}, {"gradient_accumulation_steps": 3}],

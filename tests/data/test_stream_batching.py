@@ -116,6 +116,7 @@ class KillAt(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_and_resumed_it_ends_with_the_same_weights(workers: int, tmp_path: Path) -> None:
     settings = {**PACKING, **ENDLESS, "save_strategy": "steps", "save_steps": 8, "save_async": False,
@@ -155,6 +156,7 @@ class Stateful(IterableDataset[dict[str, Any]]):
         self.place = state["place"]
 
 
+@pytest.mark.costly
 def test_a_resume_reads_no_more_than_a_look_ahead_again(tmp_path: Path) -> None:
     settings = {**PACKING, **ENDLESS, "packing_length": 128, "max_steps": 152}
     first = Stateful()

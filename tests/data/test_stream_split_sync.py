@@ -220,6 +220,7 @@ def trainer_of(name: Path | str, *, rank: int | None = None, **settings: Any) ->
     return make_trainer(name, model=module(dropout=0.0), train_dataset=part, lr_scheduler_type="constant", **settings)
 
 
+@pytest.mark.process
 @pytest.mark.timeout(200)
 def test_two_processes_are_one_with_their_batches_together_also_when_they_resume(tmp_path: Path) -> None:
     done = run(

@@ -37,7 +37,7 @@ class Between:
 
     def __init__(self) -> None:
         self._profile = profile(activities=[ProfilerActivity.CPU])
-        self.found: dict[str, int] = {}
+        self.found: dict[str, float] = {}
 
     def after(self, step: int) -> None:
         if step == FIRST:
@@ -81,7 +81,7 @@ def by_hand(micro_batches: int, kind: str, after: Callable[[int], None]) -> None
 def sharded(model: nn.Module, kind: str) -> nn.Module:
     for layer in [module for module in model.modules() if isinstance(module, nn.Linear)]:
         fully_shard(layer, reshard_after_forward=kind == "full_shard")
-    return fully_shard(model)
+    return fully_shard(model)  # type: ignore[return-value]
 
 
 for kind, (micro_batches, settings) in KINDS.items():

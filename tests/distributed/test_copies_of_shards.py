@@ -9,7 +9,7 @@ import pytest
 from .._support.two_processes import run
 from .cases import outcome, trainer_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 WINDOW = "counted, accumulated"
 
 SCRIPT = """

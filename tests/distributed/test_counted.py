@@ -9,7 +9,7 @@ import pytest
 from .._support.two_processes import Done, run
 
 SCRIPT = Path(__file__).with_name("counted.py")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

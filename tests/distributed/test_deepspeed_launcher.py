@@ -11,7 +11,7 @@ import pytest
 from .._support.two_processes import Done, free_port, run
 
 pytest.importorskip("deepspeed", reason="heavy; installed for the slow tests (requirements-engines.txt)")
-pytestmark = [pytest.mark.timeout(700), pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(700), pytest.mark.slow]
 
 SCRIPT = """
 import sys

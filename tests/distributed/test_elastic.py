@@ -19,7 +19,7 @@ from .._support.two_processes import Done, end_group, finish, free_port, launch,
 
 SCRIPT = Path(__file__).with_name("elastic.py")
 SIZE = 48
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def trained(folder: Path) -> Counter[int]:

@@ -53,6 +53,7 @@ def test_who_does_not_come_is_named() -> None:
     store = HashStore()
     comes = threading.Thread(target=fresh_prefix, args=(store,), kwargs={"rank": 2, "world_size": 4, "timeout": SOON})
     comes.start()
+    store.wait(["trainwright/word/2"])
     with pytest.raises(ProcessFailedError, match=r"Process 1, 3 of 4 did not come within 0\.5 s \(ddp_timeout\)"):
         fresh_prefix(store, rank=0, world_size=4, timeout=timedelta(seconds=0.5))
     comes.join()

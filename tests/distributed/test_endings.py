@@ -16,7 +16,7 @@ from .._support.two_processes import Done, finish, launch, run
 
 SCRIPT = Path(__file__).with_name("ending.py")
 slow = pytest.mark.slow
-pytestmark = pytest.mark.timeout(300)  # a few launches each
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # a few launches each
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from .._support.two_processes import Done, run
 
 # Seconds on a quiet machine; both launches may have to wait for the first test.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(640)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(640)]
 SCRIPT = Path(__file__).with_name("generates.py")
 ROWS = ("t5-1", "t5-3", "llama-1", "llama-3")
 

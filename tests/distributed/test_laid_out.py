@@ -14,7 +14,7 @@ import transformers
 from .._support.two_processes import Done, run
 from .layouts import BY_ONE, MODEL, SAVED, judged, outcome_of_parts, trainer_of, whole, write_model
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 LAUNCHES = [2, pytest.param(4, marks=pytest.mark.slow)]  # two share layers; and such pairs with data of their own
 
 
@@ -120,7 +120,7 @@ def test_checkpoints_are_whole(done: Done) -> None:
 
 
 def test_the_final_model_is_read_by_from_pretrained(done: Done, folder: Path, alone: dict[str, Any]) -> None:
-    model, info = transformers.LlamaForCausalLM.from_pretrained(
+    model, info = transformers.LlamaForCausalLM.from_pretrained(  # type: ignore[misc]
         folder / str(len(done.told)) / "final", output_loading_info=True
     )
     assert not info["missing_keys"]

@@ -10,7 +10,7 @@ import pytest
 from .._support.two_processes import finish, free_port, launch, run
 from .cases import outcome, trainer_of
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 SCRIPT = """
 import sys

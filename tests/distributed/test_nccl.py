@@ -51,6 +51,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     return run(SCRIPT, folder=folder, processes=min(GPUS, 2), timeout_s=500)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("case", CASES)
 def test_gpus_train_as_one_cpu_does(case: str, done: Done, tmp_path: Path) -> None:
     alone = outcome(trainer_of("means, accumulated", tmp_path, 1))
@@ -77,6 +78,7 @@ def test_one_process_uses_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert losses == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(GPUS < 2, reason="needs two CUDA devices")
 def test_two_share_the_layers(tmp_path: Path) -> None:
     layouts.write_model(tmp_path / layouts.MODEL)

@@ -29,11 +29,13 @@ def done(folder: Path) -> Done:
     return run(SCRIPT, str(folder), folder=folder, timeout_s=200)
 
 
+@pytest.mark.process
 def test_training_goes_on_while_they_are_written(done: Done) -> None:
     for told in done.told:
         assert told["apart"] == [["checkpoint-writer", True]] * 6  # weights and optimizer of three checkpoints
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("step", [2, 4, 6])
 def test_they_hold_what_was_when_the_save_began(step: int, done: Done, folder: Path) -> None:
     behind, blocking = (folder / name / f"checkpoint-{step}" for name in ("behind", "blocking"))
@@ -46,17 +48,20 @@ def test_they_hold_what_was_when_the_save_began(step: int, done: Done, folder: P
             assert torch.equal(value, others[key]), key
 
 
+@pytest.mark.process
 def test_a_run_goes_on_from_one(done: Done) -> None:
     for told in done.told:
         assert told["resumed"]["weights"] == told["whole"]["weights"]
         assert told["resumed"]["step"] == told["whole"]["step"]
 
 
+@pytest.mark.process
 def test_where_one_process_is_short_of_memory_all_write_at_once(done: Done) -> None:
     for told in done.told:
         assert told["short"] == ["MainThread"] * 6
 
 
+@pytest.mark.process
 def test_a_part_that_cannot_be_written_is_an_error_in_all_and_leaves_nothing(done: Done, folder: Path) -> None:
     for told in done.told:
         assert "CheckpointWriteError" in told["stopped"]
@@ -66,6 +71,7 @@ def test_a_part_that_cannot_be_written_is_an_error_in_all_and_leaves_nothing(don
     assert not list(folder.glob("*/.checkpoint-*"))
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_process_that_dies_meanwhile_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     ended = finish(launch(SCRIPT, str(tmp_path), "killed", folder=tmp_path), tmp_path)

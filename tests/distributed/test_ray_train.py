@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from .._support.subprocesses import run_python
+
 pytest.importorskip("ray.train")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SCRIPT = """
 import json
@@ -46,14 +45,9 @@ ray.shutdown()
 
 
 def test_two_workers_train_together_and_report(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[2]
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path]), "OMP_NUM_THREADS": "1",
-                   "RAY_USAGE_STATS_ENABLED": "0"}  # fmt: skip
-    done = subprocess.run([sys.executable, str(script), str(tmp_path)], env=environment, cwd=tmp_path, text=True,
-                          capture_output=True, timeout=300)  # fmt: skip
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    run_python(str(script), str(tmp_path), cwd=tmp_path, timeout_s=300, RAY_USAGE_STATS_ENABLED="0")
     workers = [json.loads((tmp_path / f"worker{rank}.json").read_text()) for rank in range(2)]
     assert workers[0] == workers[1]
     assert workers[0]["world"] == 2

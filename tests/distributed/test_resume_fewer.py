@@ -9,6 +9,8 @@ import pytest
 from .._support.small import Diary, data, make_trainer
 from .._support.two_processes import run
 
+pytestmark = pytest.mark.process
+
 SCRIPT = """
     from tests._support.small import Diary, StopAt, data, make_trainer
     from tests._support.two_processes import tell

@@ -12,7 +12,7 @@ ROWS = (
     "plain", "accumulated", "clipped", "every batch synchronised", "settings of ddp", "static graph", "half precision",
 )  # fmt: skip
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

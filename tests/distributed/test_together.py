@@ -18,7 +18,7 @@ from .cases import WINDOWS, judged, outcome, rows, trainer_of
 
 SAVED = "means, accumulated"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from .._support.two_processes import end_group
 from .cases import outcome, trainer_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
 ADDRESSES = ["10.77.0.1", "10.77.0.2"]
 
 SCRIPT = """

@@ -9,7 +9,7 @@ import pytest
 
 from .._support.two_processes import run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 SCRIPT = """
 import sys
 from tests._support.small import data, make_trainer

@@ -1,7 +1,5 @@
 """The world that the variables of launchers describe."""
 
-import os
-
 import pytest
 import torch
 import transformers
@@ -10,6 +8,8 @@ from trainwright.config.arguments import TrainingArguments
 from trainwright.config.resolve import world_of
 from trainwright.distributed.world import ParallelMode, World, configured_precision
 from trainwright.errors import ArgumentError
+
+from .._support.two_processes import run
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
@@ -134,7 +134,7 @@ def test_arguments_start_no_process_group_by_themselves(started):
 
 
 def test_the_process_group_that_arguments_start_is_the_one_that_they_ask_for(started, monkeypatch):
-    monkeypatch.setattr("trainwright.config.arguments.distributed_state", lambda args: "accelerate's")
+    monkeypatch.setattr("trainwright.config.arguments.distributed_state", lambda *, use_cpu: "accelerate's")
     args = TrainingArguments(use_cpu=True, ddp_backend="gloo", ddp_timeout=77)
     with args.main_process_first():
         pass
@@ -145,15 +145,21 @@ def test_the_process_group_that_arguments_start_is_the_one_that_they_ask_for(sta
 def _first_then_others(rank, path):
     import torch.distributed as dist
 
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2")
     dist.init_process_group("gloo", init_method=f"file://{path}/meeting", rank=rank, world_size=2)
     with TrainingArguments(use_cpu=True).main_process_first(), open(f"{path}/order", "a") as order:
         order.write(f"{rank}")
     dist.destroy_process_group()
 
 
+@pytest.mark.process
 def test_the_main_process_goes_first(tmp_path):
-    torch.multiprocessing.spawn(_first_then_others, args=(str(tmp_path),), nprocs=2)
+    script = """
+        import os, sys
+        from tests.distributed.test_world import _first_then_others
+
+        _first_then_others(int(os.environ["RANK"]), sys.argv[1])
+    """
+    run(script, str(tmp_path), folder=tmp_path)
     assert (tmp_path / "order").read_text() == "01"
 
 

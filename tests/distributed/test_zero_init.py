@@ -16,7 +16,7 @@ from . import zero_init as script
 from .cases import judged
 
 pytest.importorskip("deepspeed", reason="heavy; installed for the slow tests (requirements-engines.txt)")
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900), pytest.mark.slow]
 WORLDS = (1, 2)
 worlds = pytest.mark.parametrize("world", WORLDS)
 

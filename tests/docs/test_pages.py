@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from trainwright import TrainingArguments
 
 from .._support.small import StopAt
+from .._support.subprocesses import run_python
 from ..parity import data, models
 
 ROOT = Path(__file__).parents[2]
@@ -52,13 +51,11 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         example.evaluate()
 
 
+@pytest.mark.process
 @pytest.mark.timeout(300)
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path))
+    run_python(*command, cwd=ROOT, timeout_s=290)
     pages = {name: (tmp_path / f"reference/{name}/index.html").read_text() for name in ("trainer", "arguments")}
     assert all(f"<code>{field.name}</code>" in pages["arguments"] for field in fields(TrainingArguments))
     assert "hyperparameter_search" in pages["trainer"]

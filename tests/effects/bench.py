@@ -16,10 +16,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainwright import Trainer, TrainerCallback, TrainingArguments
 
+from .._support.small import StopAt as StopAt
+from .._support.small import differing
+from .._support.small import logged as logged
+from .._support.small import weights as weights
+from ..parity.sides import Weights
+
 NUM_SAMPLES = 12
 CLASSES = 3
 Item = dict[str, Any]
-Weights = dict[str, torch.Tensor]
 
 SETTINGS: dict[str, Any] = {
     "use_cpu": True,
@@ -103,18 +108,8 @@ def sentences(size: int = 4, *, num_padding: int = 0) -> list[Item]:
     return [{"input_ids": row, "attention_mask": mask, "labels": row} for row in rows]
 
 
-def weights(model: nn.Module) -> Weights:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
 def are_equal(one: Weights, other: Weights) -> bool:
-    assert list(one) == list(other)
-    return all(torch.equal(one[name], other[name]) for name in one)
-
-
-def logged(trainer: Any, name: str) -> list[float]:
-    """The values of one name in the record, in order."""
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
+    return not differing(one, other)
 
 
 def steps_with(trainer: Any, name: str) -> list[int]:
@@ -133,17 +128,6 @@ class Listener(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.listen(kwargs["model"])
-
-
-class StopAt(TrainerCallback):
-    """Saves and stops when a step is done."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            control.should_save = control.should_training_stop = True
 
 
 @dataclass

@@ -53,7 +53,7 @@ class WhoReads:
         return {**samples()[index], "index": torch.tensor(os.getpid())}
 
 
-@shows("dataloader_num_workers")
+@shows("dataloader_num_workers", marks="process")
 def other_processes_load_the_data(bench: Bench) -> None:
     assert set(bench.train(train_dataset=WhoReads()).model.order) == {os.getpid()}
     readers = set(bench.train(train_dataset=WhoReads(), dataloader_num_workers=2).model.order)

@@ -26,7 +26,7 @@ class Parcel(torch.Tensor):
         return self.as_subclass(torch.Tensor)
 
 
-@shows("accelerator_config")
+@shows("accelerator_config", marks="framework")
 def what_accelerate_is_told(bench: Bench) -> None:
     steps = {"gradient_accumulation_kwargs": {"num_steps": 3}}
     trainer = bench.train(accelerator_config=steps)

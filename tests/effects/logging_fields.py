@@ -130,7 +130,7 @@ def lines_take_the_place_of_the_bar(bench: Bench) -> None:
     assert "6/6" not in out + err
 
 
-@shows("report_to")
+@shows("report_to", marks="framework")  # "all" imports every tracker that is installed
 def trackers_are_told(bench: Bench) -> None:
     def kinds(**settings: Any) -> list[str]:
         names = [type(c).__name__ for c in bench.trainer(**settings).callback_handler.callbacks]

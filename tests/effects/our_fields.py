@@ -60,7 +60,7 @@ def parameters_learn_at_rates_of_their_own(bench: Bench) -> None:
     assert bench.changes_weights({"lr_groups": {"head": 0.02}})
 
 
-@shows("hang_timeout")
+@shows("hang_timeout", marks="costly")  # waits
 def a_standstill_is_noticed(bench: Bench) -> None:
     class Waits(list[Any]):
         def __getitem__(self, index: Any) -> Any:

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from trainwright import TrainingArguments
 
-from .bench import Bench, StopAt, untouched_globals
+from .bench import Bench, StopAt
 
 START = ("batch", "length", "optimizer", "rhythm", "also", "resumes")
-
-
-@pytest.fixture
-def bench(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> Iterator[Bench]:
-    with untouched_globals():
-        yield Bench(tmp_path, monkeypatch, capsys, caplog)
 
 
 def shown(bench: Bench, **given: Any) -> list[str]:

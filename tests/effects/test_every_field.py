@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -28,19 +26,8 @@ from . import (  # noqa: F401 -- they fill the table
     run_fields,
     saving_fields,
 )
-from .bench import Bench, untouched_globals
-from .table import CHECKS, COMPANIONS
-
-
-@pytest.fixture
-def bench(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> Iterator[Bench]:
-    with untouched_globals():
-        yield Bench(tmp_path, monkeypatch, capsys, caplog)
+from .bench import Bench
+from .table import CHECKS, COMPANIONS, MARKS
 
 
 def test_the_table_is_complete() -> None:
@@ -52,6 +39,8 @@ def test_the_table_is_complete() -> None:
     assert all(COMPANIONS.values())
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[getattr(pytest.mark, mark) for mark in MARKS[name]]) for name in CHECKS]
+)
 def test_the_field_has_an_effect(name: str, bench: Bench) -> None:
     CHECKS[name](bench)

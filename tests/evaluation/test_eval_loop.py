@@ -312,7 +312,7 @@ def test_one_of_several_sets_decides(tmp_path: Path) -> None:
     assert trainer.evaluate(sets["far"])["eval_loss"] == pytest.approx(min(losses.values()), rel=1e-6)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.process)])
 def test_the_set_that_was_asked_for_is_evaluated(persistent: bool, tmp_path: Path) -> None:
     """Also where dataloaders, with their workers, are kept from one evaluation to the next."""
     workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True} if persistent else {}

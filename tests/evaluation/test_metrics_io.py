@@ -26,11 +26,13 @@ SAMPLES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("metrics", SAMPLES, ids=range(len(SAMPLES)))
 def test_formatted_as_transformers_formats(metrics: dict[str, Any]) -> None:
     assert metrics_format(metrics) == transformers.Trainer.metrics_format(dict(metrics))
 
 
+@pytest.mark.framework
 def test_printed_as_transformers_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = []
     for side in (OURS, REFERENCE):
@@ -46,6 +48,7 @@ def test_no_metrics_are_printed_without_a_crash(capsys: pytest.CaptureFixture[st
     assert "eval metrics" in capsys.readouterr().out
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("combined", [True, False])
 def test_saved_as_transformers_saves(combined: bool, tmp_path: Path) -> None:
     for side in (OURS, REFERENCE):

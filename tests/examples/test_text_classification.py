@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +17,8 @@ from types import ModuleType
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
+
+from .._support import forked
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "text_classification.py"
@@ -72,17 +73,11 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, example: ModuleType) -> Pat
 def command(output_dir: Path, inputs: Paths | None = None, *extra: str) -> list[str]:
     """The command line of a run: of the demo, or of a tiny one with a table and a model of its own."""
     own = [] if inputs is None else [f"--train_file={inputs[0]}", f"--model_name_or_path={inputs[1]}", *TINY_SETTINGS]
-    return [sys.executable, str(SCRIPT), f"--output_dir={output_dir}", *own, *extra]
+    return [str(SCRIPT), f"--output_dir={output_dir}", *own, *extra]
 
 
-def start(arguments: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        arguments,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )
+def start(arguments: list[str]) -> forked.Process:
+    return forked.start(arguments, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, merge_output=True)
 
 
 def run(arguments: list[str]) -> str:
@@ -125,6 +120,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, inputs: Paths) -> tuple[P
     return output_dir, run(command(output_dir, inputs))
 
 
+@pytest.mark.process
 def test_learns_and_says_how_to_load_the_model(finished: tuple[Path, str]) -> None:
     output_dir, output = finished
     before, after = metrics(output_dir, "before")["before_accuracy"], metrics(output_dir, "eval")["eval_accuracy"]
@@ -136,6 +132,7 @@ def test_learns_and_says_how_to_load_the_model(finished: tuple[Path, str]) -> No
     assert "Traceback" not in output
 
 
+@pytest.mark.process
 def test_the_saved_model_classifies(finished: tuple[Path, str]) -> None:
     output_dir, _ = finished
     model = AutoModelForSequenceClassification.from_pretrained(output_dir)
@@ -144,6 +141,7 @@ def test_the_saved_model_classifies(finished: tuple[Path, str]) -> None:
     assert model.config.id2label[int(logits.argmax())] == "animal"
 
 
+@pytest.mark.process
 def test_keeps_the_last_two_checkpoints_and_the_history(finished: tuple[Path, str]) -> None:
     output_dir, _ = finished
     assert {path.name for path in output_dir.glob("checkpoint-*")} == {"checkpoint-66", "checkpoint-72"}
@@ -152,6 +150,7 @@ def test_keeps_the_last_two_checkpoints_and_the_history(finished: tuple[Path, st
     assert [entry["step"] for entry in state["log_history"] if "loss" in entry] == list(range(8, NUM_STEPS + 1, 8))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("attempt", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_a_random_moment_it_ends_with_the_same_weights(
     attempt: int, finished: tuple[Path, str], inputs: Paths, tmp_path: Path
@@ -166,6 +165,7 @@ def test_killed_at_a_random_moment_it_ends_with_the_same_weights(
     assert weights(output_dir) == weights(finished[0])
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_killed_before_the_first_checkpoint_it_starts_again(
     finished: tuple[Path, str], inputs: Paths, tmp_path: Path
@@ -177,6 +177,7 @@ def test_killed_before_the_first_checkpoint_it_starts_again(
     assert weights(tmp_path / "run") == weights(finished[0])
 
 
+@pytest.mark.process
 def test_run_again_after_the_end_it_trains_nothing_and_harms_nothing(finished: tuple[Path, str], inputs: Paths) -> None:
     output_dir, _ = finished
     before, evaluation = weights(output_dir), metrics(output_dir, "eval")
@@ -187,6 +188,7 @@ def test_run_again_after_the_end_it_trains_nothing_and_harms_nothing(finished: t
     assert newest_step(output_dir) == NUM_STEPS
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_overwrite_output_dir_starts_afresh_and_the_old_run_does_not_come_back(
     finished: tuple[Path, str], inputs: Paths, tmp_path: Path
@@ -231,6 +233,7 @@ def test_f1_is_the_mean_over_labels(example: ModuleType) -> None:
     assert result["f1"] == pytest.approx(f1_score(labels, predicted, average="macro"))
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_demo_reaches_its_accuracy_also_when_killed(tmp_path: Path) -> None:
@@ -244,7 +247,9 @@ def test_the_demo_reaches_its_accuracy_also_when_killed(tmp_path: Path) -> None:
     for more_steps, delay_s in moments:
         goal = newest_step(tmp_path / "killed") + more_steps
         kill_when(
-            lambda goal=goal: newest_step(tmp_path / "killed") >= goal, command(tmp_path / "killed"), delay_s=delay_s
+            lambda goal=goal: newest_step(tmp_path / "killed") >= goal,  # type: ignore[misc]
+            command(tmp_path / "killed"),
+            delay_s=delay_s,
         )
     run(command(tmp_path / "killed"))
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole"), moments

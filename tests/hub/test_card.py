@@ -13,18 +13,16 @@ from PIL import Image
 from trainwright.hub.model_card import CARD_NAME, CardContent, is_untouched, write_card
 from trainwright.hub.model_card_plot import CURVE_NAME, losses_of
 
-from .._support.small import data, make_trainer, train
+from .._support.small import data, make_trainer, trained_trainer
 
 
-def trained(folder: Path) -> Any:
-    trainer = make_trainer(folder, max_steps=4, eval_strategy="steps", eval_steps=2, eval_dataset=data.vectors(4),
+def trained_and_evaluated(folder: Path) -> Any:
+    return trained_trainer(folder, max_steps=4, eval_strategy="steps", eval_steps=2, eval_dataset=data.vectors(4),
                            save_strategy="no", hub_token="hf_secret")  # fmt: skip
-    train(trainer)
-    return trainer
 
 
 def test_a_card_tells_settings_results_and_versions_and_its_metadata_are_read_back(tmp_path: Path) -> None:
-    trainer = trained(tmp_path / "my-model")
+    trainer = trained_and_evaluated(tmp_path / "my-model")
     trainer.create_model_card(
         language="en", license="apache-2.0", tags="tiny", tasks="text-classification", dataset="Glue",
         dataset_tags="glue", dataset_args="mrpc", finetuned_from="google-bert/bert-base-cased",
@@ -46,7 +44,7 @@ def test_a_card_tells_settings_results_and_versions_and_its_metadata_are_read_ba
 def test_a_card_shows_the_losses_where_there_is_something_to_draw_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = trained(tmp_path / "run")
+    trainer = trained_and_evaluated(tmp_path / "run")
     trainer.create_model_card()
     picture = tmp_path / "run" / CURVE_NAME
     assert f"]({CURVE_NAME})" in (tmp_path / "run" / CARD_NAME).read_text()

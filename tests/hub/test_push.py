@@ -98,6 +98,7 @@ def test_each_strategy_uploads_what_it_says(strategy: str, hub: Hub, tmp_path: P
     assert not (tmp_path / "run" / OUTBOX_NAME).exists()
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("strategy", EXPECTED)
 @pytest.mark.parametrize("save_strategy", ["steps", "epoch"])
 def test_what_arrives_is_what_transformers_uploads(strategy: str, save_strategy: str, hub: Hub, tmp_path: Path) -> None:

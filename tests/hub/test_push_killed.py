@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,8 +13,11 @@ import pytest
 
 from trainwright.hub.outbox import Outbox
 
+from .._support.subprocesses import environment, run_python
 from .server import TOKEN, Gate, Hub, commits, running
 from .test_push import below, whole
+
+pytestmark = pytest.mark.process
 
 VICTIM = Path(__file__).with_name("victim.py")
 STEPS = 4
@@ -29,10 +31,12 @@ def other() -> Iterator[Hub]:
 
 
 def start(hub: Hub, folder: Path, *, steps: int) -> subprocess.Popen[str]:
-    settings = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
-                "PYTHONPATH": str(Path(__file__).parents[2] / "src")}  # fmt: skip
-    return subprocess.Popen([sys.executable, str(VICTIM), str(folder), str(steps)], env={**os.environ, **settings},
+    return subprocess.Popen([sys.executable, str(VICTIM), str(folder), str(steps)], env=environment(**settings(hub)),
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+
+
+def settings(hub: Hub) -> dict[str, str]:
+    return {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
 
 
 def copies(folder: Path) -> dict[str, dict[str, bytes]]:
@@ -93,10 +97,6 @@ from victim import Net
 from trainwright import Trainer, TrainingArguments
 Trainer(model=Net(), args=TrainingArguments("left", use_cpu=True, report_to="none")).push_to_hub(blocking=False)
 """
-    settings = {"HF_ENDPOINT": other.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
-                "PYTHONPATH": str(Path(__file__).parents[2] / "src")}  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **settings}, cwd=tmp_path,
-                          capture_output=True, text=True, timeout=110)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", script, cwd=tmp_path, **settings(other))
     assert other.only().messages == ["End of training"], done.stderr
     assert "model.safetensors" in other.only().branches["main"]

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainwright import TrainerCallback
 from trainwright.journal.data_wait import DataWait
 from trainwright.state.clock import DATA, OTHER, Clock
 
 from .._support.small import Diary, data, make_trainer
 
 
+class Time:
+    """Time that passes where a test says so, so that a busy machine changes no share."""
+
+    now = 0.0
+
+
+@pytest.fixture(autouse=True)
+def _time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainwright.state.clock.perf_counter", lambda: Time.now)
+
+
+class Works(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        Time.now += 0.05
+
+
 class Slow(Diary):
     def __getitem__(self, index: int) -> dict[str, Any]:
-        time.sleep(0.05)
+        Time.now += 0.05
         return super().__getitem__(index)
 
 
@@ -33,7 +49,7 @@ def test_slow_data_is_said_once_with_advice(tmp_path: Path, caplog: pytest.LogCa
 
 def test_quick_data_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", "trainwright.journal.data_wait"):
-        make_trainer(tmp_path, num_train_epochs=1).train()
+        make_trainer(tmp_path, num_train_epochs=1, callbacks=[Works]).train()
     assert "Training waited" not in caplog.text
 
 
@@ -41,7 +57,7 @@ def test_a_look_begins_anew() -> None:
     clock = Clock()
     wait = DataWait(clock)
     clock.mark(DATA)
-    time.sleep(0.01)
+    Time.now += 0.01
     clock.mark(OTHER)
     assert 0 < wait.tell(num_steps=2, num_workers=0) <= 1
     assert wait.tell(num_steps=2, num_workers=0) == 0.0

@@ -12,7 +12,7 @@ from .._support.two_processes import Done, run
 from ..parity.sides import OURS, REFERENCE
 from .evaluations import BATCH_SIZES, KINDS, NUM, digest, trainer_of
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 SCRIPT = Path(__file__).parents[1] / "distributed" / "evaluations.py"
 
 

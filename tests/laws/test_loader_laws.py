@@ -16,6 +16,8 @@ from trainwright.data.loader import Loader
 
 from .loaders import KINDS, SIZE, Kind
 
+pytestmark = pytest.mark.costly
+
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 workers = pytest.mark.parametrize("workers", [0, 2])
 processes = pytest.mark.parametrize("num_processes", [1, 2])
@@ -52,6 +54,7 @@ def test_the_same_order_for_the_same_seed(kind: Kind, num_processes: int) -> Non
     assert order() == order()
 
 
+@pytest.mark.process
 @kinds
 def test_workers_change_the_order_only_of_what_they_share(kind: Kind) -> None:
     one, other = (counted(kind.loader(workers=w).epoch(1)) for w in (0, 2))

@@ -16,7 +16,7 @@ BACKENDS = {1: ANYWHERE, 2: [*ANYWHERE, "tensor"], 4: ["tensor + fsdp"]}  # by n
 CASES = [(processes, backend) for processes, backends in BACKENDS.items() for backend in backends]
 HALVES = [(processes, backend) for processes, backend in CASES if backend.startswith(("whole", "fsdp"))]
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
-pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

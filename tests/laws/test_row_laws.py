@@ -18,7 +18,7 @@ from . import rows
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 WORLDS = (1, 2)
 SCRIPT = Path(__file__).with_name("rows.py")
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900), pytest.mark.slow]
 each_row = pytest.mark.parametrize("row", [
     pytest.param(row, marks=pytest.mark.skipif(row.startswith("zero") and not HAS_DEEPSPEED, reason="no deepspeed"))
     for row in rows.ROWS

@@ -20,6 +20,8 @@ from trainwright.errors import DataError
 
 from .._support.small import StopAt, data, differing, make_trainer, weights
 
+pytestmark = pytest.mark.costly
+
 LENGTHS = [3, 9, 16, 2, 5, 5, 12, 1, 7, 4, 16, 6, 8, 8, 3, 11, 2, 14, 5, 9, 1, 4, 10, 3, 6]
 PACKING = {"packing": "best_fit", "packing_length": 16, "per_device_train_batch_size": 2}
 STREAM = {"lr_scheduler_type": "constant"}  # its length is known when it has ended

@@ -96,6 +96,7 @@ class Ends(TrainerCallback):
         self.begun.append(state.global_step)
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("side", [OURS, REFERENCE], ids=lambda side: side.name)
 @pytest.mark.parametrize(
     ("event", "flag", "steps", "begun"),
@@ -114,6 +115,7 @@ def test_a_callback_ends_an_epoch_or_the_run(
     assert (trainer.state.global_step, ends.begun) == (steps, begun)
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("side", [OURS, REFERENCE], ids=lambda side: side.name)
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_callback_ends_an_epoch_in_the_middle_of_a_window(step: int, side: Any, tmp_path: Path) -> None:

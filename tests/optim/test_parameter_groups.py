@@ -41,6 +41,7 @@ class Odd(nn.Module):
 MODELS = [models.bert, models.bert_mlm, models.llama, models.t5, models.gpt2, models.ReturnsDict, Odd]
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("build", MODELS)
 def test_the_same_names_decay(build: Any, tmp_path: Path) -> None:
     model = build()
@@ -58,6 +59,7 @@ def test_the_same_names_are_found(build: Any, types: list[type], names: list[str
     assert get_parameter_names(model, types, names) == original(model, types, names)
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("build", [models.bert, models.llama, models.bert_with_frozen_encoder, models.ReturnsDict])
 def test_the_groups_are_those_of_the_original(build: Any, tmp_path: Path) -> None:
     model = models.seeded(build)

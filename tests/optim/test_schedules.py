@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from transformers import get_scheduler
 from trainwright.optim.schedules import current_rate, follows_metrics, make_schedule
 
 from .._support.small import data, make_trainer
+from .._support.subprocesses import run_python
 
 NAMES = ["linear", "cosine", "constant", "constant_with_warmup", "polynomial", "inverse_sqrt", "cosine_with_restarts"]
 
@@ -58,6 +57,7 @@ def test_a_schedule_goes_on_from_the_state_that_transformers_saved(name: str) ->
     assert current_rate(ours, chosen) == current_rate(theirs, theirs.optimizer)
 
 
+@pytest.mark.process
 def test_a_plain_run_loads_no_package_that_it_does_not_use() -> None:
     script = """
         import sys, torch, tempfile
@@ -72,7 +72,7 @@ def test_a_plain_run_loads_no_package_that_it_does_not_use() -> None:
         unused = {"peft", "bitsandbytes", "datasets", "transformers.trainer", "optuna", "ray"}
         print(*sorted(sys.modules.keys() & unused))
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    done = run_python("-c", textwrap.dedent(script))
     assert done.stdout.splitlines()[-1] == ""
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 THEIRS = (
     r"ignore:This implementation of AdamW is deprecated:FutureWarning",  # GaLore
@@ -21,3 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "optim_all" in item.path.parts:
             for text in THEIRS:
                 item.add_marker(pytest.mark.filterwarnings(text))
+
+
+@pytest.fixture(autouse=True)
+def _without_compilation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the kernels of torchao's low-bit optimizers as they are written; compiling them takes most of a minute."""
+    if "low_bit_compiled" not in request.node.name:
+        monkeypatch.setattr(torch, "compile", _as_it_is)
+
+
+def _as_it_is(function: Any = None, **options: Any) -> Any:
+    return function

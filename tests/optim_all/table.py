@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from .._support.small import losses as losses
 from ..parity.models import seeded
 from ..parity.sides import OURS, Side
 
@@ -127,7 +128,3 @@ def make_trainer(
     parts = {name: settings.pop(name) for name in names if name in settings}
     given = {"per_device_train_batch_size": 4, "num_train_epochs": 1, "logging_steps": 1, "seed": 5}
     return side.make(seeded(net), Path(folder), row.args(**given | settings), train_dataset=sentences(), **parts)
-
-
-def losses(trainer: Any) -> list[float]:
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

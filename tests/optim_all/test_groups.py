@@ -62,6 +62,7 @@ def decaying(trainer: Any, arguments: Any, model: nn.Module) -> list[str]:
     return list(made.get_decay_parameter_names(model))
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("norm", NORMS)
 def test_norms_are_those_of_transformers(norm: str, name: str) -> None:
@@ -70,6 +71,7 @@ def test_norms_are_those_of_transformers(norm: str, name: str) -> None:
     assert decaying(Trainer, TrainingArguments, model) == theirs
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("build", [models.bert, models.llama, models.t5, models.gpt2, models.ReturnsDict])
 def test_whole_models_too(build: Any) -> None:
     model = build()

@@ -13,8 +13,11 @@ from trainwright.errors import ArgumentError
 from trainwright.optim import train_eval_mode
 from trainwright.optim.optimizer_table import OPTIMIZERS
 
+from .._support.small import StopAt
 from ..parity.sides import REFERENCE, differing, weights
 from .table import EVERY_NAME, ROWS, Net, Row, Silent, losses, make_trainer, seeded, sentences
+
+pytestmark = pytest.mark.costly
 
 every = pytest.mark.parametrize("row", ROWS, ids=str)
 DECAYING = {"embed.weight", "body.weight", "head.weight"}
@@ -23,17 +26,6 @@ DECAYING = {"embed.weight", "body.weight", "head.weight"}
 def test_every_name_has_a_row() -> None:
     assert sorted(EVERY_NAME) == sorted(OPTIMIZERS)
     assert len(OPTIMIZERS) == 42  # transformers' 41 and muon
-
-
-class StopAt(TrainerCallback):
-    """Saves and stops when a step is done."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            control.should_save = control.should_training_stop = True
 
 
 def total_loss(trainer: Any) -> float:
@@ -50,6 +42,12 @@ def test_it_reduces_the_loss(row: Row, tmp_path: Path) -> None:
     before = total_loss(trainer)
     trainer.train()
     assert total_loss(trainer) < 0.7 * before
+
+
+@pytest.mark.slow  # its kernels are compiled, which takes most of a minute
+@pytest.mark.parametrize("row", [row for row in ROWS if row.module == "torchao"], ids=str)
+def test_low_bit_compiled_it_reduces_the_loss(row: Row, tmp_path: Path) -> None:
+    test_it_reduces_the_loss(row, tmp_path)
 
 
 @every
@@ -145,6 +143,7 @@ def test_gradients_are_clipped_before_it_steps(row: Row, tmp_path: Path) -> None
 BETTER = {"galore_adafactor_layerwise": "transformers' cannot be made: it is given a rate and relative_step"}
 
 
+@pytest.mark.framework
 @every
 def test_the_weights_are_those_of_transformers(row: Row, tmp_path: Path) -> None:
     row.needs()

@@ -159,6 +159,7 @@ def logged_rates(trainer: Any) -> list[float]:
     return [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("name", DRIVEN)
 def test_evaluations_drive_it_as_in_transformers(name: str, tmp_path: Path) -> None:
     ours = make_trainer(tmp_path / "ours", Row("sgd", lr=0.1), **driven(name))

@@ -63,7 +63,7 @@ class Row:
 @cache
 def plain(task: Task, size: int) -> Row:
     """What a row is held against, to see that its setting does something."""
-    return Row(task, "plain", size=size)
+    return Row(task, "plain" if size == Row.size else f"plain-{size}", size=size)
 
 
 BASE: dict[str, Any] = {

@@ -1,14 +1,16 @@
 """A row on a side, from the start to the end of its training."""
 
 import tempfile
-from functools import cache
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .golden import Golden
 from .rows import Row
-from .sides import REFERENCE, Outcome, Side
+from .sides import OURS, REFERENCE, Outcome, Side, assert_same
 
 
 def trainer_of(row: Row, side: Side, output_dir: Path, **settings: Any) -> Any:
@@ -28,6 +30,11 @@ def train(row: Row, side: Side) -> Outcome:
         return side.train(trainer_of(row, side, Path(output_dir)))
 
 
-@cache
-def reference(row: Row) -> Outcome:
-    return train(row, REFERENCE)
+def assert_same_as_the_original(row: Row, golden: Golden) -> None:
+    ours = train(row, OURS)
+    golden.check(row.id, partial(assert_same, ours))
+
+
+def originals(family: str, rows: Iterable[Row]) -> Golden:
+    """The results of the original on these rows."""
+    return Golden(family, {row.id: partial(train, row, REFERENCE) for row in rows})

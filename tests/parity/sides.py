@@ -1,10 +1,14 @@
 """One row, trained on one side: what came of it, in a form that two sides can be compared in."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import nn
@@ -14,8 +18,29 @@ import trainwright
 # Wall-clock entries of a log: the only ones that two runs may differ in.
 CLOCK = ("runtime", "samples_per_second", "steps_per_second", "tokens_per_second")
 
-Weights = dict[str, torch.Tensor]
 Log = list[dict[str, float]]
+
+
+class Digest(str):
+    """Stands for a tensor or an array of which only the equality is asked: type, shape and bits in few letters."""
+
+    MARK = "#"
+
+    @classmethod
+    def of(cls, values: torch.Tensor | np.ndarray | Digest) -> Digest:
+        """The digest of an array; a digest is its own."""
+        if isinstance(values, Digest):
+            return values
+        kind, shape = values.dtype, tuple(values.shape)
+        array = (
+            values.detach().contiguous().view(-1).view(torch.uint8).numpy()
+            if isinstance(values, torch.Tensor)
+            else values
+        )
+        return cls(cls.MARK + hashlib.sha256(f"{kind}{shape}".encode() + array.tobytes()).hexdigest()[:8])
+
+
+Weights = Mapping[str, torch.Tensor | Digest]
 
 
 @dataclass(frozen=True)
@@ -35,7 +60,7 @@ class Side:
         args = self.arguments(output_dir=str(output_dir), **always | settings)
         return self.trainer(model=model, args=args, **parts)
 
-    def train(self, trainer: Any, **how: Any) -> "Outcome":
+    def train(self, trainer: Any, **how: Any) -> Outcome:
         out = trainer.train(**how)
         return Outcome(
             weights(trainer.model), without_clock(trainer.state.log_history), out.global_step, out.training_loss
@@ -66,13 +91,22 @@ def without_clock(log: Log) -> Log:
 
 
 def differing(ours: Weights, theirs: Weights) -> dict[str, float]:
-    """The parameters that are not bit for bit the same, with the largest gap of each."""
+    """The parameters that are not bit for bit the same, with the largest gap of each; NaN where one is a digest."""
     assert list(ours) == list(theirs)
-    return {
-        name: (ours[name] - theirs[name]).abs().max().item()
-        for name in theirs
-        if not torch.equal(ours[name], theirs[name])
-    }
+    return {name: _gap(ours[name], theirs[name]) for name in theirs if not are_equal(ours[name], theirs[name])}
+
+
+def are_equal(one: torch.Tensor | np.ndarray | Digest, other: torch.Tensor | np.ndarray | Digest) -> bool:
+    """Whether two arrays are bit for bit the same; either may be a digest."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return Digest.of(one) == Digest.of(other)
+
+
+def _gap(one: torch.Tensor | Digest, other: torch.Tensor | Digest) -> float:
+    if isinstance(one, Digest) or isinstance(other, Digest):
+        return float("nan")
+    return (one - other).abs().max().item()
 
 
 def assert_same(ours: Outcome, theirs: Outcome) -> None:

@@ -5,15 +5,21 @@ and an order of samples that does not depend on it. `eval_loss` is a mean over i
 on batches of one size they are the same up to the order of the additions, hence `approx` for that number and no other.
 """
 
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import pytest
 
+from .golden import MARKS, Golden
 from .rows import BERT, DICT, LLAMA, PADDED, TUPLE, Parts, Row, Task
 from .run import trainer_of
-from .sides import OURS, REFERENCE, Log, Side, differing, without_clock
+from .sides import OURS, REFERENCE, Log, Outcome, Side, are_equal, differing, without_clock
+
+pytestmark = MARKS
 
 CLASSIFIERS = (BERT, DICT, TUPLE)
 
@@ -42,7 +48,11 @@ def assert_same_log(ours: Log, theirs: Log, close: float = 1e-6) -> None:
             assert mine[key] == (pytest.approx(value, rel=close) if is_mean else value), (key, mine, other)
 
 
-SCHEDULES = {
+def golden_of(family: str, run: Callable[[Side, Task, str], Any], cases: Iterable[tuple[Task, str]]) -> Golden:
+    return Golden(family, {f"{task.name}-{how}": partial(run, REFERENCE, task, how) for task, how in cases})
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
     "steps": {"eval_strategy": "steps", "eval_steps": 4},
     "epochs": {"eval_strategy": "epoch"},
     "share-of-steps": {"eval_strategy": "steps", "eval_steps": 0.25},
@@ -54,16 +64,28 @@ SCHEDULES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
+def evaluating(side: Side, task: Task, schedule: str) -> Outcome:
+    with TemporaryDirectory() as folder:
+        return side.train(trainer(task, side, Path(folder), **SCHEDULES[schedule]))
+
+
+EVALUATING = golden_of("evaluating", evaluating, product([BERT, LLAMA, TUPLE], SCHEDULES))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("task", [BERT, LLAMA, TUPLE], ids=lambda task: task.name)
-def test_evaluating_along_the_way(task: Task, schedule: dict[str, Any], tmp_path: Path) -> None:
-    ours, theirs = (side.train(trainer(task, side, tmp_path, **schedule)) for side in (OURS, REFERENCE))
-    assert any("eval_loss" in entry for entry in theirs.log)
-    assert_same_log(ours.log, theirs.log)
-    assert differing(ours.weights, theirs.weights) == {}
+def test_evaluating_along_the_way(task: Task, schedule: str) -> None:
+    ours = evaluating(OURS, task, schedule)
+
+    def compare(theirs: Outcome) -> None:
+        assert any("eval_loss" in entry for entry in theirs.log)
+        assert_same_log(ours.log, theirs.log)
+        assert differing(ours.weights, theirs.weights) == {}
+
+    EVALUATING.check(f"{task.name}-{schedule}", compare)
 
 
-BEST = {
+BEST: dict[str, dict[str, Any]] = {
     "loss": {},
     "accuracy": {"metric_for_best_model": "accuracy"},
     "smaller-is-better": {"metric_for_best_model": "eval_accuracy", "greater_is_better": False},
@@ -73,36 +95,69 @@ BEST = {
 }
 
 
-@pytest.mark.parametrize("best", BEST.values(), ids=BEST.keys())
-@pytest.mark.parametrize("task", [BERT, DICT], ids=lambda task: task.name)
-def test_the_best_model_is_there_at_the_end(task: Task, best: dict[str, Any], tmp_path: Path) -> None:
+def best_model(side: Side, task: Task, best: str) -> dict[str, Any]:
     settings = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2,
-                "load_best_model_at_end": True, "learning_rate": 0.3} | best  # fmt: skip
-    made = [trainer(task, side, tmp_path, **settings) for side in (OURS, REFERENCE)]
-    ours, theirs = (side.train(one) for side, one in zip((OURS, REFERENCE), made, strict=True))
-    mine, other = (one.state for one in made)
-    assert other.best_global_step < other.global_step, "the row says nothing: the last model is the best"
-    assert mine.best_global_step == other.best_global_step
-    assert mine.best_metric == pytest.approx(other.best_metric, rel=1e-6)
-    assert Path(mine.best_model_checkpoint).name == Path(other.best_model_checkpoint).name
-    assert_same_log(ours.log, theirs.log)
-    assert differing(ours.weights, theirs.weights) == {}
+                "load_best_model_at_end": True, "learning_rate": 0.3} | BEST[best]  # fmt: skip
+    with TemporaryDirectory() as folder:
+        made = trainer(task, side, Path(folder), **settings)
+        outcome, state = side.train(made), made.state
+    return {"outcome": outcome, "step": state.best_global_step, "metric": state.best_metric,
+            "checkpoint": Path(state.best_model_checkpoint).name}  # fmt: skip
 
 
-@pytest.mark.parametrize("task", [*CLASSIFIERS, PADDED, LLAMA], ids=lambda task: task.name)
-@pytest.mark.parametrize("settings", [{}, {"eval_accumulation_steps": 2}, {"per_device_eval_batch_size": 5}], ids=str)
-def test_predictions_are_equal(task: Task, settings: dict[str, Any], tmp_path: Path) -> None:
-    found = []
-    for side in (OURS, REFERENCE):
-        one = trainer(task, side, tmp_path, **settings)
+BEST_MODEL = golden_of("best_model", best_model, product([BERT, DICT], BEST))
+
+
+@pytest.mark.parametrize("best", BEST)
+@pytest.mark.parametrize("task", [BERT, DICT], ids=lambda task: task.name)
+def test_the_best_model_is_there_at_the_end(task: Task, best: str) -> None:
+    mine = best_model(OURS, task, best)
+
+    def compare(other: dict[str, Any]) -> None:
+        ours, theirs = mine["outcome"], other["outcome"]
+        assert other["step"] < theirs.global_step, "the row says nothing: the last model is the best"
+        assert mine["step"] == other["step"]
+        assert mine["metric"] == pytest.approx(other["metric"], rel=1e-6)
+        assert mine["checkpoint"] == other["checkpoint"]
+        assert_same_log(ours.log, theirs.log)
+        assert differing(ours.weights, theirs.weights) == {}
+
+    BEST_MODEL.check(f"{task.name}-{best}", compare)
+
+
+PREDICTING: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "eval_accumulation_steps": {"eval_accumulation_steps": 2},
+    "batches-of-5": {"per_device_eval_batch_size": 5},
+}  # fmt: skip
+PREDICTED = (*CLASSIFIERS, PADDED, LLAMA)
+
+
+def predictions(side: Side, task: Task, how: str) -> dict[str, Any]:
+    with TemporaryDirectory() as folder:
+        one = trainer(task, side, Path(folder), **PREDICTING[how])
         side.train(one)
-        found.append(one.predict(task.items(50)[26:]))
-    ours, theirs = found
-    assert np.array_equal(ours.predictions, theirs.predictions)
-    assert np.array_equal(ours.label_ids, theirs.label_ids)
+        found = one.predict(task.items(50)[26:])
+    metrics = without_clock([found.metrics])[0]
+    return {"predictions": found.predictions, "label_ids": found.label_ids, "metrics": metrics}
+
+
+PREDICTIONS = golden_of("predictions", predictions, product(PREDICTED, PREDICTING))
+
+
+@pytest.mark.parametrize("task", PREDICTED, ids=lambda task: task.name)
+@pytest.mark.parametrize("how", PREDICTING)
+def test_predictions_are_equal(task: Task, how: str) -> None:
+    ours = predictions(OURS, task, how)
     # Batches of 5 leave one of 4: the mean over batches is not the mean over items.
-    close = 1e-2 if "per_device_eval_batch_size" in settings else 1e-6
-    assert_same_log(*(without_clock([one.metrics]) for one in found), close=close)
+    close = 1e-2 if "per_device_eval_batch_size" in PREDICTING[how] else 1e-6
+
+    def compare(theirs: dict[str, Any]) -> None:
+        assert are_equal(ours["predictions"], theirs["predictions"])
+        assert are_equal(ours["label_ids"], theirs["label_ids"])
+        assert_same_log([ours["metrics"]], [theirs["metrics"]], close=close)
+
+    PREDICTIONS.check(f"{task.name}-{how}", compare)
 
 
 def test_evaluating_leaves_the_weights_and_the_random_state_alone(tmp_path: Path) -> None:

@@ -8,15 +8,19 @@ a correction in transformers shows as a failure of the second test.
 """
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 
 from . import models
-from .rows import BASE, Row, Task
-from .run import trainer_of
-from .sides import OURS, REFERENCE, Side, differing
+from .golden import MARKS, Golden
+from .rows import Row, Task
+from .run import assert_same_as_the_original, originals, train, trainer_of
+from .sides import OURS, REFERENCE, Outcome, differing
+
+pytestmark = MARKS
 
 LENGTH = 8
 
@@ -30,10 +34,12 @@ def sequences(size: int) -> list[dict[str, Any]]:
 GPT2 = Task("gpt2", models.gpt2, sequences)
 
 
-def first_loss(side: Side, output_dir: Path, batch: int, accumulation: int) -> float:
-    row = Row(GPT2, "one-step", {"train_sampling_strategy": "sequential", "max_steps": 1})
+SIZES = [(1, 1), (4, 1), (1, 4), (4, 4)]  # batch, accumulation
+
+
+def one_step(batch: int, accumulation: int) -> Row:
     settings = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
-    return side.train(trainer_of(row, side, output_dir, **settings)).losses()[0]
+    return Row(GPT2, f"{batch}-x-{accumulation}", settings | {"train_sampling_strategy": "sequential", "max_steps": 1})
 
 
 def own_loss(batch: int) -> float:
@@ -42,36 +48,41 @@ def own_loss(batch: int) -> float:
         return GPT2.build(0.0)(input_ids=ids, labels=ids).loss.item()
 
 
-@pytest.mark.parametrize(("batch", "accumulation"), [(1, 1), (4, 1), (1, 4), (4, 4)])
-def test_the_logged_loss_is_the_models_own(batch: int, accumulation: int, tmp_path: Path) -> None:
-    assert first_loss(OURS, tmp_path, batch, accumulation) == pytest.approx(own_loss(batch * accumulation), rel=1e-6)
+CORRECTED = Row(GPT2, "corrected", {"gradient_accumulation_steps": 2}, dropout=0.2)
 
 
-@pytest.mark.parametrize(("batch", "accumulation"), [(1, 1), (4, 4)])
-def test_the_original_is_off_by_one_position(batch: int, accumulation: int, tmp_path: Path) -> None:
+def with_the_divisor_put_right() -> Outcome:
+    with TemporaryDirectory() as folder:
+        corrected = trainer_of(CORRECTED, REFERENCE, Path(folder))
+        corrected._loss_shifts_labels = True
+        return REFERENCE.train(corrected)
+
+
+ONE_STEP = originals("gpt2", [one_step(*sizes) for sizes in SIZES])
+GOLDEN = Golden("gpt2_corrected", {CORRECTED.id: with_the_divisor_put_right})
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), SIZES)
+def test_the_logged_loss_is_the_models_own(batch: int, accumulation: int) -> None:
+    loss = train(one_step(batch, accumulation), OURS).losses()[0]
+    assert loss == pytest.approx(own_loss(batch * accumulation), rel=1e-6)
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), SIZES)
+def test_the_original_is_off_by_one_position(batch: int, accumulation: int) -> None:
     share = (LENGTH - 1) / LENGTH
-    expected = own_loss(batch * accumulation) * share
-    assert first_loss(REFERENCE, tmp_path, batch, accumulation) == pytest.approx(expected, rel=1e-6)
+    loss = ONE_STEP.result(one_step(batch, accumulation).id).losses()[0]
+    assert loss == pytest.approx(own_loss(batch * accumulation) * share, rel=1e-6)
 
 
-def test_accumulating_four_times_two_is_one_batch_of_eight(tmp_path: Path) -> None:
-    row = Row(GPT2, "windows", {"train_sampling_strategy": "sequential", "optim": "sgd", "learning_rate": 0.5}, size=32)
-    results = [
-        OURS.train(
-            trainer_of(row, OURS, tmp_path, per_device_train_batch_size=batch, gradient_accumulation_steps=8 // batch)
-        )
-        for batch in (2, 8)
-    ]
+def test_accumulating_four_times_two_is_one_batch_of_eight() -> None:
+    settings = {"train_sampling_strategy": "sequential", "optim": "sgd", "learning_rate": 0.5}
+    sizes = [{"per_device_train_batch_size": n, "gradient_accumulation_steps": 8 // n} for n in (2, 8)]
+    results = [train(Row(GPT2, "windows", settings | size, size=32), OURS) for size in sizes]
     assert max(differing(results[0].weights, results[1].weights).values(), default=0.0) < 1e-6
     assert results[0].losses() == pytest.approx(results[1].losses(), rel=1e-6)
 
 
-def test_with_the_divisor_put_right_the_original_has_our_weights(tmp_path: Path) -> None:
+def test_with_the_divisor_put_right_the_original_has_our_weights() -> None:
     """Nothing else differs: told that the loss shifts, the original ends with the same weights and the same log."""
-    row = Row(GPT2, "corrected", BASE | {"gradient_accumulation_steps": 2}, dropout=0.2)
-    corrected = trainer_of(row, REFERENCE, tmp_path / "theirs")
-    corrected._loss_shifts_labels = True
-    theirs = REFERENCE.train(corrected)
-    ours = OURS.train(trainer_of(row, OURS, tmp_path / "ours"))
-    assert ours.log == theirs.log
-    assert differing(ours.weights, theirs.weights) == {}
+    assert_same_as_the_original(CORRECTED, GOLDEN)

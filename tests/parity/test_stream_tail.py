@@ -6,14 +6,15 @@ the optimizer steps; the step counts twice in the logged loss. With a dataset of
 window. Ours steps on it for both.
 """
 
-from pathlib import Path
-
-import pytest
+from dataclasses import replace
 
 from .data import Stream, hf_dataset
+from .golden import MARKS
 from .rows import DICT, Row
-from .run import trainer_of
-from .sides import OURS, REFERENCE, Outcome, Side, differing
+from .run import assert_same_as_the_original, originals, train
+from .sides import OURS, differing
+
+pytestmark = MARKS
 
 ARGS = {
     "gradient_accumulation_steps": 4,
@@ -23,26 +24,26 @@ ARGS = {
 }
 
 
-def train(side: Side, output_dir: Path, wrap: object) -> Outcome:
-    return side.train(trainer_of(Row(DICT, "tail", ARGS, wrap=wrap), side, output_dir))  # type: ignore[arg-type]
+TAIL = {name: Row(DICT, f"tail-{name}", ARGS, wrap=wrap) for name, wrap in (("stream", Stream), ("sized", hf_dataset))}
+EVEN = {name: replace(row, setting=f"even-{name}", size=32) for name, row in TAIL.items()}
+GOLDEN = originals("stream_tail", [*TAIL.values(), *EVEN.values()])
 
 
-def test_ours_trains_on_a_stream_as_on_the_same_data_with_a_length(tmp_path: Path) -> None:
-    stream, sized = train(OURS, tmp_path, Stream), train(OURS, tmp_path, hf_dataset)
+def test_ours_trains_on_a_stream_as_on_the_same_data_with_a_length() -> None:
+    stream, sized = train(TAIL["stream"], OURS), train(TAIL["sized"], OURS)
     assert stream.losses() == sized.losses()
     assert differing(stream.weights, sized.weights) == {}
 
 
-def test_the_original_does_not(tmp_path: Path) -> None:
-    stream, sized = train(REFERENCE, tmp_path, Stream), train(REFERENCE, tmp_path, hf_dataset)
+def test_the_original_does_not() -> None:
+    stream, sized = GOLDEN.result("dict-tail-stream"), GOLDEN.result("dict-tail-sized")
     assert stream.losses()[0] == sized.losses()[0]
     assert stream.losses()[1] > 1.5 * sized.losses()[1]
-    assert differing(sized.weights, train(OURS, tmp_path, hf_dataset).weights) == {}
+    assert_same_as_the_original(TAIL["sized"], GOLDEN)
 
 
-@pytest.mark.parametrize("side", [OURS, REFERENCE], ids=lambda side: side.name)
-def test_a_stream_that_ends_with_a_window_is_the_same_on_both(side: Side, tmp_path: Path) -> None:
-    row = Row(DICT, "even", ARGS, size=32, wrap=Stream)
-    sized = Row(DICT, "even", ARGS, size=32, wrap=hf_dataset)
-    losses = [side.train(trainer_of(one, side, tmp_path)).losses() for one in (row, sized)]
-    assert losses[0] == losses[1]
+def test_a_stream_that_ends_with_a_window_is_the_same_on_both() -> None:
+    ours = [train(row, OURS).losses() for row in EVEN.values()]
+    theirs = [GOLDEN.result(row.id).losses() for row in EVEN.values()]
+    assert ours[0] == ours[1]
+    assert theirs[0] == theirs[1]

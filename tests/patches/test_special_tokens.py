@@ -29,6 +29,7 @@ TOKENIZERS: dict[str, dict[str, str]] = {
 }
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("tokens", TOKENIZERS.values(), ids=TOKENIZERS.keys())
 @pytest.mark.parametrize("build", [models.llama, models.gpt2, models.t5, models.bert])
 @pytest.mark.parametrize("eos", [None, 9, [9, 10]], ids=str)

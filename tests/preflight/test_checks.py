@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trainwright.preflight.all_checks import CHECKS
-from trainwright.preflight.check_registry import Check, look_at
+import trainwright.preflight.first_look  # noqa: F401 -- registers every check
+from trainwright.preflight.check_registry import CHECKS, Check, look_at
 from trainwright.preflight.finding import ERROR, NOTE, WARNING, CheckReport, Finding
 from trainwright.preflight.first_look import known_facts
 

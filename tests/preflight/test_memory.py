@@ -17,6 +17,8 @@ from trainwright.preflight.memory.planner import plan_memory
 from .._support.small import data, differing, make_trainer, weights
 from .memory_cases import CASES, Case, LooksAtValues, mlp, vectors
 
+pytestmark = pytest.mark.costly
+
 CLOSE = 0.1
 
 

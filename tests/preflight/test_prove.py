@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from trainwright.preflight.prove.gradient_capture import gap, without_dropout
 from trainwright.preflight.prove.proof import Proof, ProofReport
 
 from .._support.small import Augmented, data, differing, make_trainer, models, weights
+from .._support.subprocesses import run_python
 from . import provable
 
 
@@ -134,13 +133,12 @@ SCRIPT = """
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_what_the_script_itself_defines_is_said_and_the_script_runs_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "run")], capture_output=True, text=True, timeout=110, check=True
-    )
+    done = run_python(str(script), str(tmp_path / "run"))
     assert done.stdout.count("the script begins") == 1
     assert "Mine" in done.stdout
     assert "not in the script itself" in done.stdout

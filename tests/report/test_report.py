@@ -51,6 +51,7 @@ def test_a_report_has_every_logged_loss(run: Path) -> None:
         assert str(value) in text
 
 
+@pytest.mark.process
 def test_a_browser_draws_it(run: Path, tmp_path: Path) -> None:
     browser = shutil.which("chromium")
     if browser is None:

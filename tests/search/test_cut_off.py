@@ -15,17 +15,19 @@ import optuna
 import pytest
 
 from .._support.small import differing
+from .._support.subprocesses import environment
 from .small import MODEL, saved
+
+pytestmark = pytest.mark.process
 
 SCRIPT = Path(__file__).with_name("cut_off.py")
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     folder.mkdir(exist_ok=True)
     return subprocess.Popen([sys.executable, str(SCRIPT), str(folder), *words], stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True, env=environment, cwd=folder)  # fmt: skip
+                            stderr=subprocess.STDOUT, text=True, env=environment(), cwd=folder)  # fmt: skip
 
 
 def finished(process: subprocess.Popen[str]) -> str:

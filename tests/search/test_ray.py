@@ -15,6 +15,7 @@ import pytest
 
 from trainwright.errors import ArgumentError
 
+from .._support.subprocesses import environment
 from .small import MODEL, scale, searcher
 
 SCRIPT = Path(__file__).with_name("on_ray.py")
@@ -32,10 +33,9 @@ def _model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def searched(case: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), str(folder), case], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=environment, cwd=folder, start_new_session=True,
+        env=environment(), cwd=folder, start_new_session=True,
     )  # fmt: skip
     try:
         out = process.communicate(timeout=350)[0]
@@ -48,6 +48,7 @@ def searched(case: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, An
     ]
 
 
+@pytest.mark.process
 def test_trials_run_beside_each_other_and_the_best_one_equals_a_run_by_hand(tmp_path: Path) -> None:
     told, trials = searched("plain", tmp_path)
     assert sorted(trial["state"] for trial in trials) == ["failed", "finished", "finished", "finished"]
@@ -61,6 +62,7 @@ def test_trials_run_beside_each_other_and_the_best_one_equals_a_run_by_hand(tmp_
     assert all((tmp_path / "s" / f"run-{trial['id']}" / "checkpoint-8").is_dir() for trial in finished)
 
 
+@pytest.mark.process
 def test_a_scheduler_ends_trials_that_do_worse(tmp_path: Path) -> None:
     told, trials = searched("asha", tmp_path)
     states = [trial["state"] for trial in trials]
@@ -70,6 +72,7 @@ def test_a_scheduler_ends_trials_that_do_worse(tmp_path: Path) -> None:
     assert told["best"][0] in [trial["id"] for trial in finished]
 
 
+@pytest.mark.process
 def test_a_population_exchanges_checkpoints_of_ours(tmp_path: Path) -> None:
     told, trials = searched("pbt", tmp_path)
     assert told["perturbed"] > 0

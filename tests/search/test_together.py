@@ -10,6 +10,8 @@ import pytest
 from .._support.two_processes import run
 from .small import MODEL
 
+pytestmark = pytest.mark.process
+
 SCRIPT = Path(__file__).with_name("together.py")
 
 

@@ -17,6 +17,8 @@ from trainwright.errors import SearchError
 from .._support.small import REFERENCE, data, differing, make_trainer, module, train, weights
 from .small import SAVES, SETTINGS, drawn, make_module, parts_of, rates, saved, searcher, space, tree
 
+pytestmark = pytest.mark.costly
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
@@ -35,6 +37,7 @@ def test_every_trial_equals_a_run_by_hand_with_its_parameters_bit_for_bit(tmp_pa
         assert alone.state.log_history[-2]["eval_loss"] == trial["values"][0]
 
 
+@pytest.mark.framework
 def test_a_search_finds_what_transformers_finds(tmp_path: Path) -> None:
     def wide(trial: Any) -> dict[str, Any]:
         size = trial.suggest_categorical("per_device_train_batch_size", [2, 4])

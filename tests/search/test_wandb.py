@@ -14,7 +14,7 @@ from trainwright.errors import ArgumentError, SearchError
 from .._support.small import data, make_trainer, train
 from .small import SETTINGS, make_module, searcher
 
-wandb = pytest.importorskip("wandb")
+pytestmark = pytest.mark.framework
 RATES = [3e-3, 1e-2, 1e-3]
 
 
@@ -31,6 +31,8 @@ class Service:
         return "sweep-1"
 
     def agent(self, sweep_id: str, function: Callable[[], Any], count: int, **where: Any) -> None:
+        import wandb
+
         assert sweep_id == "sweep-1"
         for rate in RATES[:count]:
             run = wandb.init(config={"learning_rate": rate}, mode="offline", dir=str(self.folder), project="p")
@@ -41,6 +43,7 @@ class Service:
 
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    wandb = pytest.importorskip("wandb")
     for name, value in (("WANDB_MODE", "offline"), ("WANDB_SILENT", "true"), ("WANDB_DIR", str(tmp_path))):
         monkeypatch.setenv(name, value)
     wandb.teardown()  # it reads its environment once in a process

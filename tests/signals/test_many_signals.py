@@ -15,6 +15,8 @@ import pytest
 
 from trainwright import get_last_checkpoint
 
+pytestmark = pytest.mark.process
+
 NURSERY = Path(__file__).with_name("nursery.py")
 SOURCE = Path(__file__).parents[2] / "src"
 PHASES = ("train", "evaluate", "save", "data")

@@ -1,15 +1,16 @@
 """Signals end a run in order: the last finished step is saved, the exit code tells, and a resume is exact."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from trainwright import get_last_checkpoint
+
+from .._support import forked
+
+pytestmark = pytest.mark.process
 
 VICTIM = Path(__file__).with_name("victim.py")
 PHASES = {
@@ -26,25 +27,21 @@ def code_of(number: signal.Signals) -> int:
     if number in CODES:
         return CODES[number]
     script = "import transformers.optimization\nraise KeyboardInterrupt"
-    return subprocess.run([sys.executable, "-c", script], capture_output=True).returncode
+    return forked.run(["-c", script]).returncode
 
 
-def start(folder: Path, phase: str) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(
-        [sys.executable, str(VICTIM), str(folder), phase],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
+def start(folder: Path, phase: str) -> forked.Process:
+    return forked.start([str(VICTIM), str(folder), phase])
 
 
-def finish(process: "subprocess.Popen[str]") -> str:
+def finish(process: forked.Process) -> str:
     try:
         return process.communicate(timeout=60)[1]
     finally:
         process.kill()
 
 
-def wait_for(process: "subprocess.Popen[str]", word: str) -> None:
+def wait_for(process: forked.Process, word: str) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         if line.strip() == word:
@@ -61,6 +58,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("phase", "number"),
     [
@@ -87,6 +85,7 @@ def test_the_last_finished_step_is_saved_and_the_run_goes_on_as_if_nothing_had_h
     assert (tmp_path / "model.safetensors").read_bytes() == uninterrupted
 
 
+@pytest.mark.process
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     process = start(tmp_path, "save")
     wait_for(process, "HERE")
@@ -107,6 +106,7 @@ def test_handlers_are_put_back(tmp_path: Path) -> None:
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
+@pytest.mark.process
 def test_a_second_training_saves_at_a_step_that_the_first_one_saved_too(tmp_path: Path) -> None:
     """What the first one wrote at the same step is not this run's."""
     script = f"""
@@ -137,6 +137,5 @@ except SystemExit as end:
     assert os.stat({str(tmp_path / "checkpoint-4")!r}).st_ino != written
     print("SAVED")
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=100)
+    done = forked.run(["-c", script])
     assert "SAVED" in done.stdout, done.stderr

@@ -152,6 +152,7 @@ def losses(side: Side, folder: Path, at: dict[int, float], **settings: Any) -> l
     return [entry[name] for entry in trainer.state.log_history for name in ("loss", "train_loss") if name in entry]
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("at", [{4: NAN}, {0: NAN}, {3: INF, 5: -INF}, {2: NAN, 3: NAN, 9: INF}], ids=str)
 @pytest.mark.parametrize("logging_steps", [1, 3, 5])
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -164,6 +165,7 @@ def test_logged_as_transformers_logs(
     assert all(map(math.isfinite, theirs))
 
 
+@pytest.mark.framework
 def test_unfiltered_only_the_log_with_the_bad_loss_is_not_finite(tmp_path: Path) -> None:
     """The original subtracts the sum from itself, so that all later logs are NaN too."""
     settings = {"logging_nan_inf_filter": False, "logging_steps": 2}

@@ -18,7 +18,10 @@ import pytest
 from trainwright.journal.record import read
 from trainwright.trackers.base import ENDS, rewrite_logs
 
+from .._support.subprocesses import environment
 from .services import Values
+
+pytestmark = pytest.mark.process
 
 SCRIPT = Path(__file__).with_name("offline.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,11 +44,10 @@ READERS: dict[str, Callable[[Path], Values]] = {"comet_ml": comet_values}
 
 def train(name: str, folder: Path, *words: str) -> tuple[int, str]:
     """Exit code and output."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     command = [sys.executable, str(SCRIPT), name, str(folder), *words]
     with (folder / "out.txt").open("w") as out:
         process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env=environment, cwd=folder, start_new_session=True
+            command, stdout=out, stderr=subprocess.STDOUT, env=environment(), cwd=folder, start_new_session=True
         )
     try:
         code = process.wait(200)

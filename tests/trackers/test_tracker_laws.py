@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -20,6 +19,7 @@ from trainwright.trackers import tracker_thread
 from trainwright.trackers.base import ENDS
 from trainwright.trackers.registry import get_reporting_integration_callbacks
 
+from .._support import forked
 from .._support.small import StopAt, data, make_trainer, train
 from .services import SERVICES, Service, Values
 
@@ -29,7 +29,10 @@ SETTINGS: dict[str, Any] = {"max_steps": 6, "logging_steps": 2, "eval_strategy":
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "dvclive": "dvclive"}
 CURVES = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_samples_per_second")
 
-pytestmark = pytest.mark.filterwarnings("default")  # what the clients' own packages warn of is theirs
+pytestmark = [
+    pytest.mark.framework,  # the real clients
+    pytest.mark.filterwarnings("default"),  # what the clients' own packages warn of is theirs
+]
 
 
 @pytest.fixture(autouse=True)
@@ -90,12 +93,9 @@ def test_a_resume_after_a_kill_sends_what_the_tracker_had_not_got(
     (service,) = (one for one in SERVICES if one.name == name)
     pytest.importorskip(PACKAGES.get(name, "tensorboard"))
     seen = service.enter(monkeypatch, tmp_path)
-    victim = [sys.executable, "-W", "ignore", "-m", "tests.trackers.victim", str(tmp_path), name]
+    victim = ["-m", "tests.trackers.victim", str(tmp_path), name]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    codes = [
-        subprocess.run([*victim, word], env=environment, cwd=Path.cwd(), timeout=300, capture_output=True).returncode
-        for word in ("killed", "resumed")
-    ]
+    codes = [forked.run([*victim, word], env=environment, timeout=300).returncode for word in ("killed", "resumed")]
     assert codes == [-signal.SIGKILL, 0]
     expected = journal_values(tmp_path / "run", service)
     assert {step for _, step in expected} == {1, 2, 3, 4, 5, 6}

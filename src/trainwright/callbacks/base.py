@@ -1,12 +1,17 @@
-"""TrainerCallback: the events of a run, each a method that does nothing until somebody overrides it."""
+"""TrainerCallback: the events of a run, each a method without effect until a subclass overrides it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from trainwright.hooks import definer
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
+
+# An override annotates the arguments and the extra objects with the types that it uses: ours, transformers' or narrower
+# ones. Types of parameters are contravariant, so only Any lets a type checker accept all of them.
+EventArguments: TypeAlias = Any
+EventObject: TypeAlias = Any
 
 EVENTS = (
     "on_init_end",
@@ -30,67 +35,114 @@ EVENTS = (
 
 
 class TrainerCallback:
-    """Watches a run and steers it by the flags of `control`.
+    """Base of callbacks: watches a run and steers it by the flags of `control`.
 
-    Every event gets `(args, state, control, **kwargs)`; kwargs always hold `model`, `processing_class` (also as
-    `tokenizer`), `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader`. A callback may change the
-    flags of `control` in place; if it returns a control object, that one replaces the current one.
+    Every event gets the same arguments.
+
+    Args:
+        args: the arguments of the run, a `TrainingArguments`.
+        state: the record of the run: step, epoch, history.
+        control: flags of the run; a callback may change them in place.
+        **kwargs: `model`, `processing_class` (also as `tokenizer`), `optimizer`, `lr_scheduler`, `train_dataloader` and
+            `eval_dataloader`, and the objects that an event names. An override takes those needed as parameters.
+
+    Returns:
+        A control object that replaces the current one, or None to keep it.
+
+    Example:
+        class StopAtLoss(TrainerCallback):
+            def on_log(self, args, state, control, logs=None, **kwargs):
+                control.should_training_stop |= logs.get("loss", 1.0) < 0.1
     """
 
-    def on_init_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """The trainer is made."""
+    def on_init_end(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs at the end of the trainer's constructor."""
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Training starts, from the beginning or from a checkpoint."""
+    def on_train_begin(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs before the first step, after a checkpoint is loaded."""
 
-    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """An epoch starts."""
+    def on_epoch_begin(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs at the start of an epoch."""
 
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """The micro-batches of an optimizer step are there; none is trained yet."""
+    def on_step_begin(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs when the micro-batches of an optimizer step are read, before the first forward."""
 
-    def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """A micro-batch is done and another one of the same step follows."""
+    def on_substep_end(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs after each micro-batch of an optimizer step but the last."""
 
-    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Gradients are clipped; the weights are still the old ones."""
+    def on_pre_optimizer_step(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs after gradient clipping, before the optimizer step."""
 
-    def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """The weights are updated; the gradients are still there."""
+    def on_optimizer_step(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs after the optimizer step, before the gradients are cleared."""
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """An optimizer step is done; what the flags ask for follows."""
+    def on_step_end(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs after an optimizer step, before the logs, evaluations and saves that the flags ask for."""
 
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Values are logged: `logs`, a dict."""
+    def on_log(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs at each log; `logs` is a dict of name to value."""
 
-    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """An evaluation is done: `metrics`, a dict."""
+    def on_evaluate(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs after an evaluation; `metrics` is a dict of name to value."""
 
-    def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """A batch of an evaluation or prediction is done."""
+    def on_prediction_step(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs after each batch of an evaluation or prediction."""
 
-    def on_predict(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """A prediction is done: `metrics`, a dict."""
+    def on_predict(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs after a prediction; `metrics` is a dict of name to value."""
 
-    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """A checkpoint is on disk."""
+    def on_save(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs after a checkpoint is on disk."""
 
-    def on_push_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """An upload to the Hub starts."""
+    def on_push_begin(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs before an upload to the Hub."""
 
-    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """An epoch is done; what the flags ask for follows."""
+    def on_epoch_end(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs after an epoch, before the logs, evaluations and saves that the flags ask for."""
 
-    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Training is over."""
+    def on_train_end(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs at the end of training."""
 
-    def on_exception(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        """Training ends with `exception`, which is raised again afterwards."""
+    def on_exception(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs when training ends with an error, `exception`, which is raised again afterwards."""
 
 
-def overrides(callback: Any, event: str) -> bool:
-    """Whether somebody other than the two base classes (ours and transformers') defines this event."""
+def overrides(callback: object, event: str) -> bool:
+    """Whether a class other than the two base classes (ours and transformers'), or the instance, defines this event."""
     cls = definer(callback, event)
     if cls is None:
         return event in vars(callback)

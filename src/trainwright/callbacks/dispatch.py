@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trainwright.callbacks.base import EVENTS, TrainerCallback, overrides
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.state.clock import CALLBACKS, LOGGING, Clock
 from trainwright.state.control import TrainerControl
 
+if TYPE_CHECKING:
+    from trainwright.state.run_state import RunState
+    from trainwright.state.trainer_state import TrainerState
+
 logger = logging.getLogger(__name__)
 
-# What an event means for the flags, before any callback sees it.
-_CLEARS: dict[str, Any] = {
+Callback: TypeAlias = (
+    Any  # an instance of our TrainerCallback, of transformers', or of a class that only looks like one
+)
+Listener: TypeAlias = Callable[..., TrainerControl | None]
+
+# Flags that an event clears, before any callback sees it.
+_CLEARS: dict[str, tuple[str, ...]] = {
     "on_train_begin": ("should_training_stop",),
     "on_epoch_begin": ("should_epoch_stop",),
     "on_step_begin": ("should_log", "should_evaluate", "should_save"),
@@ -27,28 +36,38 @@ _CLEARS: dict[str, Any] = {
 class CallbackHandler(TrainerCallback):
     """Calls the callbacks of a trainer in the order in which they were added.
 
-    The attributes `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader`
-    are what every event receives; the trainer (and others) may set them at any time.
+    Every event receives the attributes `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader` and
+    `eval_dataloader`; the trainer (and others) may set them at any time.
+
+    Args:
+        callbacks: instances, or classes to make one of each, of our TrainerCallback or transformers'.
 
     Attributes:
-        watchers: parts of the house that hear every event before the callbacks do; not among `callbacks`.
+        watchers: internal listeners, called before the callbacks at every event; not among `callbacks`.
         clock: gets the seconds that each class of callbacks takes.
     """
 
     def __init__(
-        self, callbacks: Iterable[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
+        self,
+        callbacks: Iterable[Callback | type[Callback]],
+        model: object,
+        processing_class: object,
+        optimizer: object,
+        lr_scheduler: object,
     ) -> None:
-        self.callbacks: list[Any] = []
+        self.callbacks: list[Callback] = []
         self.model = model
         self.processing_class = processing_class
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
-        self.train_dataloader: Any = None
-        self.eval_dataloader: Any = None
-        self.args: Any = None  # the arguments that `fire` passes on
-        self.watchers: list[Any] = []
+        self.train_dataloader: object = None
+        self.eval_dataloader: object = None
+        self.args: object = None  # the arguments that `fire` passes on
+        self.watchers: list[Callback] = []
         self.clock = Clock()
-        self._table: dict[str, list[tuple[Any, str]]] = {}  # what to call, and the phase it is timed under
+        self._table: dict[
+            str, list[tuple[Listener, str]]
+        ] = {}  # listeners of an event, and the phase that each is timed under
         for callback in callbacks:
             self.add_callback(callback)
         if not any(_is_flow(callback) for callback in self.callbacks):
@@ -58,7 +77,7 @@ class CallbackHandler(TrainerCallback):
                 self.callback_list.replace("\n", ", "),
             )
 
-    def add_callback(self, callback: Any) -> None:
+    def add_callback(self, callback: Callback | type[Callback]) -> None:
         """Appends a callback, given as an instance or as a class to make one of."""
         instance = callback() if isinstance(callback, type) else callback
         if type(instance) in [type(other) for other in self.callbacks]:
@@ -69,7 +88,7 @@ class CallbackHandler(TrainerCallback):
         self.callbacks.append(instance)
         self.rebuild()
 
-    def pop_callback(self, callback: Any) -> Any:
+    def pop_callback(self, callback: Callback | type[Callback]) -> Callback | None:
         """Removes and returns a callback, named by instance or by class (the first of that class); else None."""
         for candidate in self.callbacks:
             if isinstance(candidate, callback) if isinstance(callback, type) else candidate == callback:
@@ -78,55 +97,83 @@ class CallbackHandler(TrainerCallback):
                 return candidate
         return None
 
-    def remove_callback(self, callback: Any) -> None:
-        """As `pop_callback`, but an instance that is not there raises ValueError."""
+    def remove_callback(self, callback: Callback | type[Callback]) -> None:
+        """Removes a callback, named as for `pop_callback`.
+
+        Raises:
+            ValueError: the instance is not among the callbacks; a class that is not there is ignored.
+        """
         if self.pop_callback(callback) is None and not isinstance(callback, type):
             raise ValueError(f"{callback!r} is not among the callbacks: {self.callback_list or 'none'}.")
 
-    def listeners(self, event: str) -> list[Any]:
-        """The methods of callbacks that an event calls."""
+    def listeners(self, event: str) -> list[Listener]:
+        """Returns the methods of callbacks that an event calls."""
         return [listener for listener, phase in self._table[event] if phase.startswith(CALLBACKS)]
 
     @property
     def callback_list(self) -> str:
+        """Class names of the callbacks, one a line."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def rebuild(self) -> None:
-        """Makes the table again; needed after `callbacks` was changed other than through the methods."""
+        """Builds the table of listeners; needed after `callbacks` was changed other than through the methods."""
         heard = [(c, LOGGING) for c in self.watchers]
         heard += [(c, f"{CALLBACKS}.{type(c).__name__}") for c in self.callbacks]
         self._table = {e: [(getattr(c, e), phase) for c, phase in heard if overrides(c, e)] for e in EVENTS}
 
-    def watch(self, watcher: Any) -> None:
-        """Tells a part of the house every event that it has a method for, before the callbacks."""
+    def watch(self, watcher: Callback) -> None:
+        """Adds an internal listener, called before the callbacks at each event that it overrides."""
         self.watchers.append(watcher)
         self.rebuild()
 
     def looks_at_saves(self) -> bool:
-        """Whether a callback may look at the files of a checkpoint when it is told of one; watchers never do.
+        """Whether a callback may read the files of a checkpoint in `on_save`; watchers never do.
 
-        A callback that does not says so by an attribute `looks_at_files = False`.
+        A callback that does not sets the attribute `looks_at_files = False`.
         """
         return any(overrides(c, "on_save") and getattr(c, "looks_at_files", True) for c in self.callbacks)
 
-    def fire(self, event: str, run: Any, **kwargs: Any) -> None:
-        """Tells the listeners; a control object that one of them returns becomes the run's."""
+    def fire(self, event: str, run: RunState, **kwargs: object) -> None:
+        """Calls the listeners of an event; a control object that one of them returns becomes the run's.
+
+        Args:
+            event: one of `EVENTS`.
+            run: holds `state` and `control`.
+            **kwargs: objects of this event, such as `logs`.
+        """
         for flag in _CLEARS.get(event, ()):
             setattr(run.control, flag, False)
-        if "call_event" in self.__dict__:  # somebody tells the callbacks himself, as SetFit does
+        if "call_event" in self.__dict__:  # a library replaced it on the instance, as SetFit does
             self._tell(event, self.args, run.state, run.control, kwargs, watchers_only=True)
             run.control = self.call_event(event, self.args, run.state, run.control, **kwargs)
         elif self._table[event]:
             run.control = self._tell(event, self.args, run.state, run.control, kwargs)
 
-    def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> TrainerControl:
-        """Tells the listeners of an event and returns the control object that came out."""
+    def call_event(
+        self, event: str, args: object, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> TrainerControl:
+        """Calls the listeners of an event and returns the resulting control object.
+
+        Args:
+            event: one of `EVENTS`.
+            args: arguments of the run.
+            state: record of the run.
+            control: flags before the event.
+            **kwargs: objects of this event, such as `logs`.
+        """
         for flag in _CLEARS.get(event, ()):
             setattr(control, flag, False)
         return self._tell(event, args, state, control, kwargs)
 
     def _tell(
-        self, event: str, args: Any, state: Any, control: Any, kwargs: dict[str, Any], *, watchers_only: bool = False
+        self,
+        event: str,
+        args: object,
+        state: TrainerState,
+        control: TrainerControl,
+        kwargs: dict[str, object],
+        *,
+        watchers_only: bool = False,
     ) -> TrainerControl:
         for listener, phase in self._table[event]:
             if watchers_only and phase != LOGGING:
@@ -148,17 +195,24 @@ class CallbackHandler(TrainerCallback):
             self.clock.mark(before)
             if result is not None:
                 control = result
-        return control  # type: ignore[no-any-return]
+        return control
 
 
-def _is_flow(callback: Any) -> bool:
+def _is_flow(callback: object) -> bool:
     return isinstance(callback, DefaultFlowCallback) or type(callback).__name__ == "DefaultFlowCallback"
 
 
-def _forward(event: str, extra: str | None) -> Any:
-    """The handler's own method for an event, as code that drives callbacks by hand calls it."""
+def _forward(event: str, extra: str | None) -> Listener:
+    """Returns the handler's own method for an event, for code that calls events directly."""
 
-    def method(self: CallbackHandler, args: Any, state: Any, control: Any, *values: Any, **kwargs: Any) -> Any:
+    def method(
+        self: CallbackHandler,
+        args: object,
+        state: TrainerState,
+        control: TrainerControl,
+        *values: object,
+        **kwargs: object,
+    ) -> TrainerControl:
         if values and extra is not None:
             kwargs[extra] = values[0]
         return self.call_event(event, args, state, control, **kwargs)

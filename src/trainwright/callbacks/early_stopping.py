@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.errors import ArgumentError
 from trainwright.state.control import TrainerControl
 from trainwright.state.exportable_state import ExportableState
 from trainwright.state.trainer_state import TrainerState
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +35,17 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.early_stopping_threshold = early_stopping_threshold
         self.early_stopping_patience_counter = 0
 
-    def check_metric_value(self, args: Any, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
-        """Counts evaluations without improvement over the best metric so far."""
+    def check_metric_value(
+        self, args: Arguments, state: TrainerState, control: TrainerControl, metric_value: float
+    ) -> None:
+        """Counts evaluations without improvement over the best metric so far.
+
+        Args:
+            args: `greater_is_better` is read.
+            state: `best_metric` is read; None before the first evaluation.
+            control: not used.
+            metric_value: value of `metric_for_best_model` in this evaluation.
+        """
         best = state.best_metric
         if best is None:
             self.early_stopping_patience_counter = 0
@@ -42,7 +56,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         else:
             self.early_stopping_patience_counter += 1
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if args.metric_for_best_model is None:
             raise ArgumentError(
                 "EarlyStoppingCallback watches metric_for_best_model, which is not set. Set it, for example to 'loss'."
@@ -57,21 +71,29 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
                 "not with the best ones."
             )
 
-    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        name = args.metric_for_best_model
+    def on_evaluate(
+        self,
+        args: Arguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping[str, float] = MappingProxyType({}),
+        **kwargs: object,
+    ) -> None:
+        name = args.metric_for_best_model or "loss"
         name = name if name.startswith("eval_") else f"eval_{name}"
-        value = kwargs["metrics"].get(name)
+        value = metrics.get(name)
         if value is None:
             logger.warning(
                 "Early stopping looks for %s, which this evaluation did not give; it gave %s.",
-                name, ", ".join(sorted(kwargs["metrics"])),
+                name, ", ".join(sorted(metrics)),
             )  # fmt: skip
             return
         self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:  # JSON
+        """Returns the settings and the counter, for a checkpoint."""
         return {
             "args": {
                 "early_stopping_patience": self.early_stopping_patience,

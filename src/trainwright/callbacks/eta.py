@@ -1,4 +1,4 @@
-"""Eta: how long a step takes and how long a run will; pauses for evaluations and saves are counted apart."""
+"""Eta: estimates of the seconds of a step and of a run; pauses for evaluations and saves are counted separately."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ WEIGHT = 0.05  # of the newest step in the running mean
 
 
 class RunningMean:
-    """A running mean that forgets, correct from the first value on."""
+    """Exponential running mean, without bias from the first value on.
+
+    Args:
+        weight: of the newest value, in (0, 1].
+    """
 
     def __init__(self, weight: float) -> None:
         self._weight, self._sum, self._norm = weight, 0.0, 0.0
 
     def add(self, value: float) -> None:
+        """Adds a value."""
         self._sum = (1 - self._weight) * self._sum + self._weight * value
         self._norm = (1 - self._weight) * self._norm + self._weight
 
     @property
     def value(self) -> float | None:
+        """The mean; None before the first value."""
         return self._sum / self._norm if self._norm else None
 
 
 class Eta:
-    """Told of the end of each step, and of what follows it before the next one begins."""
+    """Measures the time of steps and of the pauses between them.
+
+    Args:
+        clock: returns seconds; monotonic.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -34,7 +44,11 @@ class Eta:
         self._next_pause: str | None = None
 
     def step_done(self, *, pause: str | None = None) -> None:
-        """A step is done; `pause` says what comes before the next one, if anything does."""
+        """Marks the end of a step.
+
+        Args:
+            pause: kind of the pause before the next step ("evaluation", "save"); None if there is none.
+        """
         now = self._clock()
         if self._last is not None:
             took = now - self._last
@@ -52,7 +66,15 @@ class Eta:
         return self._step.value
 
     def left_s(self, num_steps: int, num_pauses: Mapping[str, int]) -> float | None:
-        """Seconds that so many steps will take, with so many pauses of each kind; those not seen yet count nothing."""
+        """Estimates the seconds of the rest of a run.
+
+        Args:
+            num_steps: steps left.
+            num_pauses: pauses left, by kind; kinds not measured yet count as 0 s.
+
+        Returns:
+            Seconds; None before two steps are done.
+        """
         if self._step.value is None:
             return None
         pauses = sum(

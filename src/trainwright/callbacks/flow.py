@@ -1,16 +1,19 @@
-"""DefaultFlowCallback: when to log, evaluate, save and stop, from the arguments. It only sets flags."""
+"""DefaultFlowCallback: sets the flags to log, evaluate, save and stop, from the arguments."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
 
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+
 
 def _is_due(step: int, interval: float | None) -> bool:
-    return bool(interval) and interval > 0 and step % interval == 0  # type: ignore[operator]
+    return interval is not None and interval > 0 and step % interval == 0
 
 
 class DefaultFlowCallback(TrainerCallback):
@@ -19,14 +22,20 @@ class DefaultFlowCallback(TrainerCallback):
     At the last step a run that evaluates or saves by steps does so once more, so that nothing trained is lost.
     """
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_step_end(
+        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> TrainerControl:
         step = state.global_step
         is_last = step >= state.max_steps
         if (step == 1 and args.logging_first_step) or (
             args.logging_strategy == "steps" and _is_due(step, state.logging_steps)
         ):
             control.should_log = True
-        if args.eval_strategy == "steps" and args.eval_delay <= step and (is_last or _is_due(step, state.eval_steps)):
+        if (
+            args.eval_strategy == "steps"
+            and (args.eval_delay or 0) <= step
+            and (is_last or _is_due(step, state.eval_steps))
+        ):
             control.should_evaluate = True
         if args.save_strategy == "steps" and (is_last or _is_due(step, state.save_steps)):
             control.should_save = True
@@ -34,10 +43,12 @@ class DefaultFlowCallback(TrainerCallback):
             control.should_training_stop = True
         return control
 
-    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_epoch_end(
+        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> TrainerControl:
         if args.logging_strategy == "epoch":
             control.should_log = True
-        if args.eval_strategy == "epoch" and args.eval_delay <= state.epoch:
+        if args.eval_strategy == "epoch" and (args.eval_delay or 0) <= state.epoch:
             control.should_evaluate = True
         if args.save_strategy == "epoch":
             control.should_save = True

@@ -8,42 +8,57 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import Any
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
 
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+
+
+class SavingTrainer(Protocol):
+    """The part of a trainer that a checkpoint on request needs."""
+
+    args: Any  # arguments of the library or of transformers
+    model: Any  # the user's model
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None: ...
+
 
 class CheckpointManager:
-    """Remembers that a checkpoint was asked for, and writes it when told to.
+    """Notes the request for a checkpoint and writes it.
 
     Args:
-        trainer: whose checkpoint it is.
+        trainer: writes the checkpoint, by its `_save_checkpoint`.
         kill_wait: seconds from the signal to the request; 0 asks at once.
 
     Attributes:
-        is_checkpoint_requested: somebody asked, and nothing was written since.
+        is_checkpoint_requested: whether a request is open.
     """
 
-    def __init__(self, trainer: Any, kill_wait: float = 3) -> None:
+    def __init__(self, trainer: SavingTrainer, kill_wait: float = 3) -> None:
         self.trainer = trainer
         self.kill_wait = kill_wait
         self.is_checkpoint_requested = False
-        self._previous: Any = None
+        self._previous: Callable[[int, FrameType | None], Any] | int | None = None  # as `signal` returns it
         self._is_set_up = False
 
     def setup_signal_handler(self) -> None:
-        """From now on SIGTERM is a request; `restore_signal_handler` undoes it."""
+        """Makes SIGTERM a request for a checkpoint, until `restore_signal_handler`."""
         self._previous = signal.signal(signal.SIGTERM, self._on_signal)
         self._is_set_up = True
 
     def restore_signal_handler(self) -> None:
+        """Restores the handler of SIGTERM from before `setup_signal_handler`."""
         if self._is_set_up:
             signal.signal(signal.SIGTERM, self._previous if self._previous is not None else signal.SIG_DFL)
             self._is_set_up = False
 
-    def _on_signal(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: object) -> None:
         if not self.kill_wait:
             self._request()
             return
@@ -61,18 +76,19 @@ class CheckpointManager:
 
 
 class JITCheckpointCallback(TrainerCallback):
-    """Saves and stops where a step ends, once a checkpoint was asked for."""
+    """Saves and stops at the end of a step after a checkpoint was requested."""
 
     def __init__(self) -> None:
-        self.trainer: Any = None
+        self.trainer: SavingTrainer | None = None
         self.jit_manager: CheckpointManager | None = None
 
-    def set_trainer(self, trainer: Any) -> None:
+    def set_trainer(self, trainer: SavingTrainer) -> None:
+        """Connects the callback to a trainer; `enable_jit_checkpoint` of its arguments turns it on."""
         self.trainer = trainer
         if trainer.args.enable_jit_checkpoint:
             self.jit_manager = CheckpointManager(trainer)  # signals within a training are the trainer's own business
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if self.jit_manager is not None and self.jit_manager.is_checkpoint_requested:
             control.should_save, control.should_training_stop = False, True  # it is saved here
             self.jit_manager.execute_jit_checkpoint()

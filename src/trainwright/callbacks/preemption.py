@@ -1,4 +1,4 @@
-"""SlurmRequeue: puts the job back into the cluster's queue after a signal ended it, its checkpoint being on disk."""
+"""SlurmRequeue: requeues the Slurm job after a signal ended it and its checkpoint is on disk."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +33,14 @@ class SlurmRequeue(TrainerCallback):
 
     Args:
         job: number of the job; None for that of the environment, SLURM_JOB_ID.
-        run: runs a command; raises if it fails.
+        run: runs a command (list of words); raises OSError or SubprocessError if it fails.
     """
 
     def __init__(self, job: str | None = None, *, run: Callable[[list[str]], None] = _run) -> None:
         self.job = job
         self._run = run
 
-    def on_exception(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_exception(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         error = kwargs.get("exception")
         if not isinstance(error, SystemExit) or error.code not in BY_THE_CLUSTER or not state.is_world_process_zero:
             return

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 logger = logging.getLogger(__name__)
 
@@ -21,39 +24,40 @@ class StepProfiler(TrainerCallback):
     Args:
         folder: where the run writes.
         first: optimizer step of the run, from 1; None for the one after `warm_up` steps of each training.
-        num: how many steps.
+        num: number of steps.
+        warm_up: steps of a training that are not traced, where `first` is None.
     """
 
     def __init__(self, folder: str, first: int | None, num: int, *, warm_up: int = 2) -> None:
         self._folder = folder
         self._asked, self._num, self._warm_up = first, num, warm_up
         self._first = 0
-        self._profiler: Any = None  # torch.profiler.profile while it traces
+        self._profiler: Any = None  # torch.profiler.profile while it traces; its methods have no types
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._first = state.global_step + self._warm_up + 1 if self._asked is None else self._asked
 
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if state.global_step + 1 == self._first:
             from torch.profiler import profile
 
             self._profiler = profile(record_shapes=True, profile_memory=True)
             self._profiler.start()
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if self._profiler is not None and state.global_step >= self._first + self._num - 1:
             self._write(args, state)
 
-    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._write(args, state)
         if state.global_step < self._first:
             logger.warning("Nothing was traced: the training ended after step %d, before step %d (profile).",
                            state.global_step, self._first)  # fmt: skip
 
-    def on_exception(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_exception(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._write(args, state)
 
-    def _write(self, args: Any, state: TrainerState) -> None:
+    def _write(self, args: Arguments, state: TrainerState) -> None:
         """Ends the trace, if one is under way, and writes what it has."""
         if self._profiler is None:
             return

@@ -1,29 +1,39 @@
-"""What a person sees of a run: one bar on a terminal, plain lines elsewhere."""
+"""Progress of a run on the console: bars on a terminal, plain lines elsewhere; and the callbacks of every trainer."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tqdm.auto import tqdm
 
 from trainwright._types import has_length
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.callbacks.eta import Eta
-from trainwright.callbacks.progress_bar import latest, training_bar
+from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.config.plans import OPEN_END
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
 
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+
+Bar: TypeAlias = "tqdm[Any]"  # what it iterates over is nothing: it is moved by hand
+
 MAX_STR_LEN = 100
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+FORMAT = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}, {rate_fmt}{postfix}]"
+WITHOUT_END = "{n_fmt} steps [{elapsed}, {rate_fmt}{postfix}]"
+SHOWN = {"loss": "loss", "learning_rate": "lr", "train_tokens_per_second": "tokens/s"}
 
 
-def readable(logs: dict[str, Any], max_str_len: int = MAX_STR_LEN) -> dict[str, Any]:
-    """Logs as a person reads them: four digits, long texts cut, no FLOP count."""
-    shown: dict[str, Any] = {}
+def readable(logs: Mapping[str, object], max_str_len: int = MAX_STR_LEN) -> dict[str, object]:
+    """Returns logs for the console: floats with four digits, long texts cut, no FLOP count."""
+    shown: dict[str, object] = {}
     for name, value in logs.items():
         if name == "total_flos":
             continue
@@ -44,13 +54,13 @@ class ProgressCallback(TrainerCallback):
     """
 
     def __init__(self, max_str_len: int = MAX_STR_LEN) -> None:
-        self.training_bar: Any = None
-        self.prediction_bar: Any = None
+        self.training_bar: Bar | None = None
+        self.prediction_bar: Bar | None = None
         self.max_str_len = max_str_len
         self.current_step = 0
         self._pace = Eta()
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self.current_step, self._pace = state.global_step, Eta()
         if state.is_world_process_zero and _can_redraw() and not is_quiet(args):
             self.training_bar = training_bar(
@@ -60,14 +70,16 @@ class ProgressCallback(TrainerCallback):
                 left_s=lambda: self._pace.left_s(state.max_steps - state.global_step, pauses_left(args, state)),
             )
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if self.training_bar is not None:
             pause = "evaluation" if control.should_evaluate else "save" if control.should_save else None
             self._pace.step_done(pause=pause)
             self.training_bar.update(state.global_step - self.current_step)
             self.current_step = state.global_step
 
-    def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_prediction_step(
+        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         loader = kwargs.get("eval_dataloader")
         if not state.is_world_process_zero or not has_length(loader) or not _can_redraw() or is_quiet(args):
             return
@@ -76,28 +88,35 @@ class ProgressCallback(TrainerCallback):
                                        dynamic_ncols=True, unit=" batches")  # fmt: skip
         self.prediction_bar.update(1)
 
-    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_evaluate(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._close_prediction_bar()
 
-    def on_predict(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_predict(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._close_prediction_bar()
 
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: Arguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, object] = MappingProxyType({}),
+        **kwargs: object,
+    ) -> None:
         if not state.is_world_process_zero or is_quiet(args):
             return
-        shown = readable(kwargs["logs"], self.max_str_len)
+        shown = readable(logs, self.max_str_len)
         if self.training_bar is not None:
             self.training_bar.write(aligned(state, shown, is_coloured=_has_colours()))
-            if (words := latest(kwargs["logs"])) and "loss" in kwargs["logs"]:
+            if (words := latest(logs)) and "loss" in logs:
                 self.training_bar.set_postfix_str(words, refresh=False)
         elif not _can_redraw():
             total = "" if known_steps(state) is None else f"/{state.max_steps}"
             _print_line(f"step {state.global_step}{total} {shown}" if state.max_steps else str(shown))
 
-    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._close_training_bar()
 
-    def on_exception(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_exception(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._close_prediction_bar()
         self._close_training_bar()
 
@@ -115,30 +134,37 @@ class ProgressCallback(TrainerCallback):
 class PrinterCallback(TrainerCallback):
     """Prints the logs, one line each; used where the bar is turned off."""
 
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: Arguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, object] = MappingProxyType({}),
+        **kwargs: object,
+    ) -> None:
         if state.is_local_process_zero and not is_quiet(args):
-            _print_line(str(readable(kwargs["logs"])))
+            _print_line(str(readable(logs)))
 
 
 def known_steps(state: TrainerState) -> int | None:
-    """Steps of the whole run; None where it ends when data of unknown length do."""
+    """Returns the steps of the whole run; None where data of unknown length end it."""
     return None if state.max_steps == OPEN_END else state.max_steps
 
 
-def is_quiet(args: Any) -> bool:
-    """Whether only errors are to be shown (`log_level="error"`, or above)."""
+def is_quiet(args: Arguments) -> bool:
+    """Whether the console shows only errors (`log_level="error"`, or above)."""
     return bool(args.get_process_log_level() >= logging.ERROR)
 
 
-def pauses_left(args: Any, state: TrainerState) -> dict[str, int]:
-    """How often the rest of a run stops training to evaluate, and to save where it does not evaluate too."""
+def pauses_left(args: Arguments, state: TrainerState) -> dict[str, int]:
+    """Returns the number of evaluations left, and of saves left at which the run does not evaluate too."""
     steps = {what: _interval(args, state, what) for what in ("eval", "save")}
     due = {what: _times(state, every) for what, every in steps.items()}
     shared = due["eval"] if steps["eval"] and steps["eval"] == steps["save"] else 0
     return {"evaluation": due["eval"], "save": due["save"] - shared}
 
 
-def _interval(args: Any, state: TrainerState, what: str) -> float:
+def _interval(args: Arguments, state: TrainerState, what: str) -> float:
     strategy = getattr(args, f"{what}_strategy")
     if strategy == "epoch":
         return state.max_steps / max(state.num_train_epochs, 1)
@@ -149,8 +175,8 @@ def _times(state: TrainerState, every: float) -> int:
     return 0 if every <= 0 else int(state.max_steps // every) - int(state.global_step // every)
 
 
-def aligned(state: TrainerState, shown: dict[str, Any], *, is_coloured: bool) -> str:
-    """A log as a line whose columns stand below those of the one before."""
+def aligned(state: TrainerState, shown: Mapping[str, object], *, is_coloured: bool) -> str:
+    """Returns a log as one line, with columns aligned to those of other lines."""
     dim, plain = (DIM, PLAIN) if is_coloured else ("", "")
     total = known_steps(state)
     step = f"{state.global_step}" if total is None else f"{state.global_step:>{len(str(total))}}/{total}"
@@ -163,9 +189,52 @@ def _has_colours() -> bool:
 
 
 def _can_redraw() -> bool:
-    """Whether carriage returns are welcome: a terminal or a notebook, not a file or a pipe."""
+    """Whether the output takes carriage returns: a terminal or a notebook, not a file or a pipe."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 def _print_line(text: str) -> None:
     print(text, flush=True)
+
+
+def training_bar(*, total: int | None, done: int, step_s: Callable[[], float | None],
+                 left_s: Callable[[], float | None]) -> Bar:  # fmt: skip
+    """Returns tqdm's bar with a rate and a time left that evaluations do not change.
+
+    Args:
+        total: optimizer steps of the run; None where they are not known.
+        done: steps before this training.
+        step_s: returns the seconds of a step.
+        left_s: returns the seconds left.
+    """
+
+    class TrainingBar(tqdm):  # type: ignore[type-arg]  # its class depends on the output: terminal or notebook
+        @property
+        def format_dict(self) -> Any:  # as tqdm declares it
+            values = super().format_dict
+            step, left = step_s(), left_s()
+            values["rate"] = 1 / step if step else values["rate"]
+            values["left"] = "?" if left is None else tqdm.format_interval(round(left))
+            return values
+
+    return TrainingBar(total=total, initial=done, dynamic_ncols=True, unit=" steps",
+                       bar_format=WITHOUT_END if total is None else FORMAT)  # fmt: skip
+
+
+def latest(logs: Mapping[str, object]) -> str:
+    """Returns the latest loss, rate and tokens per second, as the bar shows them."""
+    found = ((short, logs.get(name)) for name, short in SHOWN.items())
+    return ", ".join(f"{short} {compact(value)}" for short, value in found if isinstance(value, float))
+
+
+def compact(value: float) -> str:
+    """Returns a number with its unit: 1234567.0 -> "1.23M"."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+# The original's names of the callbacks that every trainer has.
+DEFAULT_CALLBACKS = [DefaultFlowCallback]
+DEFAULT_PROGRESS_CALLBACK = ProgressCallback

@@ -1,15 +1,18 @@
-"""RayTrainReport: tells Ray Train of every save, with the metrics so far and the checkpoint."""
+"""RayTrainReport: reports every save to Ray Train, with the metrics so far and the checkpoint."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.errors import MissingPackageError
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 
 class RayTrainReport(TrainerCallback):
@@ -29,8 +32,8 @@ class RayTrainReport(TrainerCallback):
             raise MissingPackageError("RayTrainReport needs Ray Train: pip install 'ray[train]'") from error
         self._ray = ray.train
 
-    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        metrics: dict[str, Any] = {}
+    def on_save(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        metrics: dict[str, object] = {}
         for entry in state.log_history:
             metrics |= entry
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"

@@ -6,12 +6,15 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.state.control import TrainerControl
 from trainwright.state.exportable_state import ExportableState
 from trainwright.state.trainer_state import TrainerState
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +27,11 @@ def _alone(decide: Callable[[], Decision]) -> Decision:
 
 
 class Decision(NamedTuple):
-    """What one process decides for all, by its clock.
+    """Decision of one process for all, by its clock.
 
     Attributes:
-        saves, stops: what is due after this step.
-        num_steps: steps after which to decide anew.
+        saves, stops: whether to save and to stop after this step.
+        num_steps: steps until the next decision.
     """
 
     saves: bool
@@ -37,18 +40,18 @@ class Decision(NamedTuple):
 
 
 class TimeLimits(TrainerCallback, ExportableState):
-    """Asks for a save when the last one is too long ago, and for the end while there is time for a last save.
+    """Requests a save at intervals of time, and the end of training early enough for a last save.
 
     Args:
         max_train_s: seconds that a `train()` may take, its last save included.
         save_every_s: seconds between two saves, whoever asked for the earlier one.
-        save_s: the longest that a save has taken until it was on the disk; 0 while there was none.
-        first_save_s: a guess at that, until one has been seen.
-        agree: calls what it is given and returns the answer of the first process in all of them.
-        clock: seconds, of a clock that never goes back.
+        save_s: returns the seconds of the longest save so far until it was on disk; 0 before the first.
+        first_save_s: estimate of these seconds before the first save.
+        agree: calls a function on the first process and returns its result on all of them.
+        clock: returns seconds; monotonic.
     """
 
-    looks_at_files = False  # it wants to know when a save is over for the loop, and no more
+    looks_at_files = False  # on_save only reads the clock
 
     def __init__(
         self,
@@ -69,18 +72,18 @@ class TimeLimits(TrainerCallback, ExportableState):
         self._step_began: float | None = None
         self._num_steps = self._next_look = 0
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._began = self._saved = self._asked = self._clock()
         self._step_began, self._num_steps, self._next_look = None, 0, 0
         self.owes_evaluation = False
 
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         now = self._clock()
         if self._step_began is not None and self._num_steps > 1:  # from step to step: waiting for data counts
             self._saw("step", now - self._step_began)
         self._step_began = now
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._asked = now = self._clock()
         self._num_steps += 1
         if self._num_steps == 2:
@@ -92,25 +95,26 @@ class TimeLimits(TrainerCallback, ExportableState):
         if control.should_evaluate or control.should_save or control.should_log:
             self._step_began = None
 
-    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_epoch_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._asked = self._clock()
         self._step_began = None
         self._obey(self._agree(lambda: self._decide(args, state, control)), state, control)
 
-    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_evaluate(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         now = self._clock()
         self._saw("evaluation", now - self._asked)
         self._asked = now
 
-    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._saved = self._clock()
         self._saw("save", self._saved - self._asked)
         self._next_look = 0
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:  # JSON
+        """Returns the pending evaluation, for a checkpoint."""
         return {"args": {}, "attributes": {"owes_evaluation": self.owes_evaluation}}
 
-    def _decide(self, args: Any, state: TrainerState, control: TrainerControl) -> Decision:
+    def _decide(self, args: Arguments, state: TrainerState, control: TrainerControl) -> Decision:
         now = self._clock()
         until_save = math.inf if self.save_every_s is None else self._saved + self.save_every_s - now
         until_stop = math.inf if self.max_train_s is None else self._began + self.max_train_s - now
@@ -136,13 +140,13 @@ class TimeLimits(TrainerCallback, ExportableState):
         )  # fmt: skip
 
     def _last_save_s(self) -> float:
-        """How long the last save may take: the loop waits for all of it, also for what others did in the background."""
+        """Returns the seconds that the last save may take, in the background too: the loop waits for it."""
         return max(self._longest["save"], self._save_s()) or self._first_save_s
 
     def _saw(self, what: str, took_s: float) -> None:
         self._longest[what] = max(self._longest[what], took_s)
 
 
-def _evaluates(args: Any, state: TrainerState, step: int) -> bool:
+def _evaluates(args: Arguments, state: TrainerState, step: int) -> bool:
     steps = state.eval_steps
     return bool(args.eval_strategy == "steps" and steps and steps >= 1 and step % steps == 0)

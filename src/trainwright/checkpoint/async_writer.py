@@ -1,4 +1,4 @@
-"""When a checkpoint's bytes reach the disk: before a save returns, or behind training's back. One save at a time.
+"""CheckpointWriter: writes checkpoints before a save returns, or on a thread. One save at a time.
 
 In the background: what changes while training goes on is copied (`sink`, `snapshot`), and a thread of low priority
 writes, flushes and commits. Its calls to the system and its checksums do not hold the interpreter's lock. An error of
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from trainwright.checkpoint.deferred_io import IMMEDIATE, DeferredSink, FileSink
 from trainwright.checkpoint.host_copy import HostBuffers
@@ -27,30 +27,32 @@ from trainwright.errors import CheckpointError, CheckpointWriteError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 NICENESS = 5  # of the writing thread, where the system knows priorities of threads
 
 
 class Ranks(Protocol):
-    """The processes of a run, as far as a save needs them."""
+    """Collective operations that a save needs."""
 
     @property
     def num_processes(self) -> int: ...
     def agree(self, decide: Callable[[], str]) -> str: ...
-    def gather_objects(self, value: Any) -> Sequence[Any]: ...
-    def gather_objects_in_background(self, value: Any) -> Sequence[Any]: ...
+    def gather_objects(self, value: T) -> Sequence[T]: ...
+    def gather_objects_in_background(self, value: T) -> Sequence[T]: ...
     def barrier(self) -> None: ...
 
 
 class CheckpointWriter:
     """Writes the checkpoints of one trainer, one at a time.
 
-    With `goes_on` a checkpoint that cannot be written is reported, and training goes on without it. Only an error while
-    several processes fill a directory together ends the run all the same: the others wait for the one that failed.
+    Args:
+        goes_on: whether a failed write is only reported. An error while several processes fill a directory together
+            ends the run all the same: the others wait for the one that failed.
 
     Attributes:
-        sink: where the hooks put large files; while a checkpoint is made it may put them off.
-        newest: step of the newest checkpoint that is on the disk or on its way there; None: none of this writer's.
-        longest_s: the longest time from the beginning of a save until its checkpoint was there, the background's too.
+        sink: destination of large files for the hooks.
+        newest: step of the newest checkpoint that is on disk or being written; None before the first.
+        longest_s: longest time from the start of a save until its checkpoint was on disk, in seconds.
     """
 
     def __init__(self, *, goes_on: bool = False) -> None:
@@ -76,16 +78,20 @@ class CheckpointWriter:
         write: Callable[[Path], None],
         after: Callable[[], None],
     ) -> None:
-        """Writes a checkpoint: there as a whole in the end, or thrown away. Every process calls it.
+        """Writes a checkpoint as a whole, or discards it. Every process calls it.
 
         Args:
-            writes: whether this process commits; one that does not is given the directory of the main process.
-            check: raises if there is no room; the main process asks before anything is written.
-            write: puts the files into the directory it is given, large ones into `sink`.
-            after: called when the checkpoint is there.
+            store: directory of the checkpoints.
+            manifest: step, run and cursor of the checkpoint.
+            company: collective operations of the run.
+            writes: whether this process commits; others write into the directory of the main process.
+            in_background: copy now and write on a thread.
+            check: raises if there is no room; called by the main process before anything is written.
+            write: writes the files into the directory that it gets, large ones into `sink`.
+            after: called when the checkpoint is on disk.
 
         Raises:
-            CheckpointWriteError: this one cannot be written, or the one before it could not.
+            CheckpointWriteError: this checkpoint, or the one before it, cannot be written.
         """
         self.wait()
         begun = time.monotonic()
@@ -134,7 +140,7 @@ class CheckpointWriter:
             self._buffers.end_snapshot()
 
     def then(self, work: Callable[[bool], None]) -> None:
-        """Calls `work` when what was begun has ended, with whether it is on the disk: at once if it has ended already.
+        """Calls `work` after the pending write with its success: at once if none is pending.
 
         It is called before the next save begins, so the checkpoint is there as long as `work` lasts.
         """
@@ -173,7 +179,7 @@ class CheckpointWriter:
                 logger.exception("What follows a checkpoint failed; the checkpoint itself is there.")
 
     def wait(self) -> None:
-        """Returns when what was begun is on the disk.
+        """Waits for the pending write.
 
         Raises:
             CheckpointWriteError: it could not be written.
@@ -188,14 +194,14 @@ class CheckpointWriter:
             self._raise_or_report(error)
 
     def end(self) -> None:
-        """Waits, and gives the memory of the copies back."""
+        """Waits for the pending write, and frees the memory of the copies."""
         try:
             self.wait()
         finally:
             self._buffers.drop()
 
     def end_after_failure(self) -> None:
-        """As `end`, while another error is on its way to the user: one of this writer's is only reported."""
+        """Ends like `end` while another error is raised: an error of this writer is only logged."""
         try:
             self.end()
         except Exception as error:
@@ -210,7 +216,7 @@ class CheckpointWriter:
 def _staging(
     store: CheckpointStore, step: int, company: Ranks, check: Callable[[], None], *, writes: bool
 ) -> tuple[Path, Path | None]:
-    """The directory to write into, and the same if this process is to commit it."""
+    """Returns the directory to write into, and the same again if this process commits it."""
     of_main: list[Path] = []
 
     def begin() -> str:
@@ -227,7 +233,7 @@ def _staging(
 
 @contextmanager
 def fail_together(company: Ranks) -> Iterator[None]:
-    """Around what the threads of all processes do for one checkpoint: it failed in all of them if it did in one.
+    """Makes a write fail in all processes if it fails in one.
 
     Raises:
         CheckpointWriteError: in those where it did not.
@@ -248,7 +254,7 @@ def fail_together(company: Ranks) -> Iterator[None]:
 
 @contextmanager
 def discard_on_failure(store: CheckpointStore, staging: Path | None) -> Iterator[None]:
-    """Throws a staged checkpoint away if something fails."""
+    """Discards a staged checkpoint if the block fails."""
     try:
         with failures_named(store.root):
             yield
@@ -260,7 +266,7 @@ def discard_on_failure(store: CheckpointStore, staging: Path | None) -> Iterator
 
 @contextmanager
 def failures_named(root: Path) -> Iterator[None]:
-    """Says of an error of the disk what it is, what it leaves, and what to do.
+    """Turns an error of the disk into one with its cause, its effect and its cure.
 
     Raises:
         CheckpointWriteError: in its place.
@@ -282,7 +288,7 @@ def failures_named(root: Path) -> Iterator[None]:
 
 
 def _is_of_the_disk(error: Exception) -> bool:
-    """Writers in other languages report a full disk in words of their own."""
+    """Whether an error means a full disk; writers in other languages have texts of their own."""
     words = ("PytorchStreamWriter", "inline_container", "iostream", "I/O error", "IoError")
     return isinstance(error, OSError) or any(word in f"{type(error).__name__} {error}" for word in words)
 

@@ -1,12 +1,13 @@
-"""Where the large files of a checkpoint go: to the disk at once, or into a copy that is written later."""
+"""Sinks of a checkpoint's large files: written at once, or copied and written later."""
 
 from __future__ import annotations
 
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from trainwright._types import Nested
 from trainwright.checkpoint.host_copy import HostBuffers, NotPlainError
 from trainwright.host import available_bytes
 
@@ -14,11 +15,11 @@ logger = logging.getLogger(__name__)
 
 SHARE_OF_MEMORY = 0.5  # of what is available, that a copy may take
 
-Write = Callable[[Any], None]
+Write = Callable[[Nested], None]
 
 
 class CopyRequest(NamedTuple):
-    """Memory that a copy takes, and that there is, on a machine; or what stands against a copy."""
+    """Memory that a copy needs and that a machine has, in bytes; or the reason against a copy."""
 
     host: str
     lacking_bytes: int
@@ -27,7 +28,11 @@ class CopyRequest(NamedTuple):
 
 
 def why_not_copy(wishes: Sequence[CopyRequest]) -> str | None:
-    """Why processes write at once rather than copy; they share the memory of a machine. None: they copy."""
+    """Returns the reason why processes write at once, or None if they copy.
+
+    Args:
+        wishes: one of each process; processes of one host share its memory.
+    """
     for obstacle in (wish.obstacle for wish in wishes if wish.obstacle is not None):
         return obstacle
     for host in {wish.host: None for wish in wishes}:
@@ -39,36 +44,46 @@ def why_not_copy(wishes: Sequence[CopyRequest]) -> str | None:
 
 
 class FileSink(Protocol):
-    """Where large files go. `put(tree, write)` sees to it that `write` is called with the tensors as they are now.
+    """Destination of large files."""
 
-    `shared`: all processes put something here, and their writing meets, so all write at once or all later.
-    """
+    def put(self, tree: Nested, write: Write, *, shared: bool = False) -> None:
+        """Calls `write`, now or later, with the present values of the tensors.
 
-    def put(self, tree: Any, write: Write, *, shared: bool = False) -> None: ...
+        Args:
+            tree: nested tensors, on any device.
+            write: writes the tree that it gets to a file.
+            shared: whether writing is collective: all processes write at once, or all later.
+        """
+        ...
 
 
 class ImmediateSink:
-    def put(self, tree: Any, write: Write, *, shared: bool = False) -> None:
+    """Sink that writes at once."""
+
+    def put(self, tree: Nested, write: Write, *, shared: bool = False) -> None:
+        """Writes the tree."""
         write(tree)
 
 
 class DeferredSink:
-    """Copies now and writes when told to. Where memory is short, or what to copy is not plain, it writes at once.
+    """Sink that copies at once and writes in `write`. Where memory or tensors allow no copy, it writes at once.
 
     Args:
-        everybodys: gives one value of each process, by rank.
+        buffers: memory of the copies.
+        everybodys: collects one value of each process, by rank.
 
     Attributes:
-        is_shared: something was put off whose writing meets that of other processes.
+        is_shared: whether a pending write is collective.
     """
 
     def __init__(self, buffers: HostBuffers, everybodys: Callable[[CopyRequest], Sequence[CopyRequest]]) -> None:
         self.is_shared = False
         self._buffers = buffers
         self._everybodys = everybodys
-        self._writes: list[tuple[Any, Write]] = []
+        self._writes: list[tuple[Nested, Write]] = []
 
-    def put(self, tree: Any, write: Write, *, shared: bool = False) -> None:
+    def put(self, tree: Nested, write: Write, *, shared: bool = False) -> None:
+        """Copies the tree, or writes it at once where it cannot."""
         mine = self._wish(tree)
         reason = why_not_copy(self._everybodys(mine) if shared else [mine])
         if reason is None:
@@ -78,7 +93,7 @@ class DeferredSink:
         logger.info("Training waits while a file of a checkpoint is written: %s.", reason)
         write(tree)
 
-    def _wish(self, tree: Any) -> CopyRequest:
+    def _wish(self, tree: Nested) -> CopyRequest:
         host = socket.gethostname()
         try:
             return CopyRequest(host, self._buffers.missing_bytes(tree), available_bytes())
@@ -86,6 +101,7 @@ class DeferredSink:
             return CopyRequest(host, 0, 0, f"{error} cannot be copied")
 
     def write(self) -> None:
+        """Writes all copies."""
         for tree, write in self._writes:
             write(tree)
         self._writes.clear()

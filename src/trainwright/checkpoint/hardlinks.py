@@ -6,20 +6,27 @@ import filecmp
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trainwright._types import replacing
-from trainwright.checkpoint.manifest import DIGEST, Manifest
+from trainwright.checkpoint.manifest import DIGEST, FileEntry, Manifest
 
 # Small files save nothing worth having, and they are the ones that people edit in place.
 MIN_BYTES = 1 << 20
 
 
-def link_unchanged(staging: Path, files: Mapping[str, Mapping[str, Any]], before: Path) -> int:
-    """Replaces staged files by links to equal ones of an older checkpoint; returns the bytes that saves.
+def link_unchanged(staging: Path, files: Mapping[str, FileEntry], before: Path) -> int:
+    """Replaces staged files by links to equal files of an older checkpoint.
 
-    Nothing is ever written through a link: each checkpoint begins with files of its own, and a link is made only of
-    two files that are whole and equal byte for byte.
+    No file is written through a link: each checkpoint is staged with files of its own, and a link joins only two
+    complete files that are equal byte for byte.
+
+    Args:
+        staging: the staged checkpoint.
+        files: its entries of the manifest.
+        before: the older checkpoint.
+
+    Returns:
+        Bytes saved.
     """
     older = Manifest.read(before)
     saved = 0

@@ -6,9 +6,11 @@ import copy
 import mmap
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
+
+from trainwright._types import Nested
 
 ALIGNMENT = 64
 Place: TypeAlias = tuple[torch.device, int, int]
@@ -16,13 +18,13 @@ Kind: TypeAlias = tuple[int, bool]  # size of a storage in bytes, and whether it
 
 
 class NotPlainError(Exception):
-    """A tensor that is more than values in memory (quantised, sharded, sparse); it is written from where it is."""
+    """Tensor that is more than values in memory (quantised, sharded, sparse): no copy byte by byte."""
 
 
 class HostBuffers:
     """Memory for copies, kept from one snapshot to the next.
 
-    A copy has the sharing of its original: tensors that are views of one storage become views of one copy of it.
+    A copy keeps the sharing of its original: tensors that are views of one storage become views of one copy of it.
     """
 
     def __init__(self) -> None:
@@ -31,8 +33,8 @@ class HostBuffers:
         # The originals are held too: the memory of one that is gone might be another's, and look like the same.
         self._copies: dict[Place, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
-    def missing_bytes(self, tree: Any) -> int:
-        """Memory that a copy would take in addition to what is kept.
+    def missing_bytes(self, tree: Nested) -> int:
+        """Returns the bytes that a copy needs in addition to the memory kept.
 
         Raises:
             NotPlainError: a tensor in it cannot be copied byte by byte.
@@ -42,8 +44,8 @@ class HostBuffers:
         wanted = Counter(_kind(storage) for place, storage in storages.items() if place not in self._copies)
         return sum(kind[0] * max(count - len(self._free[kind]), 0) for kind, count in wanted.items())
 
-    def copy_of(self, tree: Any) -> Any:
-        """A nested value with its tensors copied into this memory, on the CPU; the rest is copied as ever.
+    def copy_of(self, tree: Nested) -> Nested:
+        """Returns a nested value with its tensors copied into this memory, on the CPU, and the rest deep-copied.
 
         Raises:
             NotPlainError: a tensor in it cannot be copied byte by byte.
@@ -59,7 +61,7 @@ class HostBuffers:
         return copy.deepcopy(tree, {id(tensor): self._twin(tensor) for tensor in originals})
 
     def _reserve(self, kinds: list[Kind]) -> None:
-        """Takes the memory that is lacking, in one piece where it need not be pinned."""
+        """Allocates the missing memory, in one piece where it need not be pinned."""
         wanted = Counter(kind for kind in kinds if not kind[1] and kind[0] > 0)
         lacking = [kind for kind, count in wanted.items() for _ in range(count - len(self._free[kind]))]
         total = sum(_aligned(size) for size, _ in lacking)
@@ -84,7 +86,7 @@ class HostBuffers:
         return target
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor's view of the copy of its storage."""
+        """Returns the tensor's view of the copy of its storage."""
         _, storage = self._copies[_place(tensor.untyped_storage())]
         twin = torch.empty(0, dtype=tensor.dtype)
         twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -93,23 +95,24 @@ class HostBuffers:
         return twin.requires_grad_(tensor.requires_grad)
 
     def end_snapshot(self) -> None:
-        """All that belongs together is copied; what comes next shares nothing with it."""
+        """Ends the sharing of storages: later copies share nothing with earlier ones."""
         self._copies.clear()
 
     def give_back(self) -> None:
-        """The copies are not needed any more; their memory is for the next ones."""
+        """Frees the copies for the next ones."""
         for key, storage in self._taken:
             self._free[key].append(storage)
         self._taken.clear()
         self.end_snapshot()
 
     def drop(self) -> None:
-        """Gives the memory itself back."""
+        """Frees the memory."""
         self.give_back()
         self._free.clear()
 
 
-def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
+def tensors_of(tree: Nested) -> Iterator[torch.Tensor]:
+    """Yields the tensors of a nested value."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, dict):
@@ -121,10 +124,10 @@ def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def check_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, if its values are what lies in its storage.
+    """Returns the tensor if its values are those in its storage.
 
     Raises:
-        NotPlainError: they are not, or not all.
+        NotPlainError: they are not.
     """
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
     if not is_plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.device.type == "meta":
@@ -141,7 +144,7 @@ def _kind(storage: torch.UntypedStorage) -> Kind:
 
 
 def _place(storage: torch.UntypedStorage) -> Place:
-    """Equal for two storages of the same memory; an empty one has no memory, and is equal to itself alone."""
+    """Returns a key that is equal for two storages of the same memory; an empty one equals only itself."""
     return storage.device, storage.data_ptr() or -storage._cdata, storage.nbytes()
 
 

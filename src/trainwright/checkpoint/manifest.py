@@ -9,11 +9,11 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import TypeAlias
 
 import xxhash
 
-from trainwright._types import MANIFEST_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, read_json
+from trainwright._types import MANIFEST_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, JSONObject, read_json
 
 FORMAT_VERSION = 1
 BLOCK_BYTES = 1 << 20
@@ -21,16 +21,18 @@ MAX_BYTES = 64 << 20  # of a manifest
 DIGEST = "xxh3"
 OLDER_DIGEST = "crc32"
 
+FileEntry: TypeAlias = JSONObject  # {"size": bytes, digest: hex digits}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint is made of.
+    """Contents of a checkpoint.
 
     Attributes:
         step: optimizer steps done.
         run_id: the run that wrote it; only this run may delete it.
         world_size: processes that trained.
-        written_at: seconds since 1970; tells the newest where several runs wrote into one directory.
+        written_at: seconds since 1970; decides the newest where several runs wrote into one directory.
         cursor: position in the data, as `data.cursor.Cursor` stores it.
         files: path below the checkpoint -> {"size": bytes, "xxh3": 16 hex digits}.
     """
@@ -39,23 +41,24 @@ class Manifest:
     run_id: str
     world_size: int = 1
     written_at: float = field(default_factory=time.time)
-    cursor: dict[str, Any] | None = None
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cursor: JSONObject | None = None
+    files: dict[str, FileEntry] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     @property
     def identity(self) -> str:
-        """The same for two copies of one checkpoint, and for no other one."""
+        """Checksum that is equal for copies of one checkpoint only."""
         return _checksum_of(asdict(self))
 
     def write(self, folder: Path) -> None:
+        """Writes the manifest into a checkpoint."""
         values = asdict(self)
         text = json.dumps({**values, "crc32": _checksum_of(values)}, indent=2, sort_keys=True)
         (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
-        """The manifest of a checkpoint; None if it has none (another trainer wrote it) or it is damaged."""
+        """Reads the manifest of a checkpoint; None if it has none (another trainer wrote it) or a damaged one."""
         try:
             values = read_json(folder / MANIFEST_NAME, max_bytes=MAX_BYTES)
             if values.pop("crc32") != _checksum_of(values):
@@ -73,19 +76,19 @@ class Manifest:
         )
 
 
-def _checksum_of(values: dict[str, Any]) -> str:
+def _checksum_of(values: JSONObject) -> str:
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Regular files of a checkpoint, the manifest left out."""
+    """Yields the regular files of a checkpoint but the manifest."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != folder / MANIFEST_NAME:
             yield path
 
 
-def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size and digest of each file that was just written."""
+def describe_files(folder: Path) -> dict[str, FileEntry]:
+    """Returns size and digest of each file of a checkpoint that was just written."""
     return {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, DIGEST: _digest_of_written(path)}
         for path in files_below(folder)
@@ -93,7 +96,7 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _digest_of_written(path: Path) -> str:
-    """As `digest`, without a copy of the file: what was just written is in memory, and nobody else shortens it."""
+    """Computes `digest` over a mapping of the file, which was just written, so no process shortens it."""
     value = xxhash.xxh3_64()
     if path.stat().st_size > 0:  # nothing cannot be mapped
         with (
@@ -111,7 +114,7 @@ def _digest_of_written(path: Path) -> str:
 
 
 def digest(path: Path, kind: str = DIGEST) -> str:
-    """A checksum of a file; the older kind is only read."""
+    """Returns the checksum of a file; the older kind is only for reading."""
     value, crc = xxhash.xxh3_64(), 0
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
@@ -123,12 +126,12 @@ def digest(path: Path, kind: str = DIGEST) -> str:
 
 
 def find_problem(folder: Path) -> str | None:
-    """Why a checkpoint cannot be trusted, naming the file; None if all that its manifest lists is there, unchanged."""
+    """Returns the first problem of a checkpoint, with its file; None if all files of the manifest are unchanged."""
     return next(problems(folder), None)
 
 
 def problems(folder: Path) -> Iterator[str]:
-    """All that is wrong with a checkpoint.
+    """Yields all problems of a checkpoint.
 
     A checkpoint without a manifest is accepted if it has a trainer state: transformers writes that file last.
     """
@@ -149,7 +152,7 @@ def problems(folder: Path) -> Iterator[str]:
             yield problem
 
 
-def _problem_of_file(folder: Path, name: str, expected: dict[str, Any]) -> str | None:
+def _problem_of_file(folder: Path, name: str, expected: FileEntry) -> str | None:
     if is_outside(name):
         return f"{MANIFEST_NAME} names {name!r}, which lies outside of the directory"
     path, kind = folder / name, next((kind for kind in (DIGEST, OLDER_DIGEST) if kind in expected), None)
@@ -165,7 +168,7 @@ def _problem_of_file(folder: Path, name: str, expected: dict[str, Any]) -> str |
 
 
 def is_outside(name: str) -> bool:
-    """Whether a path that a file of a checkpoint names leads out of its directory, on any system."""
+    """Whether a path in a file of a checkpoint leads out of its directory, on any system."""
     return any(path.is_absolute() or path.drive or ".." in path.parts for path in _as_paths(name))
 
 
@@ -174,7 +177,7 @@ def _as_paths(name: str) -> tuple[PurePosixPath | PureWindowsPath, ...]:
 
 
 def links_that_leave(folder: Path) -> Iterator[str]:
-    """Links in a checkpoint that point to something outside of it, or nowhere."""
+    """Yields the links in a checkpoint that lead out of it, or nowhere."""
     inside = folder.resolve()
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():

@@ -28,14 +28,22 @@ RESULTS = ("_results.json",)
 
 
 class ShardedReader(Protocol):
-    """Reads checkpoints whose weights several processes wrote, each its part."""
+    """Reader of checkpoints whose weights several processes wrote in parts."""
 
     def has_weights(self, folder: Path) -> bool: ...
     def read_weights(self, folder: Path) -> dict[str, torch.Tensor]: ...
 
 
 def export_model(checkpoint: Path, folder: Path, *, parts: ShardedReader) -> list[Path]:
-    """Writes the model into `folder` and returns the files; shards and parts become one file.
+    """Writes the model of a checkpoint; shards and parts become one file.
+
+    Args:
+        checkpoint: a checkpoint of any layout.
+        folder: must be empty or missing.
+        parts: reads weights in parts.
+
+    Returns:
+        The files written.
 
     Raises:
         CheckpointNotFoundError: there is no such directory.
@@ -92,7 +100,7 @@ def _settings(checkpoint: Path) -> Iterator[Path]:
 
 
 def _adapters(checkpoint: Path) -> Iterator[Path]:
-    """Those of the checkpoint itself, and named ones in directories below it."""
+    """Yields the adapters of the checkpoint itself, and named ones in directories below it."""
     for weights in sorted([*checkpoint.glob(ADAPTER_WEIGHTS_NAME), *checkpoint.glob(f"*/{ADAPTER_WEIGHTS_NAME}")]):
         yield weights
         if weights.parent != checkpoint and (weights.parent / "adapter_config.json").is_file():

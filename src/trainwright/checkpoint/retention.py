@@ -1,4 +1,4 @@
-"""Which old checkpoints may go. Pure decisions: nothing here touches the disk.
+"""Retention: decides which old checkpoints may be deleted. Pure functions without disk access.
 
 Only checkpoints that this run wrote are ever deleted, and among these never the one that was just written (nor those
 of later steps, which a run that went back will write again) and never the best. Of the others stay the last ones up to
@@ -21,12 +21,12 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """What stays.
+    """Rules of the checkpoints to keep.
 
     Attributes:
-        last: so many of the newest, the best one counted in; None: all. With 1 that can make two: newest and best.
-        every_steps: beyond the limit, the checkpoints of multiples of so many steps.
-        every_s: beyond the limit, the oldest, and then the first that is so many seconds younger than the last kept.
+        last: number of the newest ones, the best one included; None for all. With 1 these can be two: newest and best.
+        every_steps: beyond that number, the checkpoints at multiples of this many steps.
+        every_s: beyond that number, the oldest, and then each that is at least this many seconds younger than the last.
     """
 
     last: int | None = None
@@ -35,11 +35,12 @@ class Keep:
 
 
 def to_remove(saved: Iterable[Saved], keep: Keep, *, newest: int, best: int | None = None) -> set[int]:
-    """Steps whose checkpoints may be deleted after a save.
+    """Returns the steps whose checkpoints may be deleted after a save.
 
     Args:
         saved: the checkpoints of this run, and of no other.
         newest: the step that was just saved.
+        keep: the rules.
         best: step of the best checkpoint.
     """
     behind = sorted((one for one in saved if one.step <= newest), key=lambda one: one.step)
@@ -55,7 +56,7 @@ def to_remove(saved: Iterable[Saved], keep: Keep, *, newest: int, best: int | No
 
 
 def milestones(saved: list[Saved], keep: Keep) -> set[int]:
-    """Steps, oldest first, that stay for good. A later answer holds the same ones, so none is missed."""
+    """Returns the steps that are kept for good. A later call returns them again."""
     found = {one.step for one in saved if keep.every_steps and one.step % keep.every_steps == 0}
     if keep.every_s is None:
         return found

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -14,12 +14,14 @@ import torch
 from trainwright._types import RNG_STATE_NAME
 from trainwright.errors import CheckpointError
 
+States: TypeAlias = dict[str, Any]  # generator -> its state, each of its own type
+NumpyState: TypeAlias = "tuple[str, np.ndarray[Any, Any], int, int, float]"
 
-def capture() -> dict[str, Any]:
-    """States of python's, numpy's and torch's generators, in the form that transformers reads too."""
-    state: Any = np.random.get_state(legacy=True)
-    kind, keys, position, has_gauss, cached = state
-    states: dict[str, Any] = {
+
+def capture() -> States:
+    """Returns the states of python's, numpy's and torch's generators, in the form that transformers reads too."""
+    kind, keys, position, has_gauss, cached = cast(NumpyState, np.random.get_state(legacy=True))
+    states: States = {
         "python": random.getstate(),
         "numpy": (str(kind), keys.tolist(), int(position), int(has_gauss), float(cached)),
         "cpu": torch.get_rng_state(),
@@ -32,8 +34,8 @@ def capture() -> dict[str, Any]:
     return states
 
 
-def restore(states: dict[str, Any]) -> None:
-    """Sets what `capture` returned; devices that this machine lacks are left out."""
+def restore(states: States) -> None:
+    """Sets the states of `capture`; those of devices that this machine lacks are left out."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["cpu"])
@@ -58,7 +60,7 @@ def unchanged_random_states() -> Iterator[None]:
 
 
 def derive(step: int, rank: int) -> None:
-    """States for a process that has none of its own yet, from the process's number and where the run stands."""
+    """Seeds a process without states of its own from the step of the run and its rank."""
     seed = int(np.random.SeedSequence([step, rank]).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)
@@ -66,13 +68,23 @@ def derive(step: int, rank: int) -> None:
 
 
 def file_name(rank: int, num_processes: int, name: str = RNG_STATE_NAME) -> str:
-    """Name of a process's file in a checkpoint: of its random states, or of what else `name` says."""
+    """Returns the name of a process's file in a checkpoint: of its random states, or of what else `name` says."""
     stem, dot, ending = name.partition(".")
     return name if num_processes == 1 else f"{stem}_{rank}{dot}{ending}"
 
 
 def find_file(folder: str | Path, *, rank: int, num_processes: int, name: str = RNG_STATE_NAME) -> Path | None:
-    """Path of a process's file, also if another number of processes wrote the checkpoint; None if it has none."""
+    """Returns the path of a process's file, also if another number of processes wrote the checkpoint, or None.
+
+    Args:
+        folder: of the checkpoint.
+        rank: the process's.
+        num_processes: of the present run.
+        name: the file's in a checkpoint of one process.
+
+    Returns:
+        None where the process has no file. The first process also takes the one of another number of processes.
+    """
     path = Path(folder) / file_name(rank, num_processes, name)
     if path.is_file():
         return path
@@ -80,17 +92,22 @@ def find_file(folder: str | Path, *, rank: int, num_processes: int, name: str = 
 
 
 def find_first_file(folder: str | Path, name: str = RNG_STATE_NAME) -> Path | None:
-    """Path of the first process's file, whether one process wrote the checkpoint or several; None if it has none."""
+    """Returns the path of the first process's file, whether one process wrote the checkpoint or several, or None."""
     paths = [Path(folder) / file_name(0, num_processes, name) for num_processes in (1, 2)]
     return next((path for path in paths if path.is_file()), None)
 
 
-def save(path: Path, states: dict[str, Any]) -> None:
+def save(path: Path, states: States) -> None:
+    """Writes states to a file."""
     torch.save(states, path)
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Reads a file of `save`, or of transformers (whose numpy state is an array)."""
+def load(path: Path) -> States:
+    """Reads a file of `save`, or of transformers (whose numpy state is an array).
+
+    Raises:
+        CheckpointError: it holds other than plain states.
+    """
     try:
         with torch.serialization.safe_globals(numpy_globals()):
             return torch.load(path, weights_only=True, map_location="cpu")  # type: ignore[no-any-return]
@@ -98,7 +115,7 @@ def load(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read as plain random states: {error}") from error
 
 
-def numpy_globals() -> list[Any]:
-    """What an array of numpy needs to load under torch's weights-only loading."""
+def numpy_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:  # as torch declares it
+    """Returns what an array of numpy needs to load under torch's weights-only loading."""
     core: Any = np._core if hasattr(np, "_core") else np.core
     return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]

@@ -1,4 +1,4 @@
-"""Directories of checkpoints: staged, committed by rename, listed, deleted. What lies in them is not its business.
+"""Directories of checkpoints: staged, committed by rename, listed, deleted. Their contents are no concern of this file.
 
 A checkpoint exists or it does not: files are written into a staging directory beside the final one, flushed to disk,
 listed in a manifest, and the directory is renamed. A reader never sees a half-written checkpoint under its final name.
@@ -32,7 +32,7 @@ _IN_USE: set[Path] = set()  # staging directories that this process is writing, 
 
 
 class CheckpointStore:
-    """The checkpoints below one output directory."""
+    """Store of the checkpoints below one output directory."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
@@ -41,16 +41,16 @@ class CheckpointStore:
         return self.root / f"{PREFIX_CHECKPOINT_DIR}-{step}"
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints on disk, oldest first."""
+        """Returns the steps of the checkpoints on disk, oldest first."""
         return sorted(step for step, _ in _finals(self.root))
 
     def owned_by(self, run_id: str) -> set[int]:
-        """Steps of the checkpoints that a run wrote."""
+        """Returns the steps of the checkpoints that a run wrote."""
         manifests = {step: Manifest.read(path) for step, path in _finals(self.root)}
         return {step for step, manifest in manifests.items() if manifest is not None and manifest.run_id == run_id}
 
     def stage(self, step: int) -> Path:
-        """An empty directory to write a checkpoint into."""
+        """Makes an empty directory to write a checkpoint into."""
         staging = self._beside(step, "staging")
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
@@ -100,13 +100,13 @@ class CheckpointStore:
         shutil.rmtree(going, ignore_errors=True)
 
     def clean(self) -> None:
-        """Removes what dead processes of this machine left half-written; what a live one is writing stays."""
+        """Removes incomplete checkpoints of dead processes of this machine; those of live ones stay."""
         self._finish_commits()
         for path, _ in self._left_over():
             shutil.rmtree(path, ignore_errors=True)
 
     def _finish_commits(self) -> None:
-        """A process that died between the two renames of `commit` left the old and the new one under other names."""
+        """Completes commits of processes that died between the two renames of `commit`."""
         for purpose in ("staging", "replaced"):  # the new one if it is complete, else the old one
             for path, match in self._left_over():
                 final = self.path(int(match["step"]))
@@ -114,7 +114,7 @@ class CheckpointStore:
                     path.rename(final)
 
     def _left_over(self) -> list[tuple[Path, re.Match[str]]]:
-        """Directories that dead processes of this machine left beside the checkpoints."""
+        """Returns the directories that dead processes of this machine left beside the checkpoints."""
         names = [(path, _BESIDE.match(path.name)) for path in (self.root.iterdir() if self.root.is_dir() else ())]
         here, used = socket.gethostname(), _IN_USE
         return [
@@ -124,7 +124,7 @@ class CheckpointStore:
         ]
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that verifies; says which newer ones it skipped, and why."""
+        """Returns the newest checkpoint that verifies; warns of newer ones that do not, with the reason."""
         self._finish_commits()
         for path in _newest_first(self.root):
             problem = find_problem(path)
@@ -135,7 +135,7 @@ class CheckpointStore:
 
 
 def verified(path: str | Path) -> Path:
-    """A checkpoint that the user named.
+    """Verifies a checkpoint that the user named, and returns its path.
 
     Raises:
         CheckpointNotFoundError: there is no such directory.
@@ -158,13 +158,13 @@ def verified(path: str | Path) -> Path:
 
 
 def get_last_checkpoint(folder: str | Path) -> str | None:
-    """Path of the newest complete checkpoint in a directory; None if there is none (or no such directory)."""
+    """Returns the path of the newest complete checkpoint in a directory; None if there is none."""
     latest = CheckpointStore(folder).latest()
     return None if latest is None else str(latest)
 
 
 def _newest_first(root: Path) -> list[Path]:
-    """Checkpoints by the run that wrote last, then by step.
+    """Returns the checkpoints by the run that wrote last, then by step.
 
     In a directory with several runs the highest step need not be the newest; within one the clock decides nothing.
     """

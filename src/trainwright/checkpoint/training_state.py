@@ -1,30 +1,51 @@
-"""What a checkpoint holds besides the weights, and how each of it is written and read."""
+"""Files of a checkpoint besides the weights: optimizer, schedule, scaler, arguments; written and read."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
-from trainwright._types import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINING_ARGS_JSON_NAME, TRAINING_ARGS_NAME
+from trainwright._types import (
+    OPTIMIZER_NAME,
+    SCALER_NAME,
+    SCHEDULER_NAME,
+    TRAINING_ARGS_JSON_NAME,
+    TRAINING_ARGS_NAME,
+    StateDict,
+)
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.rng import numpy_globals
 from trainwright.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
-def save_optimizer(state: dict[str, Any], folder: Path, *, sink: FileSink = IMMEDIATE) -> None:
+    from trainwright.config.protocol import Arguments
+
+
+class Stateful(Protocol):
+    """Object with a state in torch's form: a schedule, a scaler, a backend's wrapper of one."""
+
+    def state_dict(self) -> StateDict: ...
+    def load_state_dict(self, state_dict: StateDict, /) -> object: ...
+
+
+def save_optimizer(state: StateDict, folder: Path, *, sink: FileSink = IMMEDIATE) -> None:
+    """Writes an optimizer's `state_dict` through a sink, which may write it later."""
     sink.put(state, lambda copied: _save_large(copied, folder / OPTIMIZER_NAME))
 
 
-def save_scheduler(scheduler: Any, folder: Path) -> None:
+def save_scheduler(scheduler: Stateful, folder: Path) -> None:
+    """Writes the state of a learning-rate schedule."""
     torch.save(scheduler.state_dict(), folder / SCHEDULER_NAME)
 
 
-def _save_large(state: Any, path: Path) -> None:
-    """Without the checksums inside of the file: they take longer than writing it, and the manifest has a better one."""
+def _save_large(state: object, path: Path) -> None:
+    """Writes without the checksums inside the file: they are slow, and the manifest has a better one."""
     were_on = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
@@ -34,13 +55,19 @@ def _save_large(state: Any, path: Path) -> None:
 
 
 def load_optimizer(
-    optimizer: Any, folder: Path, *, load: Callable[[Any, dict[str, Any]], None], holds_parts: bool = False
+    optimizer: Optimizer, folder: Path, *, load: Callable[[Optimizer, StateDict], None], holds_parts: bool = False
 ) -> None:
-    """Loads its state by `load(optimizer, state)`; `holds_parts`: of parameters, so that their shapes tell nothing.
+    """Loads the state of an optimizer.
+
+    Args:
+        optimizer: of the run.
+        folder: the checkpoint.
+        load: puts the state into the optimizer.
+        holds_parts: whether the state is of parts of parameters, whose shapes cannot be checked.
 
     Raises:
-        CheckpointError: the file is missing, or the optimizer in it is of another kind. Going on with a fresh optimizer
-            at the full rate would ruin a run silently.
+        CheckpointError: the file is missing, or its optimizer is of another kind: a new optimizer at the full rate
+            would ruin a run silently.
     """
     _check_is_there(folder, OPTIMIZER_NAME)
     state = _load(folder / OPTIMIZER_NAME)
@@ -56,8 +83,8 @@ def load_optimizer(
         ) from error
 
 
-def load_scheduler(scheduler: Any, folder: Path) -> None:
-    """Loads its state.
+def load_scheduler(scheduler: Stateful, folder: Path) -> None:
+    """Loads the state of a learning-rate schedule.
 
     Raises:
         CheckpointError: the file is missing.
@@ -75,7 +102,7 @@ def _check_is_there(folder: Path, name: str) -> None:
         )
 
 
-def _check_same_settings(optimizer: Any, state: Any) -> None:
+def _check_same_settings(optimizer: Optimizer, state: StateDict) -> None:
     """Raises ValueError if the state is another kind's: its groups lack a setting that this optimizer reads."""
     for mine, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
         lacking = sorted(set(mine) - set(saved) - {"initial_lr"})
@@ -83,7 +110,7 @@ def _check_same_settings(optimizer: Any, state: Any) -> None:
             raise ValueError(f"the state has no {', '.join(lacking)}, so it is another optimizer's")
 
 
-def _check_same_shapes(optimizer: Any, state: Any) -> None:
+def _check_same_shapes(optimizer: Optimizer, state: StateDict) -> None:
     """Raises ValueError if a state belongs to a parameter of another shape."""
     if not type(optimizer).__module__.startswith("torch.optim"):
         return  # others keep states of another shape than the parameter's: projected, quantised
@@ -95,17 +122,19 @@ def _check_same_shapes(optimizer: Any, state: Any) -> None:
                 raise ValueError(f"{name} of parameter {index} is {tuple(saved.shape)}, not {tuple(parameter.shape)}")
 
 
-def save_scaler(scaler: Any, folder: Path) -> None:
+def save_scaler(scaler: Stateful | None, folder: Path) -> None:
+    """Writes the state of a gradient scaler, if there is one."""
     if scaler is not None:
         torch.save(scaler.state_dict(), folder / SCALER_NAME)
 
 
-def load_scaler(scaler: Any, folder: Path) -> None:
+def load_scaler(scaler: Stateful | None, folder: Path) -> None:
+    """Loads the state of a gradient scaler, if there is one and the checkpoint has it."""
     if scaler is not None and (folder / SCALER_NAME).is_file():
         scaler.load_state_dict(_load(folder / SCALER_NAME))
 
 
-def save_data_position(position: dict[str, Any], path: Path) -> None:
+def save_data_position(position: StateDict, path: Path) -> None:
     """Writes where a stream or a user's dataloader stands: what the cursor in the manifest does not say.
 
     Args:
@@ -115,8 +144,8 @@ def save_data_position(position: dict[str, Any], path: Path) -> None:
     torch.save(position, path)
 
 
-def load_data_position(path: Path) -> dict[str, Any]:
-    """The position that `save_data_position` wrote.
+def load_data_position(path: Path) -> StateDict:
+    """Reads the position that `save_data_position` wrote.
 
     Args:
         path: of one process.
@@ -125,19 +154,19 @@ def load_data_position(path: Path) -> dict[str, Any]:
         CheckpointError: the file cannot be read as plain values.
     """
     with torch.serialization.safe_globals(numpy_globals()):
-        position: dict[str, Any] = _load(path)
+        position: StateDict = _load(path)
     return position
 
 
-def save_arguments(args: Any, folder: Path) -> None:
-    """The arguments as JSON, and as a plain dict in the file where readers of transformers' checkpoints look."""
+def save_arguments(args: Arguments, folder: Path) -> None:
+    """Writes the arguments as JSON, and as a plain dict in the file that readers of transformers' checkpoints use."""
     values = json.loads(args.to_json_string())
     (folder / TRAINING_ARGS_JSON_NAME).write_text(json.dumps(values, indent=2, sort_keys=True), encoding="utf-8")
     torch.save(values, folder / TRAINING_ARGS_NAME)
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> StateDict:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return cast(StateDict, torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read as plain tensors and numbers: {error}") from error

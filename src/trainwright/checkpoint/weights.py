@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import safetensors.torch
 import torch
@@ -23,18 +23,34 @@ WEIGHTS_NAME = "pytorch_model.bin"
 ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
 MAX_INDEX_BYTES = 256 << 20
 
+Weights: TypeAlias = dict[str, torch.Tensor]
+Pretrained: TypeAlias = Any  # a model (or its configuration) of transformers or peft, with their methods
+
+
+class MissingKeys(Protocol):
+    """Names that did not match, as `nn.Module.load_state_dict` returns them."""
+
+    @property
+    def missing_keys(self) -> list[str]: ...
+    @property
+    def unexpected_keys(self) -> list[str]: ...
+
 
 def save_weights(
-    model: nn.Module, folder: Path, *, state_dict: dict[str, Any] | None = None, sink: FileSink = IMMEDIATE
+    model: nn.Module, folder: Path, *, state_dict: Weights | None = None, sink: FileSink = IMMEDIATE
 ) -> None:
     """Writes a model so that `from_pretrained` (or `load_weights`) reads it.
 
-    Tied and shared weights of a plain module are written once, non-contiguous ones as contiguous. A `sink` that puts
-    writing off gets the weights alone; a model whose `save_pretrained` is not known to take them so is written at once.
-    With an empty `state_dict`, only what describes the model is written: its weights are elsewhere.
+    Tied and shared weights of a plain module are written once, non-contiguous ones as contiguous.
+
+    Args:
+        model: a model of transformers or peft, or any module.
+        folder: made if missing.
+        state_dict: the weights, where the model does not hold them as a whole; empty to write only the configuration.
+        sink: writes the weights, perhaps later; a model whose own `save_pretrained` reads the model is written at once.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    saver: Any = getattr(model, "save_pretrained", None)
+    saver: Pretrained = getattr(model, "save_pretrained", None)
     if state_dict is not None and not state_dict:
         return _save_description(model, folder)
     if saver is None:
@@ -42,7 +58,7 @@ def save_weights(
         path = folder / SAFE_WEIGHTS_NAME
         sink.put(state, lambda copied: safetensors.torch.save_file(copied, path, metadata={"format": "pt"}))
     elif _takes_its_weights(model):
-        twin: Any = _as_it_is_now(model)
+        twin: Pretrained = _as_it_is_now(model)
         sink.put(
             model.state_dict() if state_dict is None else state_dict,
             lambda copied: _save_pretrained(twin.save_pretrained, folder, copied),
@@ -51,8 +67,8 @@ def save_weights(
         _save_pretrained(saver, folder, state_dict)
 
 
-def _save_description(model: Any, folder: Path) -> None:
-    configs: list[Any] = [getattr(model, "config", None), getattr(model, "generation_config", None)]
+def _save_description(model: nn.Module, folder: Path) -> None:
+    configs: list[Pretrained] = [getattr(model, "config", None), getattr(model, "generation_config", None)]
     adapters = getattr(model, "peft_config", None)
     configs += adapters.values() if isinstance(adapters, dict) else ()
     for config in configs:
@@ -60,24 +76,24 @@ def _save_description(model: Any, folder: Path) -> None:
             config.save_pretrained(folder)
 
 
-def _without_repetitions(model: nn.Module, state_dict: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Weights of a plain module, those that it has under several names under the first one."""
+def _without_repetitions(model: nn.Module, state_dict: Weights) -> dict[str, torch.Tensor]:
+    """Returns the weights of a plain module, tied ones under their first name."""
     first: dict[int, str] = {}
     named = model.named_parameters(remove_duplicate=False)
     repeated = {name for name, parameter in named if first.setdefault(id(parameter), name) != name}
     return {name: tensor.contiguous() for name, tensor in state_dict.items() if name not in repeated}
 
 
-def _save_pretrained(saver: Any, folder: Path, state_dict: dict[str, Any] | None) -> None:
+def _save_pretrained(saver: Callable[..., object], folder: Path, state_dict: Weights | None) -> None:
     model = getattr(saver, "__self__", None)
     with _without_progress_bars(), _as_a_whole(model) if state_dict is not None else nullcontext():
         saver(folder, state_dict=state_dict)
 
 
 @contextmanager
-def _as_a_whole(model: Any) -> Iterator[None]:
-    """Its weights are whole here: transformers must not wait for processes that it thinks have parts of them."""
-    config: Any = getattr(model, "config", None)
+def _as_a_whole(model: nn.Module | None) -> Iterator[None]:
+    """Hides the distributed configuration: transformers must not wait for processes with parts of the weights."""
+    config: Pretrained = getattr(model, "config", None)
     sizes = getattr(config, "distributed_config", None)
     if sizes is None:
         yield
@@ -89,8 +105,8 @@ def _as_a_whole(model: Any) -> Iterator[None]:
         config.distributed_config = sizes
 
 
-def _takes_its_weights(model: Any) -> bool:
-    """Whether its `save_pretrained` is transformers' own, and writes what it is given and not what the model has."""
+def _takes_its_weights(model: nn.Module) -> bool:
+    """Whether `save_pretrained` is transformers' own, and writes the given weights and not the model's."""
     cls = optional_class("transformers", "PreTrainedModel")
     own = getattr(cls, "save_pretrained", None)
     reads_the_model = ("hf_quantizer", "_hf_peft_config_loaded", "hf_device_map")
@@ -101,8 +117,8 @@ def _takes_its_weights(model: Any) -> bool:
     )
 
 
-def _as_it_is_now(model: Any) -> Any:
-    """The model with its settings copied: what is written later must not show what changed meanwhile."""
+def _as_it_is_now(model: nn.Module) -> nn.Module:
+    """Copies a model with its settings, not its weights: a later write must not show later settings."""
     try:
         twin = copy.copy(model)
     except TypeError:  # a model in parts cannot be copied, and is not written later
@@ -115,14 +131,14 @@ def _as_it_is_now(model: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What did not match when weights were loaded; names that a file holds under another name are left out."""
+    """Names that did not match when weights were loaded, but for those that a file holds under another name."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
 
 def _each_once(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The state of a plain module with tied weights under their first name only, each in memory of its own."""
+    """Returns the state of a plain module with tied weights under their first name, each in memory of its own."""
     state, seen = {}, set()
     for name, tensor in model.state_dict().items():
         place = (tensor.data_ptr(), tensor.shape, tensor.stride())
@@ -136,7 +152,7 @@ def _each_once(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """transformers draws a bar for each save; a run has one bar, its own."""
+    """Turns transformers' progress bars off."""
     from transformers.utils import logging as hf_logging
 
     was_on = hf_logging.is_progress_bar_enabled()
@@ -148,8 +164,10 @@ def _without_progress_bars() -> Iterator[None]:
             hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def into_whole_model(model: nn.Module, state_dict: Mapping[str, torch.Tensor]) -> Any:
-    return model.load_state_dict(state_dict, strict=False)
+def into_whole_model(model: nn.Module, state_dict: Mapping[str, torch.Tensor]) -> MissingKeys:
+    """Loads weights that this process holds as a whole, and returns the names that did not match."""
+    result: MissingKeys = model.load_state_dict(state_dict, strict=False)
+    return result
 
 
 def load_weights(
@@ -157,16 +175,21 @@ def load_weights(
     folder: Path,
     *,
     found: Mapping[str, torch.Tensor] | None = None,
-    load: Callable[[nn.Module, Mapping[str, torch.Tensor]], Any] = into_whole_model,
+    load: Callable[[nn.Module, Mapping[str, torch.Tensor]], MissingKeys] = into_whole_model,
 ) -> LoadResult:
-    """Loads weights into a model as it stands, and returns what the file lacked or had too much.
+    """Loads weights into a model in place.
 
     Args:
+        model: of any kind that `save_weights` takes.
+        folder: the checkpoint.
         found: weights of the checkpoint that were read already.
         load: puts them into the model, and returns the keys that did not match.
 
+    Returns:
+        Names that the file lacked, or had in addition.
+
     Raises:
-        CheckpointError: no weights there, or of another shape.
+        CheckpointError: there are no weights, or weights of another shape.
     """
     if is_adapter(model) and found is None:
         _load_adapter(model, folder)
@@ -180,7 +203,7 @@ def load_weights(
         raise CheckpointError(f"The weights in {folder} do not fit {type(model).__name__}: {error}") from error
     if is_adapter(model):  # the weights that it adapts are not in a checkpoint
         return LoadResult([], list(result.unexpected_keys))
-    tie_weights: Any = getattr(model, "tie_weights", None)
+    tie_weights: Callable[[], object] | None = getattr(model, "tie_weights", None)
     if result.missing_keys and tie_weights is not None:
         tie_weights()
     shared = _shared_names(model)
@@ -200,12 +223,12 @@ def _read_all(folder: Path) -> dict[str, torch.Tensor]:
     return state_dict
 
 
-def _in_the_models_names(model: Any, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights under the names (and in the shapes) that the model has now.
+def _in_the_models_names(model: Pretrained, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Converts weights to the names and shapes of the model.
 
     `save_pretrained` writes some models, such as ViT, in the names of an older version; `from_pretrained` translates.
     """
-    loader: Any = getattr(type(model), "from_pretrained", None)
+    loader: Pretrained = getattr(type(model), "from_pretrained", None)
     own = model.state_dict()
     if loader is None or not is_instance_of(model, "transformers", "PreTrainedModel"):
         return state_dict
@@ -222,7 +245,11 @@ def _in_the_models_names(model: Any, state_dict: dict[str, torch.Tensor]) -> dic
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Files that hold the weights of a checkpoint; empty if there are none."""
+    """Returns the files with the weights of a checkpoint; empty if there are none.
+
+    Raises:
+        CheckpointError: the index is damaged, or names files outside of its directory.
+    """
     for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
         if (folder / name).is_file():
             return [folder / name]
@@ -240,6 +267,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def is_adapter(model: nn.Module) -> bool:
+    """Whether a model is one of peft."""
     return is_instance_of(model, "peft", "PeftModel")
 
 
@@ -252,7 +280,7 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{file} cannot be read as weights: {error}. Use another checkpoint.") from error
 
 
-def _load_adapter(model: Any, folder: Path) -> None:
+def _load_adapter(model: Pretrained, folder: Path) -> None:
     active = model.active_adapters[0]
     named = [p.parent for p in sorted(folder.glob(f"*/{ADAPTER_WEIGHTS_NAME}"))]
     if not (folder / ADAPTER_WEIGHTS_NAME).is_file() and not named:
@@ -266,7 +294,7 @@ def _load_adapter(model: Any, folder: Path) -> None:
 
 
 def _shared_names(model: nn.Module) -> set[str]:
-    """Names of parameters and buffers that are stored under another name too; a file holds each tensor once."""
+    """Returns the names of tensors that have another name too; a file holds each tensor once."""
     first: dict[int, str] = {}
     shared = set()
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:

@@ -1,1 +1,1 @@
-"""The command line: a file for each command, the recipes of `train`, and their tasks."""
+"""The command line: commands, the recipes of `train`, and their tasks."""

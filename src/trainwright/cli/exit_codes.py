@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and what a person is told where it could not do what was asked.
+"""Exit codes and error messages of commands.
 
 0    done
 1    it failed while it worked, or a checkpoint is damaged, or a check found an error
@@ -40,7 +40,7 @@ OF_THE_USER = (
 
 @contextmanager
 def reporting() -> Iterator[None]:
-    """Turns errors that were raised on purpose into their message and an exit code; any other is a traceback."""
+    """Turns the library's errors into their message and an exit code; any other error is a traceback."""
     try:
         yield
     except OF_THE_USER as error:
@@ -52,12 +52,12 @@ def reporting() -> Iterator[None]:
 
 
 def tell(problem: str) -> None:
-    """Says what is wrong, once where several processes find the same."""
+    """Prints a problem, once where several processes find the same."""
     if World.detect().process_index == 0:
         typer.echo(problem, err=True)
 
 
 def say(word: str, line: str) -> None:
-    """A line for the person who watches, in the style of the plan that a run shows when it starts."""
+    """Prints a line in the style of the plan that a run shows when it starts."""
     if World.detect().process_index == 0:
         typer.echo(f"{word:<10}{line}")

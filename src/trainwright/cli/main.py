@@ -1,4 +1,4 @@
-"""`trainwright ...`: the commands, each in a file of its own. Nothing heavy is imported before one of them runs."""
+"""`trainwright ...`: the commands. Nothing heavy is imported before one of them runs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ from typing import Annotated
 import typer
 
 from trainwright.cli.check import check
-from trainwright.cli.compare import compare
+from trainwright.cli.checkpoint_commands import export, verify
 from trainwright.cli.env import env
-from trainwright.cli.export import export
-from trainwright.cli.init import init
-from trainwright.cli.push import push
-from trainwright.cli.report import report
-from trainwright.cli.resume import resume
-from trainwright.cli.runs import runs
-from trainwright.cli.train import train
-from trainwright.cli.verify import verify
+from trainwright.cli.run_commands import compare, push, report, runs
+from trainwright.cli.training_commands import init, resume, train
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -12,6 +12,7 @@ USAGE = "usage: python -m trainwright.compat (script.py | -m module) [arguments 
 
 
 def main() -> None:
+    """Runs the script or module that the command line names, with transformers' names replaced."""
     given = sys.argv[1:]
     is_module = given[:1] == ["-m"]
     given = given[1:] if is_module else given

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainwright._types import Nested
 from trainwright.tensor_tree import map_nested, nested_truncate
 
 
-def distributed_concat(tensor: Any, num_total_examples: int | None = None) -> Any:
-    """A nested value of tensors, equal in shape on all processes, joined along the first dimension and cut there.
+def distributed_concat(tensor: Nested, num_total_examples: int | None = None) -> Nested:
+    """Joins nested tensors of all processes (of equal shapes) along the first dimension, cut to `num_total_examples`.
 
     Raises:
         AssertionError: there is no process group.
@@ -28,7 +29,7 @@ def distributed_broadcast_scalars(
     num_total_examples: int | None = None,
     device: torch.device | str | None = "cuda",
 ) -> torch.Tensor:
-    """Numbers of all processes in one tensor.
+    """Joins numbers of all processes into one tensor, cut to `num_total_examples`.
 
     Raises:
         AssertionError: there is no process group.
@@ -48,7 +49,7 @@ def _gathered(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def torch_distributed_zero_first(local_rank: int) -> Iterator[None]:
-    """The process with local rank 0 goes first, the others wait for it; -1: there is only one."""
+    """Runs the block on local rank 0 first, while the others wait; rank -1 is a single process."""
     if local_rank > 0:
         dist.barrier()
     yield
@@ -57,9 +58,9 @@ def torch_distributed_zero_first(local_rank: int) -> Iterator[None]:
 
 
 def find_executable_batch_size(
-    function: Callable[..., Any] | None = None, starting_batch_size: int = 128, auto_find_batch_size: bool = False
-) -> Any:
-    """A function whose first argument, the batch size, is given: fixed, or made smaller until it fits into memory.
+    function: Callable[..., object] | None = None, starting_batch_size: int = 128, auto_find_batch_size: bool = False
+) -> Callable[..., Any]:  # of the function's own type
+    """Returns a function with its first argument, the batch size, fixed, or reduced until the call fits into memory.
 
     Without `function` a decorator. Training itself keeps the effective batch (`loop/micro_batch_retry.py`).
     """
@@ -73,4 +74,5 @@ def find_executable_batch_size(
         return functools.partial(function, batch_size=starting_batch_size)
     from accelerate.utils import find_executable_batch_size as smaller_until_it_fits
 
-    return smaller_until_it_fits(function=function, starting_batch_size=starting_batch_size)
+    found: Callable[..., Any] = smaller_until_it_fits(function=function, starting_batch_size=starting_batch_size)
+    return found

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from trainwright._types import IGNORE_INDEX
+from trainwright._types import IGNORE_INDEX, Nested
 from trainwright.tensor_tree import nested_concat, nested_numpify
 
 
@@ -19,11 +17,11 @@ class EvalLoopContainer:
     def __init__(self, do_nested_concat: bool = True, padding_index: int = IGNORE_INDEX) -> None:
         self.do_nested_concat = do_nested_concat
         self.padding_index = padding_index
-        self.tensors: Any = None
-        self.arrays: Any = None
+        self.tensors: Nested = None
+        self.arrays: Nested = None
 
-    def add(self, tensors: Any) -> None:
-        """One more batch."""
+    def add(self, tensors: Nested) -> None:
+        """Adds a batch: nested tensors with one row for each sample."""
         self.tensors = self._joined(self.tensors, tensors if self.do_nested_concat else [tensors])
 
     def to_cpu_and_numpy(self) -> None:
@@ -32,12 +30,12 @@ class EvalLoopContainer:
             self.arrays = self._joined(self.arrays, nested_numpify(self.tensors))
             self.tensors = None
 
-    def get_arrays(self) -> Any:
-        """All batches as arrays; None if there was none."""
+    def get_arrays(self) -> Nested:
+        """Returns all batches as arrays; None if there was none."""
         self.to_cpu_and_numpy()
         return self.arrays
 
-    def _joined(self, before: Any, more: Any) -> Any:
+    def _joined(self, before: Nested, more: Nested) -> Nested:
         if before is None:
             return more
         return nested_concat(before, more, self.padding_index) if self.do_nested_concat else before + more

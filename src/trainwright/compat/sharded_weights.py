@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
@@ -12,10 +12,15 @@ from torch.nn.modules.module import _IncompatibleKeys
 from trainwright._types import read_json
 from trainwright.checkpoint.weights import MAX_INDEX_BYTES, SAFE_WEIGHTS_INDEX_NAME
 
+if TYPE_CHECKING:
+    from torch import nn
+
 OLDER_INDEX = "pytorch_model.bin.index.json"
 
 
-def load_sharded_checkpoint(model: Any, folder: str | Path, strict: bool = True, prefer_safe: bool = True) -> Any:
+def load_sharded_checkpoint(
+    model: nn.Module, folder: str | Path, strict: bool = True, prefer_safe: bool = True
+) -> _IncompatibleKeys:
     """Loads the weights that lie in several files beside an index, one file after the other.
 
     Raises:

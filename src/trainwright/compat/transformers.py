@@ -1,7 +1,7 @@
-"""Puts Trainwright's public names where transformers exports its own, so that libraries written for transformers'
-trainer run on this one. Nothing else of transformers changes, and it can be undone.
+"""Puts Trainwright's public names where transformers exports its own.
 
-A library takes a name when it is imported, so `install()` comes first:
+Libraries written for transformers' trainer run on this one then. Nothing else of transformers changes, and it can be
+undone. A library takes a name when it is imported, so `install()` comes first:
 
     import trainwright.compat
     trainwright.compat.install()
@@ -16,7 +16,7 @@ import sys
 import warnings
 from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import trainwright
 from trainwright.errors import TrainwrightWarning
@@ -43,20 +43,20 @@ MODULES = (
     "transformers.integrations",
     "transformers.integrations.integration_utils",
 )
-_ABSENT: Any = object()
+_ABSENT = object()
 _TELLING = ("Trainer", "Seq2SeqTrainer", "TrainingArguments", "Seq2SeqTrainingArguments")
 
 
 @dataclass
 class Installed:
-    """What `install()` replaced; undone by `undo()`, or at the end of a `with` block.
+    """Record of the names that `install()` replaced; undone by `undo()`, or at the end of a `with` block.
 
     Attributes:
         replaced: full names, such as "transformers.trainer.Trainer", in the order of replacement.
     """
 
     replaced: list[str] = field(default_factory=list)
-    _before: list[tuple[ModuleType, str, Any]] = field(default_factory=list, repr=False)
+    _before: list[tuple[ModuleType, str, object]] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
         """Puts transformers' own names back. Classes that were derived from ours meanwhile stay what they are."""
@@ -78,7 +78,7 @@ class Installed:
     ) -> None:
         self.undo()
 
-    def _replace(self, module: ModuleType, name: str, value: Any) -> None:
+    def _replace(self, module: ModuleType, name: str, value: object) -> None:
         self._before.append((module, name, vars(module).get(name, _ABSENT)))
         setattr(module, name, value)
         self.replaced.append(f"{module.__name__}.{name}")

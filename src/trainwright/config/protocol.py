@@ -145,6 +145,9 @@ class Arguments(Protocol):
     def device(self) -> torch.device: ...
 
     @property
+    def parallel_mode(self) -> object: ...
+
+    @property
     def n_gpu(self) -> int: ...
 
     @property

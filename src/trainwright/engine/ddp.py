@@ -76,7 +76,7 @@ def finds_unused(model: nn.Module, plan: DDPPlan) -> bool:
 
 
 def _recomputes_activations(model: nn.Module) -> bool:
-    """Whether a model of transformers recomputes activations. (Its own property for that is deprecated.)"""
+    """Whether a model of transformers recomputes activations; its own property for that is deprecated."""
     return any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
 
 

@@ -1,10 +1,8 @@
-"""A rehearsal of the evaluation: one batch through model and metrics before step 1, so that what an evaluation yields
-is known and not guessed. Who asks for it, and what must be found, is the façade's business.
-"""
+"""Dry run of the evaluation before step 1: one batch through model and metrics, for the names of the metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -19,12 +17,12 @@ HOPELESS = (NameError, AttributeError, TypeError, ImportError)
 
 
 class SilentEvents:
-    """Stands in for the run and its events: nobody is told, and a signal ends nothing here."""
+    """Replaces the run and its events: no callback is called, and a signal has no effect."""
 
     def __init__(self) -> None:
         self.interrupts = self
 
-    def fire(self, event: str, run: Any, **kwargs: Any) -> None: ...
+    def fire(self, event: str, run: object, **kwargs: object) -> None: ...
 
     def open(self) -> None: ...
 
@@ -33,8 +31,8 @@ class SilentEvents:
     def passes(self) -> None: ...
 
 
-def first_batches(dataloader: Any, number: int) -> Iterator[Batch]:
-    """So many batches of a dataloader, read in this process: workers would read on behind them."""
+def first_batches(dataloader: Iterable[Batch], number: int) -> Iterator[Batch]:
+    """Yields the first `number` batches of a dataloader, read in this process: workers would read ahead."""
     indices = getattr(dataloader, "batch_sampler", None)
     dataset = getattr(dataloader, "dataset", None)
     if isinstance(dataloader, DataLoader) and indices is not None and not isinstance(dataset, IterableDataset):
@@ -44,9 +42,13 @@ def first_batches(dataloader: Any, number: int) -> Iterator[Batch]:
 
 
 class FirstBatch:
-    """The first batch of a dataloader."""
+    """Iterates over the first batch of a dataloader.
 
-    def __init__(self, dataloader: Any) -> None:
+    Raises:
+        DataError: there is no batch.
+    """
+
+    def __init__(self, dataloader: Iterable[Batch]) -> None:
         for batch in first_batches(dataloader, 1):
             self.batch: Batch = batch
             return
@@ -57,13 +59,14 @@ class FirstBatch:
 
 
 class Guarded:
-    """A `compute_metrics` that tells its own failure from any other."""
+    """Wraps `compute_metrics` and keeps the error that it raised, to tell it from others."""
 
-    def __init__(self, compute_metrics: Any) -> None:
+    def __init__(self, compute_metrics: Callable[..., dict[str, Any]] | None) -> None:
         self._compute_metrics = compute_metrics
         self.error: Exception | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> dict[str, Any]:
+        assert self._compute_metrics is not None
         try:
             return self._compute_metrics(*args, **kwargs)
         except Exception as error:
@@ -71,5 +74,5 @@ class Guarded:
             raise
 
     def may_work_on_more(self, error: Exception) -> bool:
-        """Whether an error is the metric's own and may only come from the smallness of one batch."""
+        """Whether an error is the metric's and may come from the small size of one batch."""
         return error is self.error and not isinstance(error, HOPELESS)

@@ -7,11 +7,10 @@ others; what it makes of it does not count.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 
-from trainwright._types import Batch, TailBatch, has_length
+from trainwright._types import Batch, Nested, TailBatch, has_length
 from trainwright.errors import DataError
 from trainwright.evaluation.eval_context import EvalContext
 from trainwright.evaluation.outputs import EvalLoopOutput
@@ -26,8 +25,18 @@ def evaluation_loop(
 ) -> EvalLoopOutput:
     """Runs the model over a dataloader.
 
+    Args:
+        session: the parts of the evaluation.
+        run: its interrupts and events.
+        hooks: the trainer.
+        dataloader: batches on any device.
+        prefix: metrics are named `<prefix>_...`.
+
     Returns:
-        Predictions and labels (None unless kept), metrics named `<prefix>_...`, and the number of samples.
+        Predictions and labels as arrays (None unless kept), metrics, and the number of samples.
+
+    Raises:
+        DataError: there is no batch, or `compute_metrics` needs labels that the batches lack.
     """
     known = _num_samples(dataloader, hooks)
     results = PredictionAccumulator(session, known)
@@ -46,7 +55,7 @@ def evaluation_loop(
 def _collect(
     session: EvalContext, run: RunState, hooks: EvalHooks, dataloader: Iterable[Batch], results: PredictionAccumulator
 ) -> tuple[int, bool]:
-    """Runs all batches; returns how many samples this process had, and whether there were labels."""
+    """Runs all batches; returns the number of samples of this process, and whether there were labels."""
     num_seen, found_labels = 0, False
     batches = _with_last(dataloader) if session.plan.streams_metrics else ((batch, False) for batch in dataloader)
     for inputs, is_last in batches:
@@ -65,14 +74,15 @@ def _collect(
     return num_seen, found_labels
 
 
-def _shown(session: EvalContext, hooks: EvalHooks, inputs: Batch) -> Any:
-    """What metrics see of the inputs: all of a batch when they take batches, else the main input."""
+def _shown(session: EvalContext, hooks: EvalHooks, inputs: Batch) -> Nested:
+    """Returns the inputs for metrics: the whole batch where they take batches, else the main input."""
     if "inputs" not in session.plan.include:
         return None
     return hooks._prepare_input(inputs if session.plan.streams_metrics else inputs[session.main_input])
 
 
 def raise_no_labels(label_names: Sequence[str], inputs: Batch) -> None:
+    """Raises the error of an evaluation with metrics whose batches have no labels."""
     raise DataError(
         f"compute_metrics was given, but the evaluation batches have no labels: looked for "
         f"{', '.join(label_names) or 'labels, of which this model takes none'}; found {', '.join(inputs)}. Rename the "
@@ -80,7 +90,7 @@ def raise_no_labels(label_names: Sequence[str], inputs: Batch) -> None:
     )
 
 
-def _num_samples(dataloader: Any, hooks: EvalHooks) -> int | None:
+def _num_samples(dataloader: object, hooks: EvalHooks) -> int | None:
     dataset = getattr(dataloader, "dataset", None)
     if has_length(dataset):
         return len(dataset)
@@ -88,11 +98,10 @@ def _num_samples(dataloader: Any, hooks: EvalHooks) -> int | None:
 
 
 def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Each batch, and whether it is the last one."""
+    """Yields each batch, and whether it is the last one."""
     iterator = iter(batches)
-    end: Any = object()
-    current = next(iterator, end)
-    while current is not end:
-        following = next(iterator, end)
-        yield current, following is end
+    current = next(iterator, None)
+    while current is not None:
+        following = next(iterator, None)
+        yield current, following is None
         current = following

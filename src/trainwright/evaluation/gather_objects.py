@@ -1,21 +1,23 @@
-"""Results that are no tensors of one shape (boxes found in images, texts): joined over processes as Python objects."""
+"""Gathers results that are no tensors of one shape (boxes in images, texts), as Python objects over processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import reduce
-from typing import Any
 
 import numpy as np
 import torch
 
+from trainwright._types import Nested
 from trainwright.tensor_tree import map_nested, nested_concat
 
 
-def gather_results(value: Any, gather_objects: Callable[[Any], list[Any]]) -> Any:
-    """A nested value of all processes: lists have an entry for each sample and are joined, tensors along their rows.
+def gather_results(value: object, gather_objects: Callable[[Nested], list[Nested]]) -> Nested:
+    """Gathers a nested value of all processes: lists have an entry for each sample and are joined, tensors along rows.
 
-    `gather_objects` gives an object of each process, by rank.
+    Args:
+        value: of this process.
+        gather_objects: collects an object of each process, by rank.
     """
     if value is None:
         return None
@@ -24,7 +26,8 @@ def gather_results(value: Any, gather_objects: Callable[[Any], list[Any]]) -> An
     )
 
 
-def joined(values: list[Any]) -> Any:
+def joined(values: list[Nested]) -> Nested:
+    """Joins values of the same structure, one of each process."""
     first = values[0]
     if isinstance(first, list):
         return [entry for one in values for entry in one]

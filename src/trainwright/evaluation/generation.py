@@ -1,4 +1,4 @@
-"""A batch for generation: what of it is the prompt, what the answer, and tensors brought to a common width.
+"""Batches for generation: split into prompt and answer, with tensors of a common width.
 
 An encoder-decoder reads its inputs and writes the answer from nothing; its labels are the answer. A decoder-only model
 continues its prompt, and evaluation data for it comes in two forms, both of which are taken:
@@ -15,24 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from trainwright._types import IGNORE_INDEX, Batch
+from trainwright._types import IGNORE_INDEX, Batch, Nested
 from trainwright.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is generated from, and what it is judged by.
+    """Inputs of a generation and the answers to compare with.
 
     Attributes:
         inputs: arguments of `generate`.
         labels: the answers, one row for each sample; None where the batch has none.
         for_loss: the batch that the loss is taken on; None without labels.
         prompt_width: tokens at the start of each generated row that repeat the prompt.
-        is_joined: the loss is taken on rows made of prompt and answer, which the batch has apart.
+        is_joined: whether the rows for the loss are made of a prompt and an answer that the batch has separately.
     """
 
     inputs: Batch
@@ -43,7 +42,12 @@ class Task:
 
 
 def task_of(batch: Batch, label_names: Sequence[str]) -> Task:
-    """For a model that writes its answer from nothing: all inputs but the labels, and what was made of them."""
+    """Makes the task of an encoder-decoder model: its inputs are all entries but the labels and those made of them.
+
+    Args:
+        batch: on the device.
+        label_names: entries that are labels.
+    """
     labels = batch.get("labels")
     made_of_labels: set[str] = set()
     decoder_input = batch.get("decoder_input_ids")
@@ -55,7 +59,12 @@ def task_of(batch: Batch, label_names: Sequence[str]) -> Task:
 
 
 def prompted_task_of(batch: Batch, label_names: Sequence[str], *, pad_token_id: int) -> Task:
-    """For a model that continues its prompt.
+    """Makes the task of a model that continues its prompt.
+
+    Args:
+        batch: on the device.
+        label_names: entries that are labels.
+        pad_token_id: fills the prompts at the left.
 
     Raises:
         DataError: there is no prompt, or nothing tells where it ends and padding begins.
@@ -79,7 +88,17 @@ def prompted_task_of(batch: Batch, label_names: Sequence[str], *, pad_token_id: 
 
 
 def pack(rows: torch.Tensor, keep: torch.Tensor, *, fill: int, at_right: bool = False) -> torch.Tensor:
-    """The kept entries of each row in their order, at the left or the right edge, as wide as the longest."""
+    """Moves the kept entries of each row to one edge, in their order.
+
+    Args:
+        rows: shape (batch, tokens).
+        keep: bool, of the same shape.
+        fill: value of the other entries.
+        at_right: the edge; left by default.
+
+    Returns:
+        Rows as wide as the longest.
+    """
     width = int(keep.sum(dim=1).max()) if keep.numel() else 0
     order = keep.to(torch.uint8).argsort(dim=1, stable=True, descending=not at_right)
     packed = rows.gather(1, order).masked_fill(~keep.gather(1, order), fill)
@@ -87,13 +106,18 @@ def pack(rows: torch.Tensor, keep: torch.Tensor, *, fill: int, at_right: bool = 
 
 
 def pad_right(rows: torch.Tensor, width: int, *, fill: int) -> torch.Tensor:
-    """Rows filled up to a width; wider ones as they are."""
+    """Pads rows with `fill` to a width; wider rows stay as they are."""
     missing = width - rows.shape[-1]
     return rows if missing <= 0 else torch.nn.functional.pad(rows, (0, missing), value=fill)
 
 
-def new_tokens(generated: Any, task: Task, *, batch_size: int) -> torch.Tensor:
-    """What a model wrote, without the prompt; one row for each sample.
+def new_tokens(generated: Nested, task: Task, *, batch_size: int) -> torch.Tensor:
+    """Returns the generated tokens without the prompt, one row for each sample.
+
+    Args:
+        generated: output of `generate`: ids of shape (batch, tokens), or a mapping with `sequences`.
+        task: the task that it was made from.
+        batch_size: samples in the batch.
 
     Raises:
         DataError: there are several rows for a sample.
@@ -149,7 +173,7 @@ def _check_prompts(mask: torch.Tensor, *, together: bool) -> None:
 
 
 def _prompts(batch: Batch, keep: torch.Tensor, *, skipped: set[str], pad_token_id: int) -> Batch:
-    """All that goes along with the prompt's tokens, at the right edge; what has no token dimension as it is."""
+    """Returns the prompts and their masks at the right edge; entries without a token dimension stay as they are."""
     ids: torch.Tensor = batch["input_ids"]
     moved: Batch = {}
     for name, value in batch.items():

@@ -1,4 +1,4 @@
-"""One array that fills up row by row, in linear time and without a second copy of itself.
+"""GrowingArray: one array that is filled row by row, in linear time and without a second copy.
 
 It is allocated once when the number of rows is known. A batch that is longer in some dimension makes it grow by half,
 so that a rising series of lengths costs a constant number of copies; at the end it is cut to what was used. Both
@@ -10,32 +10,36 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trainwright._types import IGNORE_INDEX
 from trainwright.errors import DataError
-from trainwright.evaluation.memmap import ArrayStorage
+from trainwright.evaluation.memmap import Array, ArrayStorage
 
 BLOCK_BYTES = 1 << 24
 
 
 class GrowingArray:
-    """Rows of one kind (logits, labels, ...).
+    """Array of rows of one kind (logits, labels, ...).
 
     Args:
         num_rows: rows to expect; None where unknown.
-        storage: where the array lies.
+        storage: allocates the array.
     """
 
     def __init__(self, num_rows: int | None, storage: ArrayStorage) -> None:
         self._expected = num_rows
         self._storage = storage
-        self._array: Any = None
+        self._array: Any = None  # numpy's array or memmap; None before the first rows
         self._num = 0
         self._widths: tuple[int, ...] = ()
         self._is_padded = False
 
-    def add(self, rows: Any) -> None:
-        """More rows, at the end.
+    def add(self, rows: npt.ArrayLike) -> None:
+        """Appends rows.
+
+        Args:
+            rows: array of shape (rows, ...); other dimensions may differ from those of earlier rows.
 
         Raises:
             DataError: they have another number of dimensions, or are no arrays at all.
@@ -59,9 +63,10 @@ class GrowingArray:
         self._array[_region(self._num, last, rows.shape[1:])] = rows
         self._num = last
 
-    def result(self) -> Any:
-        """The array, without the room that was not needed. Nothing may be added afterwards."""
-        array, shape = self._array, (self._num, *self._widths)
+    def result(self) -> Array:
+        """Returns the array, cut to the rows that were added. Nothing may be added afterwards."""
+        array: Array = self._array
+        shape = (self._num, *self._widths)
         if array.shape == shape:
             return np.asarray(array)
         flat, size = array.reshape(-1), int(np.prod(shape))
@@ -76,8 +81,8 @@ class GrowingArray:
         array.resize(shape, refcheck=False)
         return array
 
-    def _make_room(self, num: int, widths: tuple[int, ...], dtype: Any) -> None:
-        """An array that is large enough and of a type that holds both the old rows and the new ones."""
+    def _make_room(self, num: int, widths: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Makes the array large enough, and of a type that holds both the old rows and the new ones."""
         have, dtype = self._array.shape, np.promote_types(self._array.dtype, dtype)
         if self._is_padded and dtype.kind in "bu":  # these have no -100
             dtype = np.promote_types(dtype, np.int8)
@@ -95,7 +100,7 @@ class GrowingArray:
         self._array = larger
 
     def _widen(self, widths: tuple[int, ...]) -> None:
-        """Earlier rows reach as far as the longest now."""
+        """Pads earlier rows to the new widths."""
         for axis, (before, now) in enumerate(zip(self._widths, widths, strict=True)):
             if before < now:
                 inner, outer = map(slice, widths[:axis]), map(slice, self._widths[axis + 1 :])
@@ -105,11 +110,11 @@ class GrowingArray:
 
 
 def _region(first: int, last: int, widths: tuple[int, ...]) -> tuple[slice, ...]:
-    """Rows from `first` to before `last`, as far as `widths` in the other dimensions."""
+    """Returns the index of rows from `first` to before `last`, up to `widths` in the other dimensions."""
     return (slice(first, last), *map(slice, widths))
 
 
-def _blocks(array: Any, num: int) -> list[tuple[int, int]]:
+def _blocks(array: Array, num: int) -> list[tuple[int, int]]:
     """Cuts the first `num` rows into pieces of some megabytes."""
     row_bytes = max(1, array.nbytes // max(1, len(array)))
     size = max(1, BLOCK_BYTES // row_bytes)

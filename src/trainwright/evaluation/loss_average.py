@@ -1,4 +1,4 @@
-"""The loss of an evaluation: each batch's mean counts with the number of items it was taken over.
+"""Mean loss of an evaluation, weighted by the number of items of each batch.
 
 Worked example: batches of 3 and 1 label tokens with mean losses 2.0 and 6.0 come to (3 * 2.0 + 1 * 6.0) / 4 = 3.0, the
 mean over tokens; the mean of the two means would be 4.0. Processes add up their sums and their numbers of items.
@@ -14,7 +14,7 @@ import torch
 
 @dataclass(slots=True)
 class LossAverage:
-    """Mean losses of batches, with the number of items each was taken over; read back once, at the end."""
+    """Collects mean losses of batches with their numbers of items; read back once, at the end."""
 
     values: list[torch.Tensor] = field(default_factory=list)
     weights: list[torch.Tensor | int] = field(default_factory=list)
@@ -24,10 +24,11 @@ class LossAverage:
         self.weights.append(weight)
 
     def mean(self, *, skip_non_finite: bool, total: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
-        """Mean over the items of all processes; None where there was no loss at all.
+        """Returns the mean over the items of all processes; None where there was no loss.
 
-        Batches without a single item are left out, and non-finite ones too if told so and there are others. `total` is
-        the sum of a tensor over all processes.
+        Args:
+            skip_non_finite: leave out batches with a non-finite loss, where there are others.
+            total: sums a tensor over all processes.
         """
         if not self.values:
             return None

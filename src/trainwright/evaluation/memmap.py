@@ -1,7 +1,7 @@
-"""Where a large result lies: in memory, or in a file without a name, which goes with the last array that reads it.
+"""ArrayStorage: allocates large results in memory, or in an unnamed file that is deleted with its last array.
 
-What is put into memory and what is not is decided when an array is made: its pages are only taken as rows are
-written, so what was promised to earlier arrays counts as taken.
+The place is decided when an array is made. Its pages are only taken as rows are written, so memory promised to earlier
+arrays counts as taken.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trainwright.host import available_bytes
 
 logger = logging.getLogger(__name__)
+
+Array = npt.NDArray[Any]  # of any type that a model returns
 
 
 class ArrayStorage:
     """Makes arrays for the results of one evaluation.
 
     Args:
-        share: of the memory that is free now; what goes beyond it lies in files.
-        folder: where these files are; where there is none, the system's folder for temporary files.
+        share: of the memory that is free now, in [0, 1]; arrays beyond it are in files.
+        folder: folder of these files; if it does not exist, the system's folder for temporary files.
     """
 
     def __init__(self, *, share: float, folder: str | None = None) -> None:
@@ -32,8 +35,8 @@ class ArrayStorage:
         self._folder = folder if folder is not None and Path(folder).is_dir() else None
         self._has_told = False
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array whose content is yet to be written."""
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Allocates an array without content, in memory or in a file."""
         dtype = np.dtype(dtype)
         size_bytes = math.prod(shape) * dtype.itemsize
         if size_bytes <= self._left_bytes or size_bytes == 0 or dtype.hasobject:
@@ -43,8 +46,8 @@ class ArrayStorage:
         with tempfile.TemporaryFile(prefix=".trainwright-results-", dir=self._folder) as file:
             return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
 
-    def give_back(self, array: Any) -> None:
-        """What an array took counts as free again."""
+    def give_back(self, array: Array) -> None:
+        """Counts the memory of an array as free again."""
         if not isinstance(array, np.memmap):
             self._left_bytes += array.nbytes
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
+from trainwright._types import Nested
 from trainwright.errors import DataError
 from trainwright.evaluation.growing_array import GrowingArray
 from trainwright.evaluation.memmap import ArrayStorage
@@ -15,13 +15,13 @@ from trainwright.tensor_tree import leaves, map_nested, nested_detach, nested_nu
 
 
 class NestedCollector:
-    """Collects one thing (predictions, labels, ...) over the batches of an evaluation.
+    """Collects values of one kind (predictions, labels, ...) over the batches of an evaluation.
 
     Args:
         num_samples: rows to expect; None where unknown.
         concat: one array for all batches; False keeps a list with one entry for each batch.
         move_every: batches after which results are moved off the device; None: all at the end.
-        storage: where arrays lie; None: in memory.
+        storage: allocates the arrays; None: in memory.
     """
 
     def __init__(
@@ -36,18 +36,19 @@ class NestedCollector:
         self._concat = concat
         self._move_every = move_every
         self._storage = ArrayStorage(share=1.0) if storage is None else storage
-        self._waiting: deque[Any] = deque()
-        self._batches: list[Any] = []  # without concatenation
-        self._store: Any = None  # nested Rows with it
+        self._waiting: deque[Nested] = deque()
+        self._batches: list[Nested] = []  # without concatenation
+        self._store: Nested = None  # nested Rows with it
 
-    def add(self, batch: Any) -> None:
+    def add(self, batch: Nested) -> None:
+        """Adds the values of a batch; they are detached."""
         self._waiting.append(nested_detach(batch))
         on_device = any(leaf.device.type != "cpu" for leaf in _tensors(batch))
         if not on_device or (self._move_every is not None and len(self._waiting) >= self._move_every):
             self._move()
 
-    def result(self) -> Any:
-        """The collected arrays, nested as the batches were; None if nothing was added."""
+    def result(self) -> Nested:
+        """Returns the collected arrays, nested as the batches were; None if nothing was added."""
         self._move()
         if not self._concat:
             return self._batches or None
@@ -64,7 +65,7 @@ class NestedCollector:
             _add_nested(self._store, arrays)
 
 
-def _add_nested(store: Any, arrays: Any) -> None:
+def _add_nested(store: Nested, arrays: Nested) -> None:
     if isinstance(store, GrowingArray):
         store.add(arrays)
     elif isinstance(store, Mapping):
@@ -85,5 +86,5 @@ def _check_same_parts(before: list[str], now: list[str]) -> None:
         )
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def _tensors(value: object) -> list[torch.Tensor]:
     return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -1,13 +1,15 @@
-"""What evaluations and runs hand over."""
+"""Results of evaluations, predictions and trainings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from trainwright._types import Nested
 
 
 class EvalPrediction:
-    """What `compute_metrics` receives. Unpacks as `predictions, labels` (and inputs, losses where asked for).
+    """Argument of `compute_metrics`. Unpacks as `predictions, labels` (and inputs, losses where asked for).
 
     Attributes:
         predictions: array, or tuple of arrays, with one row for each sample.
@@ -16,37 +18,43 @@ class EvalPrediction:
         losses: one loss for each sample (that of its batch), with `include_for_metrics=["loss"]`.
     """
 
-    def __init__(self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None) -> None:
+    def __init__(self, predictions: Nested, label_ids: Nested, inputs: Nested = None, losses: Nested = None) -> None:
         self.predictions = predictions
         self.label_ids = label_ids
         self.inputs = inputs
         self.losses = losses
-        self.elements: tuple[Any, ...] = (predictions, label_ids)
+        self.elements: tuple[Nested, ...] = (predictions, label_ids)
         self.elements += tuple(extra for extra in (inputs, losses) if extra is not None)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Nested]:
         return iter(self.elements)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Nested:
         if not 0 <= index < len(self.elements):
             raise IndexError(f"index {index} of an EvalPrediction with {len(self.elements)} elements")
         return self.elements[index]
 
 
 class EvalLoopOutput(NamedTuple):
-    predictions: Any
-    label_ids: Any
+    """Result of an evaluation loop: arrays with one row for each sample (or tuples of them), metrics, samples."""
+
+    predictions: Nested
+    label_ids: Nested
     metrics: dict[str, float] | None
     num_samples: int | None
 
 
 class PredictionOutput(NamedTuple):
-    predictions: Any
-    label_ids: Any
+    """Result of `predict()`: arrays with one row for each sample (or tuples of them), and metrics."""
+
+    predictions: Nested
+    label_ids: Nested
     metrics: dict[str, float] | None
 
 
 class TrainOutput(NamedTuple):
+    """Result of `train()`: optimizer steps done, mean loss, and metrics of speed."""
+
     global_step: int
     training_loss: float
     metrics: dict[str, float]

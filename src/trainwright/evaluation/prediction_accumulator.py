@@ -1,4 +1,4 @@
-"""What an evaluation collects of its batches, and the metrics made of it. The batches are `eval_loop.py`'s."""
+"""PredictionAccumulator: collects the results of an evaluation's batches and computes the metrics of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trainwright._types import Batch
+from trainwright._types import Batch, Nested
 from trainwright.errors import DataError
 from trainwright.evaluation.eval_context import EvalContext
 from trainwright.evaluation.loss_average import LossAverage
@@ -19,13 +19,18 @@ from trainwright.tensor_tree import map_nested
 
 
 class PredictionAccumulator:
-    """Losses, predictions and labels of one evaluation, as far as somebody asked for them."""
+    """Collects losses, predictions and labels of one evaluation, as far as metrics or the caller need them.
+
+    Args:
+        session: the parts of the evaluation.
+        num_samples: samples to expect over all processes; None where unknown.
+    """
 
     def __init__(self, session: EvalContext, num_samples: int | None) -> None:
         plan = session.plan
         self.session = session
         self._mean = LossAverage()
-        self._metrics: Any = {}
+        self._metrics: dict[str, Any] = {}
         self._stream: StreamingMetric | None = None
         metrics = session.compute_metrics
         if is_streaming(metrics) and not session.loss_only:
@@ -40,17 +45,22 @@ class PredictionAccumulator:
     def add(
         self,
         inputs: Batch,
-        step: tuple[torch.Tensor | None, Any, Any],
+        step: tuple[torch.Tensor | None, Nested, Nested],
         *,
         rows: int,
-        shown: Any,
+        shown: Nested,
         counts: bool,
         is_last: bool,
     ) -> None:
-        """One batch of `rows` samples: what `prediction_step` made of `inputs`.
+        """Adds one batch.
 
-        `shown` is what metrics see of the inputs. A batch that does not count is one that only keeps this process in
-        step with the others; nothing of it is kept.
+        Args:
+            inputs: the batch.
+            step: loss, logits and labels, as `prediction_step` returns them.
+            rows: samples in the batch.
+            shown: inputs for metrics.
+            counts: False for a batch that only keeps this process in step with the others; nothing of it is kept.
+            is_last: whether it is the last batch.
         """
         session, (loss, logits, labels) = self.session, step
         if loss is not None and counts:
@@ -75,8 +85,8 @@ class PredictionAccumulator:
             if value is not None:
                 collector.add(value)
 
-    def _feed(self, logits: Any, labels: Any, shown: Any, losses: Any, *, is_last: bool) -> None:
-        """Metrics that take a batch at a time get it now."""
+    def _feed(self, logits: Nested, labels: Nested, shown: Nested, losses: Nested, *, is_last: bool) -> None:
+        """Passes the batch to metrics that take one batch at a time."""
         if self._stream is not None:
             self._stream.add(logits, labels)
         elif self._by_batch and self.session.compute_metrics is not None:
@@ -85,7 +95,13 @@ class PredictionAccumulator:
             self._metrics = result if is_last else self._metrics
 
     def output(self, prefix: str, *, num_samples: int, found_labels: bool) -> EvalLoopOutput:
-        """Everything, with metrics named `<prefix>_...`."""
+        """Returns the results of the evaluation.
+
+        Args:
+            prefix: metrics are named `<prefix>_...`.
+            num_samples: samples seen, over all processes.
+            found_labels: whether any batch had labels.
+        """
         session = self.session
         collectors = (self._logits, self._labels, self._inputs, self._losses)
         predictions, labels, inputs, losses = (collector.result() for collector in collectors)
@@ -98,8 +114,8 @@ class PredictionAccumulator:
         return EvalLoopOutput(predictions, labels, _prefixed(self._metrics, prefix, named), num_samples)
 
 
-def _prefixed(metrics: Any, prefix: str, losses: dict[str, float]) -> dict[str, Any]:
-    """All metrics under their full names. A metric called `loss` takes the place of the mean loss."""
+def _prefixed(metrics: object, prefix: str, losses: dict[str, float]) -> dict[str, Any]:
+    """Returns all metrics under their full names. A metric called `loss` replaces the mean loss."""
     if not isinstance(metrics, dict):
         raise DataError(
             f"compute_metrics returned a {type(metrics).__name__}; it must return a dict of names and numbers, "
@@ -112,8 +128,8 @@ def _prefixed(metrics: Any, prefix: str, losses: dict[str, float]) -> dict[str, 
     return named
 
 
-def _no_rows(value: Any) -> Any:
-    """A value of the same structure without a single row; a list has an entry for each sample."""
+def _no_rows(value: object) -> Nested:
+    """Returns a value of the same structure without rows; a list has an entry for each sample."""
     if isinstance(value, list):
         return []
     return map_nested(lambda leaf: torch.atleast_1d(leaf)[:0] if isinstance(leaf, torch.Tensor) else leaf, value)  # type: ignore[no-untyped-call]

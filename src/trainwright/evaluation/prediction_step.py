@@ -1,21 +1,29 @@
-"""One batch of an evaluation: forward, and the output taken apart into loss, logits and labels."""
+"""One batch of an evaluation: forward, and the output split into loss, logits and labels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
-from trainwright._types import Batch
+from trainwright._types import Batch, Nested
 from trainwright.tensor_tree import nested_detach
 
 
-def split_outputs(outputs: Any, ignore_keys: Sequence[str], *, has_loss: bool) -> Any:
-    """What of a model's output is a prediction: all but the loss and the ignored entries; alone if it is one thing."""
+def split_outputs(outputs: Nested, ignore_keys: Sequence[str], *, has_loss: bool) -> Nested:
+    """Returns the predictions in a model's output, detached: all but the loss and the ignored entries.
+
+    Args:
+        outputs: mapping, tuple or tensor.
+        ignore_keys: entries of a mapping to leave out.
+        has_loss: whether the first element of a tuple, or the entry `loss`, is the loss.
+
+    Returns:
+        A tuple; the value alone if there is one.
+    """
     if isinstance(outputs, Mapping):
         skipped = {*ignore_keys, "loss"} if has_loss else set(ignore_keys)
-        logits: Any = tuple(value for key, value in outputs.items() if key not in skipped and value is not None)
+        logits: Nested = tuple(value for key, value in outputs.items() if key not in skipped and value is not None)
     else:
         logits = outputs[1:] if has_loss else outputs
         if isinstance(logits, (tuple, list)):  # without labels a model may return None where the loss would be
@@ -24,8 +32,8 @@ def split_outputs(outputs: Any, ignore_keys: Sequence[str], *, has_loss: bool) -
     return logits[0] if isinstance(logits, (tuple, list)) and len(logits) == 1 else logits
 
 
-def labels_of(inputs: Batch, label_names: Sequence[str]) -> Any:
-    """The labels of a batch, alone if there is one kind; taken before the loss, which may pop them."""
+def labels_of(inputs: Batch, label_names: Sequence[str]) -> Nested:
+    """Returns the labels of a batch, detached, alone if there is one kind; read before the loss, which may pop them."""
     labels = nested_detach(tuple(inputs.get(name) for name in label_names))
     return labels[0] if len(labels) == 1 else labels
 
@@ -37,13 +45,19 @@ def prediction_step(
     returns_loss: bool,
     loss_only: bool,
     ignore_keys: Sequence[str],
-    loss_and_outputs: Callable[[Batch], tuple[torch.Tensor, Any]],
-    outputs_only: Callable[[Batch], Any],
-) -> tuple[torch.Tensor | None, Any, Any]:
-    """Loss, logits and labels of a prepared batch, each None where there is none.
+    loss_and_outputs: Callable[[Batch], tuple[torch.Tensor, Nested]],
+    outputs_only: Callable[[Batch], Nested],
+) -> tuple[torch.Tensor | None, Nested, Nested]:
+    """Returns loss, logits and labels of a prepared batch, detached, each None where there is none.
 
-    `loss_and_outputs` and `outputs_only` run the model; the first is used when the batch has all labels, or when the
-    model computes a loss without any.
+    Args:
+        inputs: the batch, on the device.
+        label_names: entries that are labels.
+        returns_loss: whether the model computes a loss without labels.
+        loss_only: whether logits and labels are left out.
+        ignore_keys: entries of the output to leave out.
+        loss_and_outputs: runs the model; used when the batch has all labels, or none are needed for a loss.
+        outputs_only: runs the model without a loss.
     """
     has_labels = bool(label_names) and all(inputs.get(name) is not None for name in label_names)
     with_loss = has_labels or (not label_names and returns_loss)

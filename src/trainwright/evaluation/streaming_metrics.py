@@ -1,17 +1,18 @@
-"""Metrics that are fed batch by batch: any object with `update` (or `add_batch`) and `compute`.
+"""Metrics with a state of their own: any object with `update` (or `add_batch`) and `compute`.
 
-torchmetrics and `evaluate` have such objects; their names for the two arguments are translated. What an object is given
-is what the model returned: logits, unless `preprocess_logits_for_metrics` makes something else of them.
+torchmetrics and `evaluate` have such objects; their names for the two arguments are translated. They get the output of
+the model: logits, unless `preprocess_logits_for_metrics` changes them.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from trainwright._types import Nested
 from trainwright.errors import DataError
 from trainwright.tensor_tree import nested_numpify
 
@@ -19,24 +20,24 @@ PREDICTIONS = ("predictions", "preds", "pred", "y_pred", "logits", "input")
 REFERENCES = ("references", "target", "targets", "labels", "label_ids", "y_true")
 
 
-def is_streaming(metric: Any) -> bool:
-    """Whether this is a metric with a memory of its own, and no function of an EvalPrediction."""
+def is_streaming(metric: object) -> bool:
+    """Whether a metric has a state of its own, and is no function of an EvalPrediction."""
     feeds = callable(getattr(metric, "update", None)) or callable(getattr(metric, "add_batch", None))
     return feeds and callable(getattr(metric, "compute", None)) and not isinstance(metric, type)
 
 
 class StreamingMetric:
-    """One evaluation with such an object.
+    """Runs one evaluation with such an object.
 
     Args:
         metric: an object with `update` or `add_batch`, and `compute`; `reset`, where it has one, is called first.
         device: where the batches are; a metric that can move is moved there.
     """
 
-    def __init__(self, metric: Any, device: Any = None) -> None:
+    def __init__(self, metric: Any, device: torch.device | None = None) -> None:
         self._metric = metric
         self._takes_arrays = not callable(getattr(metric, "update", None))
-        self._feed: Any = metric.add_batch if self._takes_arrays else metric.update
+        self._feed: Callable[..., object] = metric.add_batch if self._takes_arrays else metric.update
         self._names = _names_of(self._feed)
         self._name = type(metric).__name__
         if callable(getattr(metric, "reset", None)):
@@ -46,12 +47,12 @@ class StreamingMetric:
 
     @property
     def adds_processes_up(self) -> bool:
-        """Whether `compute` itself brings the processes together, so that each is fed what it has."""
+        """Whether `compute` itself combines the processes, so that each adds its own batches."""
         parts = [*self._metric.values()] if isinstance(self._metric, torch.nn.ModuleDict) else [self._metric]
         return bool(parts) and all(callable(getattr(part, "sync", None)) for part in parts)
 
-    def add(self, predictions: Any, references: Any) -> None:
-        """One batch."""
+    def add(self, predictions: Nested, references: Nested) -> None:
+        """Adds one batch: predictions and labels, with one row for each sample."""
         if self._takes_arrays:
             predictions, references = nested_numpify(predictions), nested_numpify(references)
         if self._names is None:
@@ -60,7 +61,11 @@ class StreamingMetric:
             self._feed(**dict(zip(self._names, (predictions, references), strict=True)))
 
     def result(self) -> dict[str, Any]:
-        """What the metric computes of all batches; a single number is named after the metric's class."""
+        """Computes the metric of all batches; a single number is named after the metric's class.
+
+        Raises:
+            DataError: it is neither a dict nor one number.
+        """
         value = self._metric.compute()
         if isinstance(value, Mapping):
             return dict(value)
@@ -72,8 +77,8 @@ class StreamingMetric:
         )
 
 
-def _names_of(feed: Any) -> tuple[str, str] | None:
-    """The names under which a metric takes predictions and references; None: by position."""
+def _names_of(feed: Callable[..., object]) -> tuple[str, str] | None:
+    """Returns the names of a metric's parameters for predictions and references; None to pass them by position."""
     try:
         parameters = inspect.signature(feed).parameters
     except (TypeError, ValueError):
@@ -82,5 +87,5 @@ def _names_of(feed: Any) -> tuple[str, str] | None:
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
-def _is_one_number(value: Any) -> bool:
+def _is_one_number(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() == 1

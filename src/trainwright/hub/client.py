@@ -1,11 +1,10 @@
-"""The few calls to the Hub that a training makes, through huggingface_hub. Nothing here knows what a training is."""
+"""Calls of huggingface_hub that a training needs, without knowledge of the training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 MAIN = (None, "main")
 
@@ -26,7 +25,7 @@ class HubClient:
             api.create_branch(repo, branch=str(revision), token=self.token, exist_ok=True)
         return repo
 
-    def commit(self, repo: str, files: Mapping[str, Path], *, message: str, revision: str | None = None) -> Any:
+    def commit(self, repo: str, files: Mapping[str, Path], *, message: str, revision: str | None = None) -> object:
         """Uploads files (path in the repository -> file) as one commit: all of them become visible, or none does."""
         from huggingface_hub import CommitOperationAdd, HfApi
 
@@ -37,7 +36,7 @@ class HubClient:
 
 
 def is_permanent_error(error: BaseException) -> bool:
-    """Whether trying again is no use: the service has answered that it will not, or the name cannot be one."""
+    """Whether a retry is useless: the service refused, or the name is invalid."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):

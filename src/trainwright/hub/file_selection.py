@@ -1,4 +1,4 @@
-"""Which files go to the Hub, where to and under which words. Pure decisions, but for listing directories."""
+"""Selection of files for the Hub, with their paths and the message of the commit. Only lists directories."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainwright._types import (
     MANIFEST_NAME,
@@ -16,6 +16,10 @@ from trainwright._types import (
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
 )
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.trainer_state import TrainerState
 
 LAST_CHECKPOINT = "last-checkpoint"
 END, CHECKPOINT, ALL_CHECKPOINTS = "end", "checkpoint", "all_checkpoints"
@@ -52,29 +56,31 @@ def _is_covered(directory: str, patterns: tuple[str, ...]) -> bool:
 
 
 def model_files(checkpoint: Path) -> dict[str, Path]:
-    """The files of a checkpoint that a user of the model needs."""
+    """Returns the files of a checkpoint that a user of the model needs."""
     return files_below(checkpoint, without=NOT_OF_THE_MODEL)
 
 
 def root_files(root: Path) -> dict[str, Path]:
-    """The files of an output directory that are for others too."""
+    """Returns the files of an output directory to publish."""
     return files_below(root, without=NOT_FROM_ROOT)
 
 
 def path_of_checkpoint(strategy: str, checkpoint: Path) -> str | None:
-    """Where a strategy puts the checkpoint itself; None: it uploads the model alone."""
+    """Returns the path of a checkpoint in the repository by strategy; None if only the model is uploaded."""
     return {CHECKPOINT: LAST_CHECKPOINT, ALL_CHECKPOINTS: checkpoint.name}.get(strategy)
 
 
-def message(args: Any, state: Any) -> str:
-    """Words of a commit in the middle of a training."""
+def message(args: Arguments, state: TrainerState) -> str:
+    """Returns the message of a commit during training."""
     by_steps = getattr(args.save_strategy, "value", args.save_strategy) == "steps"
     return f"Training in progress, {f'step {state.global_step}' if by_steps else f'epoch {int(state.epoch)}'}"
 
 
-def repo_name(args: Any) -> str:
+def repo_name(args: Arguments) -> str:
+    """Returns the name of the repository: `hub_model_id`, or that of the output directory."""
     return str(args.hub_model_id or Path(args.output_dir).absolute().name)
 
 
-def strategy_of(args: Any) -> str:
+def strategy_of(args: Arguments) -> str:
+    """Returns `hub_strategy` as text."""
     return str(getattr(args.hub_strategy, "value", args.hub_strategy))

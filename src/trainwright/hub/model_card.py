@@ -8,10 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trainwright._types import write_text
 from trainwright.hub.model_card_plot import CURVE_NAME, Losses, draw
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +25,12 @@ MODEL_TAGS = "model_tags"
 
 Names = str | Sequence[str] | None
 
+Logs: TypeAlias = Mapping[str, Any]  # numbers, and what else the user logs
+
 
 @dataclass(frozen=True, kw_only=True)
 class CardContent:
-    """What a card tells.
+    """Contents of a model card.
 
     Attributes:
         results: (metric, value) of the last evaluation.
@@ -45,9 +50,9 @@ class CardContent:
     license: str | None = None
     tags: Names = None
     results: Mapping[str, float] = field(default_factory=dict)
-    history: Sequence[Mapping[str, Any]] = ()
+    history: Sequence[Logs] = ()
     losses: Losses = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     is_adapter: bool = False
 
@@ -81,7 +86,7 @@ def listed(names: Names) -> list[str]:
 
 
 def metadata(facts: CardContent) -> str:
-    """The YAML at the top, as huggingface_hub writes it."""
+    """Returns the YAML at the top, as huggingface_hub writes it."""
     from huggingface_hub import ModelCardData
 
     evaluated: dict[str, Any] = {}
@@ -103,7 +108,7 @@ def metadata(facts: CardContent) -> str:
     return str(data.to_yaml()).strip()
 
 
-def _results(facts: CardContent, numbers: Mapping[str, float]) -> list[Any]:
+def _results(facts: CardContent, numbers: Mapping[str, float]) -> list[EvalResult]:
     from huggingface_hub import EvalResult
 
     kinds, names, config = listed(facts.dataset_tags), listed(facts.dataset), listed(facts.dataset_args)
@@ -138,25 +143,25 @@ def body(facts: CardContent, *, has_picture: bool) -> str:
     return "\n" + "\n\n".join(parts) + "\n"
 
 
-def bullets(values: Mapping[str, Any]) -> str:
+def bullets(values: Mapping[str, object]) -> str:
     return "\n".join(f"- {name}: {shown(value)}" for name, value in values.items())
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def results_table(history: Sequence[Mapping[str, Any]]) -> str:
+def results_table(history: Sequence[Logs]) -> str:
     names = list(dict.fromkeys(name for row in history for name in row))
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(shown(row.get(name, "")) for name in names) + " |" for row in history]
     return "\n".join(lines)
 
 
-def evaluations(log_history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each evaluation, with the training loss that was logged last before it."""
-    rows: list[dict[str, Any]] = []
-    loss: Any = ""
+def evaluations(log_history: Sequence[Logs]) -> list[dict[str, object]]:
+    """Returns a row for each evaluation, with the last training loss before it."""
+    rows: list[dict[str, object]] = []
+    loss: object = ""
     for entry in log_history:
         loss = entry.get("loss", loss)
         found = {name.removeprefix("eval_"): value for name, value in entry.items() if name.startswith("eval_")}

@@ -1,14 +1,19 @@
-"""What a model card tells, collected from a trainer's parts: names, settings, results, versions."""
+"""Collects the contents of a model card from a trainer's objects: names, settings, results, versions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.hub.model_card import CardContent, evaluations, listed
 from trainwright.hub.model_card_plot import losses_of
 from trainwright.journal.environment_info import installed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainwright.config.protocol import Arguments
 
 PACKAGES = ("trainwright", "transformers", "torch", "datasets", "tokenizers", "peft")
 SETTINGS = (
@@ -19,9 +24,13 @@ SETTINGS = (
 
 
 def collect(
-    args: Any, model: Any, dataset: Any, log_history: Sequence[Mapping[str, Any]], given: Mapping[str, Any]
+    args: Arguments,
+    model: nn.Module,
+    dataset: object,
+    log_history: Sequence[Mapping[str, Any]],
+    given: Mapping[str, Any],
 ) -> CardContent:
-    """The facts of a training; what was `given` wins over what is found."""
+    """Collects the contents of the card; `given` values take precedence over found ones."""
     history = evaluations(log_history)
     marks = listed(given.get("tags")) + listed(getattr(model, "model_tags", None))
     found = {
@@ -42,8 +51,8 @@ def collect(
     )
 
 
-def base_of(model: Any) -> str | None:
-    """The repository that the model was loaded from; a directory of this machine is nobody's to know."""
+def base_of(model: nn.Module) -> str | None:
+    """Returns the repository that the model was loaded from; None for a local directory."""
     adapters = getattr(model, "peft_config", None)
     config = next(iter(adapters.values())) if isinstance(adapters, Mapping) and adapters else None
     name = getattr(config, "base_model_name_or_path", None) or getattr(
@@ -52,19 +61,21 @@ def base_of(model: Any) -> str | None:
     return name if isinstance(name, str) and name and not Path(name).exists() and name.count("/") <= 1 else None
 
 
-def name_of(dataset: Any) -> str | None:
+def name_of(dataset: object) -> str | None:
+    """Returns the name of a dataset of the package datasets; None for others."""
     return getattr(getattr(dataset, "info", None), "dataset_name", None)
 
 
-def settings(args: Any) -> dict[str, Any]:
-    values = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
-    values = {name: getattr(value, "value", value) for name, value in values.items()}
-    mixed = getattr(args, "mixed_precision", "no")
+def settings(args: Arguments) -> dict[str, object]:
+    """Returns the hyperparameters of the card."""
+    found = ((name, getattr(args, name)) for name in SETTINGS if hasattr(args, name))
+    values = {name: getattr(value, "value", value) for name, value in found}
+    mixed = args.mixed_precision
     return {**values, "precision": "full" if mixed == "no" else f"{mixed} (mixed)", "processes": args.world_size}
 
 
 def results(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The numbers of the last evaluation."""
+    """Returns the numbers of the last evaluation."""
     last = history[-1] if history else {}
     return {
         name: value for name, value in last.items()

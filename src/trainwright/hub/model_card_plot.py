@@ -15,7 +15,7 @@ Losses = Mapping[str, Sequence[tuple[int, float]]]
 
 
 def losses_of(log_history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) of each loss that was logged, those of evaluations under their sets' names."""
+    """Returns (step, value) of each logged loss, those of evaluations under the names of their sets."""
     found: dict[str, list[tuple[int, float]]] = {}
     for entry in log_history:
         for name, value in entry.items():
@@ -26,7 +26,7 @@ def losses_of(log_history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[
 
 
 def draw(losses: Losses, path: Path) -> bool:
-    """Draws them into a PNG file; False if there is nothing to draw, or nothing to draw it with."""
+    """Draws losses into a PNG file; returns False without losses or matplotlib."""
     if not any(len(points) > 1 for points in losses.values()):
         return False
     try:

@@ -1,4 +1,4 @@
-"""What is still to be uploaded: each upload a directory of its own, so that the next run finds what a killed one left.
+"""Outbox of pending uploads: one directory for each, so that the next run finds those of a killed one.
 
 The files are links to those of a checkpoint (copies where links cannot be, and of files that may change), so neither
 later saves nor the deletion of old checkpoints alter what will be uploaded. Nothing here knows the network.
@@ -30,7 +30,7 @@ TICKET_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Ticket:
-    """Where an upload goes, and under which words.
+    """Destination of an upload, and the message of its commit.
 
     Attributes:
         repo: repository; None while its owner's name is not known, since the service was away.
@@ -48,13 +48,13 @@ class Ticket:
 
     @property
     def place(self) -> tuple[str | None, str]:
-        """Where it lies in the end: a later upload to the same place makes an earlier one unnecessary."""
+        """Place in the repository: a later upload to the same place makes an earlier one unnecessary."""
         return self.revision, self.path
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A directory of files, and its ticket."""
+    """Directory of files with its ticket."""
 
     folder: Path
     ticket: Ticket
@@ -98,7 +98,7 @@ class Outbox:
         return Upload(final, ticket)
 
     def waiting(self) -> list[Upload]:
-        """All that is to be uploaded; what a process left half-made when it was killed is not."""
+        """Returns the complete pending uploads, without those that a killed process left incomplete."""
         with self._lock:
             return self._read()
 
@@ -121,14 +121,14 @@ class Outbox:
                 self.folder.rmdir()
 
     def clean(self) -> None:
-        """Removes what was left half-made; only when no other process works here."""
+        """Removes incomplete uploads; only when no other process uses the outbox."""
         for folder in self.folder.glob(f"*{PARTIAL}"):
             shutil.rmtree(folder, ignore_errors=True)
         self.remove(())
 
 
 def superseded(uploads: Iterable[Upload]) -> list[Upload]:
-    """Those after which another one goes to the same place."""
+    """Returns the uploads that a later one to the same place replaces."""
     ordered = list(uploads)
     return [one for i, one in enumerate(ordered) if any(is_over(one, later.ticket) for later in ordered[i + 1 :])]
 

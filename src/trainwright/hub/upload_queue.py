@@ -8,20 +8,22 @@ import threading
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
-from typing import Any
+from typing import TypeAlias
 
 LOOK_S = 0.1  # how often a wait asks whether it should end
 
+Upload: TypeAlias = "Future[object]"
+
 
 class PushInProgress:
-    """Uploads that belong together, as `trainer.push_in_progress`.
+    """Group of uploads, as `trainer.push_in_progress`.
 
     Attributes:
         jobs: a future for each.
     """
 
-    def __init__(self, jobs: list[Future[Any]] | None = None) -> None:
-        self.jobs: list[Future[Any]] = [] if jobs is None else jobs
+    def __init__(self, jobs: list[Upload] | None = None) -> None:
+        self.jobs: list[Upload] = [] if jobs is None else jobs
 
     def is_done(self) -> bool:
         return all(job.done() for job in self.jobs)
@@ -35,7 +37,7 @@ class PushInProgress:
         return True
 
     def cancel(self) -> None:
-        """Drops what has not begun; what has goes on."""
+        """Cancels uploads that have not begun; others continue."""
         self.jobs = [job for job in self.jobs if not (job.cancel() or job.done())]
 
 
@@ -43,14 +45,14 @@ class UploadQueue:
     """Runs work on a thread, which lasts as long as there is work."""
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Upload, Callable[[], object]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._num_left = 0
         self._thread: threading.Thread | None = None
         self._is_abandoned = False
 
-    def submit(self, work: Callable[[], Any], job: Future[Any] | None = None) -> Future[Any]:
-        """Does `work` when all before it is done; its result, or what it raised, is in the future."""
+    def submit(self, work: Callable[[], object], job: Upload | None = None) -> Upload:
+        """Queues `work`; its result, or its error, is in the future."""
         job = Future() if job is None else job
         with self._lock:
             self._work.put((job, work))
@@ -62,7 +64,7 @@ class UploadQueue:
         return job
 
     def abandon(self) -> None:
-        """The end of the process no longer waits: somebody is in a hurry."""
+        """Lets the process end without waiting for the queue."""
         self._is_abandoned = True
 
     def _run(self) -> None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 from trainwright._types import replacing
 from trainwright.hub import file_selection
@@ -28,7 +27,7 @@ Tell = Callable[..., None]
 
 
 class Uploader:
-    """Uploads what lies in one output directory to one repository.
+    """Uploads one output directory to one repository.
 
     Args:
         root: the output directory.
@@ -79,7 +78,7 @@ class Uploader:
         return self.repo
 
     def take_up(self) -> None:
-        """Sends what an earlier training in this directory could not."""
+        """Sends the pending uploads of earlier trainings in this directory."""
         self._outbox.clean()
         self._tidy()
         self.progress = PushInProgress([self._submit(upload) for upload in self._outbox.waiting()])
@@ -93,7 +92,7 @@ class Uploader:
             starts: whether it is sent now; if not, it waits for the end of the training.
         """
         path = file_selection.path_of_checkpoint(strategy, checkpoint)
-        jobs: list[Future[Any]] = [Future() for _ in range(1 if path is None else 2)] if starts else []
+        jobs: list[Future[object]] = [Future() for _ in range(1 if path is None else 2)] if starts else []
         self.progress = self.progress if self.is_busy else PushInProgress()
         self.progress.jobs += jobs
 
@@ -126,16 +125,16 @@ class Uploader:
                            checkpoint)  # fmt: skip
             return []
 
-    def _submit(self, upload: Upload, job: Future[Any] | None = None) -> Future[Any]:
+    def _submit(self, upload: Upload, job: Future[object] | None = None) -> Future[object]:
         self._in_lane.add(upload.folder)
         return self._lane.submit(lambda: self._send(upload), job)
 
     def _tidy(self) -> None:
-        """Forgets what nobody needs any more: a newer upload to the same place waits, and it is not under way."""
+        """Removes pending uploads that a newer one to the same place replaces."""
         self._outbox.remove(one for one in superseded(self._outbox.waiting()) if one.folder not in self._in_lane)
 
-    def _send(self, upload: Upload) -> Any:
-        """Uploads, and forgets the files; those that fail stay in the outbox."""
+    def _send(self, upload: Upload) -> object:
+        """Uploads the files and removes them from the outbox; after a failure they stay."""
         ticket = upload.ticket
         prefix = f"{ticket.path}/" if ticket.path else ""
         try:
@@ -157,12 +156,12 @@ class Uploader:
         return done
 
     def _forget(self, sent: Ticket, *, before: str) -> None:
-        """What went to the same place and is older must not go there any more."""
+        """Removes older pending uploads to the same place."""
         older = (one for one in self._outbox.waiting() if one.folder.name < before and is_over(one, sent))
         self._outbox.remove(one for one in older if one.folder not in self._in_lane)
 
     def push_root(self, message: str | None, *, client: HubClient | None = None, revision: str | None = None,
-                  holds: bool = False, step: int = 0) -> Future[Any]:  # fmt: skip
+                  holds: bool = False, step: int = 0) -> Future[object]:  # fmt: skip
         """Uploads the output directory.
 
         Args:
@@ -175,7 +174,7 @@ class Uploader:
             return self._submit(self._outbox.put(ticket, linked={}, copied=file_selection.root_files(self._root)))
         files, now = file_selection.root_files(self._root), f"{time.time_ns():020d}"
 
-        def send() -> Any:
+        def send() -> object:
             done = (client or self._client).commit(self._repo(), files, message=ticket.message, revision=revision)
             self._forget(ticket, before=now)
             return done
@@ -206,12 +205,12 @@ class Uploader:
         return left
 
     def abandon(self) -> None:
-        """Nobody has time to wait any more: what is not uploaded stays in the outbox."""
+        """Stops waiting for uploads at the end of the process: pending ones stay in the outbox."""
         self._lane.abandon()
 
 
 def listed(uploads: list[Upload], root: Path) -> str:
-    """What a person should know of uploads that wait."""
+    """Returns the message about pending uploads."""
     lines = [f"  {upload.ticket.message!r} -> {upload.ticket.path or 'the root'} of {upload.ticket.repo or 'the '}"
              f"{'' if upload.ticket.repo else 'repository'}" for upload in uploads]  # fmt: skip
     return (
@@ -222,14 +221,14 @@ def listed(uploads: list[Upload], root: Path) -> str:
 
 
 def _copy_whole(source: Path, target: Path) -> None:
-    """Copies a file; a reader finds the old file or the new one."""
+    """Copies atomically: a reader finds the old file or the new one."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as partial:
         shutil.copyfile(source, partial)
 
 
 def _words(error: BaseException) -> str:
-    """An error in one line, with what caused it; clients add lines of advice."""
+    """Returns an error in one line, with its cause; clients add lines of advice."""
     first = (str(error).strip().splitlines() or [""])[0]
     said = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return said if error.__cause__ is None else f"{said} ({_words(error.__cause__)})"

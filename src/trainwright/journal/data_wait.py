@@ -1,4 +1,4 @@
-"""What is said about the share of time that training waits for data."""
+"""Advice about the share of time that training waits for data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run ran on and with: versions, commit, hardware, data, arguments; no tokens. Looked up once, at its start."""
+"""Environment of a run: versions, commit, hardware, data, arguments without tokens. Read once, at its start."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import socket
 import subprocess
 import sys
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
+from trainwright._types import JSONObject
 from trainwright.config.help import differing
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 PACKAGES = ("trainwright", "torch", "transformers", "accelerate", "datasets", "peft", "numpy", "safetensors")
 SECRETS = ("token", "secret", "password", "api_key", "apikey")
 
 
-def environment(device: Any) -> dict[str, Any]:
-    """Versions, commit and hardware."""
+def environment(device: torch.device) -> JSONObject:
+    """Returns versions, commit and hardware."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -35,14 +39,15 @@ def environment(device: Any) -> dict[str, Any]:
     }
 
 
-def process() -> dict[str, Any]:
-    """Which process this is, so that a reader of the journal can tell whether it still runs."""
+def process() -> JSONObject:
+    """Returns host, id and start of this process, so that a reader of the journal can tell whether it still runs."""
     own = psutil.Process()
     return {"host": socket.gethostname(), "pid": own.pid, "began": own.create_time()}
 
 
 @functools.cache  # the packages of a process do not change; reading their metadata takes milliseconds
 def installed(package: str) -> str | None:
+    """Returns the version of an installed package; None without it."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -51,7 +56,7 @@ def installed(package: str) -> str | None:
 
 @functools.cache  # the code of a process is what it was when the process began
 def commit(folder: str) -> str | None:
-    """The commit of the directory that the run was started in, with a mark if files differ from it."""
+    """Returns the commit of the directory of the start, with a mark if files differ from it; None if unknown."""
     try:
         head = _git(folder, "rev-parse", "HEAD")
         return f"{head}, with changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else head
@@ -64,28 +69,29 @@ def _git(folder: str, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
 
 
-def device_name(device: Any) -> str:
+def device_name(device: torch.device) -> str:
+    """Returns the name of a device, with that of its hardware where it is a GPU."""
     if getattr(device, "type", "cpu") == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return str(device)
 
 
-def arguments(args: Any) -> dict[str, Any]:
-    """All arguments as plain values, with marks in the place of tokens."""
+def arguments(args: Arguments) -> JSONObject:
+    """Returns all arguments as plain values, with marks in the place of tokens."""
     values = args.to_dict() if callable(getattr(args, "to_dict", None)) else dict(vars(args))
     return without_secrets(values)
 
 
-def changed_arguments(args: Any) -> dict[str, Any]:
-    """The arguments that differ from the defaults."""
+def changed_arguments(args: Arguments) -> JSONObject:
+    """Returns the arguments that differ from the defaults."""
     try:
         return without_secrets(dict(differing(args)))
     except TypeError:  # arguments of another package: its defaults are not known
         return {}
 
 
-def without_secrets(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with a mark where a name says that the value is none of anybody's business."""
+def without_secrets(values: JSONObject) -> JSONObject:
+    """Replaces values whose names mean a secret by a mark."""
     return {
         name: f"<{name.upper()}>" if isinstance(value, str) and any(word in name.lower() for word in SECRETS)
         else without_secrets(value) if isinstance(value, dict) else value
@@ -93,15 +99,15 @@ def without_secrets(values: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def data_summary(dataset: Any) -> dict[str, Any]:
-    """Kind, size and columns of a dataset, without reading a sample."""
+def data_summary(dataset: object) -> JSONObject:
+    """Returns kind, size and columns of a dataset, without reading a sample."""
     if dataset is None:
         return {}
     if isinstance(dataset, dict):
         return {str(name): data_summary(part) for name, part in dataset.items()}
-    summary: dict[str, Any] = {"type": f"{type(dataset).__module__}.{type(dataset).__name__}"}
+    summary: JSONObject = {"type": f"{type(dataset).__module__}.{type(dataset).__name__}"}
     try:
-        summary["samples"] = len(dataset)
+        summary["samples"] = len(dataset)  # type: ignore[arg-type]
     except (TypeError, AttributeError, NotImplementedError):
         summary["samples"] = None
     for name in ("column_names", "_fingerprint"):

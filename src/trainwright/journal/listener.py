@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from trainwright._types import JSONObject
 from trainwright.journal.record import Journal, NullJournal
 from trainwright.state.clock import Clock
 
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.control import TrainerControl
+    from trainwright.state.trainer_state import TrainerState
+
 
 class JournalListener:
-    """Hears every event before the callbacks do, so that the journal has what was logged as it was logged.
+    """Gets every event before the callbacks, so that the journal has the logs without their changes.
 
     Attributes:
         journal: of the run under way; none before the first `train()`, and none where output is not saved.
@@ -26,31 +32,38 @@ class JournalListener:
         self.step_now: Callable[[], int] = int
 
     def begin(
-        self, journal: Journal, step_now: Callable[[], int], *, checkpoint: str | None, facts: dict[str, Any]
+        self, journal: Journal, step_now: Callable[[], int], *, checkpoint: str | None, facts: JSONObject
     ) -> None:
-        """A run starts, or goes on from a checkpoint; `facts` describe it, `step_now` says how far it is."""
+        """Starts the journal of a run; `facts` describe it, `step_now` returns its step."""
         self.journal, self.step_now = journal, step_now
         journal.write("start" if checkpoint is None else "resume", step=step_now(), checkpoint=checkpoint, **facts)
         self._warnings.listen()
 
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: Arguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any],
+        **kwargs: object,
+    ) -> None:
         self._warnings.write_down()
-        values = dict(kwargs["logs"])
+        values = dict(logs)
         is_evaluation = any(name.startswith("eval_") for name in values)
         self.journal.write("evaluation" if is_evaluation else "log", step=state.global_step, values=values)
         if values.get("num_non_finite_losses"):
             number = values["num_non_finite_losses"]
             self.incident(state.global_step, f"{number} losses since the last log were not finite.")
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._warnings.write_down()
         self.journal.write("save", step=state.global_step, best=state.best_model_checkpoint)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self.journal.write("end", step=state.global_step, best=state.best_model_checkpoint)
 
     def end(self) -> dict[str, float]:
-        """Everything is done, the callbacks' last event too; returns where the time went."""
+        """Ends the journal after the callbacks' last event; returns seconds by phase."""
         from trainwright.journal.timeline import summary
 
         self._warnings.write_down()
@@ -59,26 +72,26 @@ class JournalListener:
         self.journal.write("time", time_by_phase=summary(seconds))
         return seconds
 
-    def on_exception(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_exception(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         error = kwargs["exception"]
         text = "".join(traceback.format_exception(error)) if isinstance(error, BaseException) else str(error)
         self.journal.write("failed", step=state.global_step, error=type(error).__name__, traceback=text)
         self.end()
 
     def incident(self, step: int, text: str) -> None:
-        """Something that a person should know of."""
+        """Records an incident."""
         self.journal.write("incident", step=step, text=text)
 
 
 class WarningRecorder(logging.Handler):
-    """Writes down what the package warns of while a run lasts, from whichever thread; what is said again only once.
+    """Records the warnings of the package during a run, from any thread, each text once.
 
     It waits for the next log or save with that: a step writes nothing.
     """
 
     def __init__(self, keeper: JournalListener) -> None:
         super().__init__(logging.WARNING)
-        self._waiting: list[dict[str, Any]] = []
+        self._waiting: list[JSONObject] = []
         self._known: set[str] = set()
         self._keeper = keeper
         self._logger = logging.getLogger(__name__.partition(".")[0])
@@ -104,7 +117,7 @@ class WarningRecorder(logging.Handler):
             self._keeper.journal.write("warning", **entry)
 
     def _show(self, record: logging.LogRecord) -> None:
-        """Where nobody set logging up python shows warnings by itself, but not beside a handler such as this one."""
+        """Shows a warning where logging is not set up: python does so itself only without a handler like this."""
         place: logging.Logger | None = logging.getLogger(record.name)
         while place is not None:
             if any(handler is not self for handler in place.handlers):

@@ -28,16 +28,16 @@ Entry = dict[str, Any]  # Any: whatever JSON holds
 
 
 class Journal(Protocol):
-    """Where entries go."""
+    """Destination of entries."""
 
-    def write(self, kind: str, **values: Any) -> None: ...
+    def write(self, kind: str, **values: object) -> None: ...
 
 
 class NullJournal:
     """Writes nothing: the journal of a process that is not the first, and of a trainer that does not train."""
 
-    def write(self, kind: str, **values: Any) -> None:
-        """Forgets the entry."""
+    def write(self, kind: str, **values: object) -> None:
+        """Does nothing."""
 
 
 class FileJournal:
@@ -54,7 +54,7 @@ class FileJournal:
         self._lock = threading.Lock()
         self._has_failed = False
 
-    def write(self, kind: str, **values: Any) -> None:
+    def write(self, kind: str, **values: object) -> None:
         try:
             line = json.dumps({"kind": kind, "run": self.run_id, "time": time.time(), **json_value(values)}) + "\n"
             with self._lock:
@@ -66,7 +66,7 @@ class FileJournal:
 
 
 def append(path: Path, line: str) -> None:
-    """Adds a line, on one of its own even where a killed process left half a line."""
+    """Appends a line; starts a new one where a killed process left half a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab+") as file:
         if file.tell() > 0:
@@ -78,7 +78,7 @@ def append(path: Path, line: str) -> None:
 
 @dataclass
 class Record:
-    """One run as its journal tells it.
+    """Record of one run from its journal.
 
     Attributes:
         run_id: id of the run.
@@ -88,19 +88,20 @@ class Record:
 
     run_id: str
     entries: list[Entry] = field(default_factory=list)
-    values: dict[str, dict[int, Any]] = field(default_factory=dict)
+    values: dict[str, dict[int, object]] = field(default_factory=dict)
 
     def of(self, kind: str) -> list[Entry]:
+        """Returns the entries of a kind."""
         return [entry for entry in self.entries if entry["kind"] == kind]
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Steps and numbers of a name, in the order of steps."""
+        """Returns steps and numbers of a name, in the order of steps."""
         found = sorted((step, number(value)) for step, value in self.values.get(name, {}).items())
         return [step for step, _ in found], [value for _, value in found]
 
-    def logs(self) -> list[tuple[int, dict[str, Any]]]:
-        """What was logged at each step, in the order of steps."""
-        steps: dict[int, dict[str, Any]] = {}
+    def logs(self) -> list[tuple[int, dict[str, object]]]:
+        """Returns the logged values of each step, in the order of steps."""
+        steps: dict[int, dict[str, object]] = {}
         for name, series in self.values.items():
             for step, value in series.items():
                 steps.setdefault(step, {})[name] = value
@@ -108,7 +109,7 @@ class Record:
 
 
 def number(value: Any) -> float:
-    """A logged value as a number; text that is none is NaN."""
+    """Converts a logged value to a number; other text is NaN."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -116,7 +117,7 @@ def number(value: Any) -> float:
 
 
 def read(path: str | Path, run_id: str | None = None) -> Record:
-    """A run from its journal (or the directory it lies in): the one named, or the last that began.
+    """Reads a run from its journal (or its directory): the one of `run_id`, or the last that began.
 
     Raises:
         FileNotFoundError: there is no journal.
@@ -133,7 +134,7 @@ def read(path: str | Path, run_id: str | None = None) -> Record:
 
 
 def lines(path: Path) -> Iterator[Entry]:
-    """The entries of a file; a line that a killed process did not finish is left out."""
+    """Yields the entries of a file, without a line that a killed process did not finish."""
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
@@ -145,7 +146,7 @@ def lines(path: Path) -> Iterator[Entry]:
 
 
 def of_one_run(entries: Iterable[Entry]) -> Record:
-    """What counts of a run's entries: later ones win, and those beyond the step of a resume are superseded."""
+    """Makes the record of a run's entries: later ones win, and those beyond the step of a resume are superseded."""
     kept: list[Entry] = []
     for entry in entries:
         if entry["kind"] == "resume":

@@ -1,4 +1,4 @@
-"""Where the time of a run went, said to a person: the largest shares, and what to change about them. Pure."""
+"""Time of a run by phase for the console: the largest shares and their cures. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainwright.state import clock
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What to change where a phase takes more than its share.
+    """Cure for a phase that takes more than its share.
 
     Attributes:
         above: share of the wall time from which on it is worth saying.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,10 +14,15 @@ from trainwright.hooks import BatchSource, Events, FirstStepObserver, LoopEngine
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
 from trainwright.loss_normalization import LossRule
 
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """Where a run begins.
+    """Start of a run.
 
     Attributes:
         epoch: first epoch, from 0.
@@ -35,7 +40,7 @@ class RunStart:
 
 
 class NullObserver:
-    """Nobody watches the first step."""
+    """Observer without effect."""
 
     def window(self, batches: Sequence[Batch]) -> None: ...
 
@@ -47,7 +52,7 @@ NULL_OBSERVER = NullObserver()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopContext:
-    """What `fit` works with.
+    """Objects and settings of `fit`.
 
     Attributes:
         model: as the engine wrapped it.
@@ -60,9 +65,9 @@ class LoopContext:
     """
 
     engine: LoopEngine
-    model: Any
-    optimizer: Any
-    scheduler: Any
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler
     loader: BatchSource
     plan: StepPlan
     rule: LossRule
@@ -73,5 +78,5 @@ class LoopContext:
     smaller_batches: MicroBatchRetry | None = None
     saves_on_interrupt: bool = False
     random_states: RandomStates | None = None
-    trial: Any = None
+    trial: object = None
     ignore_keys_for_eval: list[str] | None = None

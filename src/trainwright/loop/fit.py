@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainwright._types import Batch
 from trainwright.hooks import TrainHooks
@@ -14,6 +14,9 @@ from trainwright.loop.step import Update, Window, take_step
 from trainwright.state.clock import DATA, OTHER
 from trainwright.state.interrupts import Interrupted
 from trainwright.state.run_state import RunState
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ def train_epochs(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval
 
 
 def run_epoch(session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int) -> None:
-    """One pass over the loader, or the rest of one after a resume."""
+    """Trains one epoch, or the rest of one after a resume."""
     session.engine.refresh(session.model)
     plan, start = session.plan, session.start
     skipped = start.batches if epoch == start.epoch else 0
@@ -89,7 +92,7 @@ def run_epoch(session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int
 
 
 def look_ahead(session: LoopContext, run: RunState, window: Window, epoch: int) -> float:
-    """Where the run stands when a window is trained, in epochs; those of unknown length count when they are over.
+    """Returns the epochs done after a window; those of unknown length count when they are over.
 
     The loader knows whether another batch comes, so also such a run knows its last step before it takes it.
     """
@@ -104,7 +107,7 @@ def look_ahead(session: LoopContext, run: RunState, window: Window, epoch: int) 
 
 
 def batches_of(session: LoopContext, hooks: TrainHooks, epoch: int) -> Iterator[Batch]:
-    """Batches of an epoch. At the point of a resume the random states are loaded, where the checkpoint had them."""
+    """Yields the batches of an epoch. At the position of a resume the random states are loaded, if saved."""
     start = session.start
     if start.checkpoint is None or epoch != start.epoch:
         return session.loader.epoch(epoch)
@@ -135,8 +138,8 @@ def windows(
 
 def wait_for_data(
     session: LoopContext, run: RunState, hooks: TrainHooks, batches: Iterator[Batch], size: int
-) -> tuple[list[Batch], Any]:
-    """The micro-batches of the next step. A signal ends the wait; the data then stand where the last step left them."""
+) -> tuple[list[Batch], torch.Tensor | int | None]:
+    """Returns the micro-batches of the next step. A signal ends the wait and rewinds the loader to the last step."""
     run.clock.mark(DATA)
     if session.random_states is not None:
         run.window_start = session.random_states.capture(), run.flos, run.tokens
@@ -154,7 +157,7 @@ def wait_for_data(
 
 
 def save_and_leave(session: LoopContext, run: RunState, hooks: TrainHooks) -> None:
-    """A signal ended the run: the last finished step is saved, then the process ends as the signal asked."""
+    """Saves the last finished step after a signal, then ends the process as the signal asked."""
     step = run.state.global_step
     if session.saves_on_interrupt and step > 0 and run.saved_step != step:
         hooks._save_checkpoint(session.model, session.trial)
@@ -166,7 +169,7 @@ def save_and_leave(session: LoopContext, run: RunState, hooks: TrainHooks) -> No
 
 
 def save_before_raising(session: LoopContext, run: RunState, hooks: TrainHooks, error: Exception) -> None:
-    """An error ends the run: the last finished step is saved, if the weights are still that step's."""
+    """Saves the last finished step after an error, if the weights are still those of that step."""
     step = run.state.global_step
     if step > 0 and run.saved_step != step and not run.is_updating:
         if run.window_start is not None and session.random_states is not None:
@@ -182,7 +185,7 @@ def save_before_raising(session: LoopContext, run: RunState, hooks: TrainHooks, 
 
 
 def run_pending_evaluation(session: LoopContext, run: RunState, hooks: TrainHooks) -> None:
-    """What the checkpoint's run was about to do when it was cut off."""
+    """Runs the evaluation and the save that the checkpoint's run had not done when it was interrupted."""
     hooks._load_rng_state(session.start.checkpoint)  # an evaluation may draw from where the last step left them
     run.control.should_evaluate, run.control.should_save = True, session.start.owes_save
     after_step(session, run, hooks, Update(), epoch=session.start.epoch)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import functional
 
-from trainwright._types import IGNORE_INDEX, output_logits
+from trainwright._types import IGNORE_INDEX, Nested, output_logits
 
 
 @dataclass
@@ -25,15 +24,18 @@ class LabelSmoother:
 
     def __call__(
         self,
-        model_output: Any,
+        model_output: Nested,
         labels: torch.Tensor,
         shift_labels: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Smoothed loss of `model_output["logits"]` (batch, ..., classes) against `labels` (batch, ...).
+        """Computes the smoothed loss of logits (batch, ..., classes) and labels (batch, ...), with its graph.
 
-        Divided by `num_items_in_batch` where given, else by the labels that take part. With `shift_labels`, position
-        i is scored against label i + 1.
+        Args:
+            model_output: mapping with `logits`, or a tuple of which they are the first element.
+            labels: int64; `ignore_index` where no label counts.
+            shift_labels: whether position i is scored against label i + 1.
+            num_items_in_batch: divisor of the sum; by default the number of labels that count.
         """
         logits: torch.Tensor = output_logits(model_output)
         if shift_labels:
@@ -45,7 +47,7 @@ class LabelSmoother:
         nll = neg_log_prob.gather(dim=-1, index=targets.clamp(min=0)).masked_fill(ignored, 0.0)
         # Sum over classes in fp32: with half-precision logits and large vocabularies it overflows.
         uniform = neg_log_prob.sum(dim=-1, keepdim=True, dtype=torch.float32).masked_fill(ignored, 0.0)
-        count: Any = (~ignored).sum() if num_items_in_batch is None else num_items_in_batch
+        count: torch.Tensor | int = (~ignored).sum() if num_items_in_batch is None else num_items_in_batch
         if isinstance(count, torch.Tensor):
             count = count.to(nll.device)
         nll_mean: torch.Tensor = nll.sum() / count

@@ -10,16 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from trainwright._types import Batch
+from trainwright._types import Batch, Nested
 from trainwright.hooks import LoopEngine, RandomStates
 from trainwright.state.run_state import RunState
 from trainwright.tensor_tree import find_batch_size
 
 logger = logging.getLogger(__name__)
+
+Snapshot: TypeAlias = tuple[dict[str, Any], int, float, Any]  # random states, losses, FLOPs, tokens of before a window
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class MicroBatchPart:
 
 
 def parts_of(batches: list[Batch], num_parts: int, *, needs_shares: bool) -> list[MicroBatchPart]:
-    """The micro-batches of a window, each cut into `num_parts` (or single samples, where it has fewer).
+    """Cuts each micro-batch of a window into `num_parts` (or single samples, where it has fewer).
 
     Without cuts, and where the loss does not need the shares, samples are not counted.
     """
@@ -53,7 +55,7 @@ def parts_of(batches: list[Batch], num_parts: int, *, needs_shares: bool) -> lis
 
 
 def cut_window(batch: Batch, size: int, num_parts: int) -> Iterator[tuple[Batch, int]]:
-    """Parts of a batch of `size` samples; what has no such first dimension goes into every part."""
+    """Yields the parts of a batch of `size` samples; entries without that first dimension go into every part."""
     if num_parts == 1:
         yield batch, size
         return
@@ -62,24 +64,24 @@ def cut_window(batch: Batch, size: int, num_parts: int) -> Iterator[tuple[Batch,
         yield {name: _slice(value, first, last, size) for name, value in batch.items()}, last - first
 
 
-def _slice(value: Any, first: int, last: int, size: int) -> Any:
+def _slice(value: object, first: int, last: int, size: int) -> Nested:
     if isinstance(value, torch.Tensor):
         return value[first:last] if value.dim() > 0 and value.shape[0] == size else value
     return value[first:last] if isinstance(value, (list, tuple)) and len(value) == size else value
 
 
 class MicroBatchRetry:
-    """Lets a window be tried again until it fits; used only with `auto_find_batch_size`."""
+    """Retries a window with smaller micro-batches until it fits; used only with `auto_find_batch_size`."""
 
     def __init__(self, engine: LoopEngine, randomness: RandomStates) -> None:
         self._engine = engine
         self._randomness = randomness
 
-    def prepare(self, run: RunState) -> Any:
-        """What is needed to go back to before the window."""
+    def prepare(self, run: RunState) -> Snapshot:
+        """Captures the state to restore before a retry of the window."""
         return self._randomness.capture(), run.meter.count, run.flos, run.tokens
 
-    def take_back(self, run: RunState, before: Any, error: BaseException, largest: int) -> None:
+    def take_back(self, run: RunState, before: Snapshot, error: BaseException, largest: int) -> None:
         """Undoes a window that did not fit, and cuts micro-batches into twice as many parts from now on.
 
         Raises the error again if it is of another kind, or if single samples do not fit.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ from trainwright.tensor_tree import find_batch_size
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The micro-batches of one optimizer step.
+    """Micro-batches of one optimizer step.
 
     Attributes:
         batches: as the collator made them.
@@ -31,9 +30,9 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a step leaves for the log: both are read back only when something is logged."""
+    """Values of a step for the log: both are read back only when something is logged."""
 
-    grad_norm: Any = None
+    grad_norm: torch.Tensor | float | None = None
     learning_rate: float | None = None
 
 
@@ -77,7 +76,7 @@ def accumulate_gradients(session: LoopContext, run: RunState, hooks: TrainHooks,
 
 
 def accumulate_what_fits(session: LoopContext, run: RunState, hooks: TrainHooks, window: Window) -> bool:
-    """The same, tried again with smaller micro-batches while memory does not suffice."""
+    """Accumulates gradients like `accumulate_gradients`, and retries with smaller micro-batches while out of memory."""
     assert session.smaller_batches is not None
     while True:
         before = session.smaller_batches.prepare(run)

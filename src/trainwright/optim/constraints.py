@@ -1,4 +1,4 @@
-"""What an optimizer cannot do, as far as the arguments show it: told before step 1, with what to do instead.
+"""Limits of optimizers that the arguments show: reported before step 1, with the cure.
 
 A limit takes the optimizer's name and the arguments and returns a message or None; `optimizer_table.py` lists them.
 """
@@ -6,14 +6,18 @@ A limit takes the optimizer's name and the arguments and returns a message or No
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainwright.config import resolve
 
-Limit = Callable[[str, Any], "str | None"]
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+
+Limit = Callable[[str, "Arguments"], "str | None"]
 
 
-def no_accumulation(name: str, args: Any) -> str | None:
+def no_accumulation(name: str, args: Arguments) -> str | None:
+    """Reports gradient accumulation: the optimizer updates weights in each backward pass."""
     count = resolve.micro_batches(args)
     if count == 1:
         return None
@@ -24,7 +28,8 @@ def no_accumulation(name: str, args: Any) -> str | None:
     )
 
 
-def no_fp16(name: str, args: Any) -> str | None:
+def no_fp16(name: str, args: Arguments) -> str | None:
+    """Reports fp16: gradients are used before the scaler unscales them."""
     if not args.fp16:
         return None
     return (
@@ -33,7 +38,8 @@ def no_fp16(name: str, args: Any) -> str | None:
     )
 
 
-def one_process(name: str, args: Any) -> str | None:
+def one_process(name: str, args: Arguments) -> str | None:
+    """Reports a run of several processes: gradients are used before they are averaged."""
     mode = getattr(args.parallel_mode, "value", args.parallel_mode)
     if mode != "distributed":
         return None
@@ -43,7 +49,8 @@ def one_process(name: str, args: Any) -> str | None:
     )
 
 
-def needs_cuda(name: str, args: Any) -> str | None:
+def needs_cuda(name: str, args: Arguments) -> str | None:
+    """Reports a device other than CUDA."""
     if args.device.type == "cuda":
         return None
     instead = {"adalomo": "lomo"}.get(name, name.replace("_8bit", ""))
@@ -53,7 +60,8 @@ def needs_cuda(name: str, args: Any) -> str | None:
     )
 
 
-def whole_warmup(name: str, args: Any) -> str | None:
+def whole_warmup(name: str, args: Arguments) -> str | None:
+    """Reports a warm-up given as a share of an unknown number of steps."""
     if args.warmup_steps == int(args.warmup_steps) or args.max_steps > 0:
         return None
     return (

@@ -1,31 +1,42 @@
-"""From a class and its arguments to an optimizer over a model: parameter groups, their decay, their rates."""
+"""Builds an optimizer over a model from a class and its arguments: parameter groups, their decay, their rates."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from trainwright.errors import ArgumentError
-from trainwright.optim.optimizer_class import depends_on_the_model, spec_of
+from trainwright.optim import lr_groups
+from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer, step_in_backward
+from trainwright.optim.optimizer_class import Kwargs, depends_on_the_model, spec_of
+from trainwright.optim.packages import OptimizerClass
 from trainwright.optim.parameter_groups import Group, decay_groups, with_decay
+from trainwright.optim.third_party_state import adapt, release_lomo_hooks
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 logger = logging.getLogger(__name__)
 
 
 def build_optimizer(
-    cls: Any, kwargs: dict[str, Any], model: nn.Module, *, args: Any, decay_names: Iterable[str]
-) -> Any:
-    """An optimizer over the model's parameters, with the decay and the rates that `args` give each of them.
+    cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, *, args: Arguments, decay_names: Iterable[str]
+) -> Optimizer:
+    """Builds an optimizer with the decay and the rate that `args` give each parameter.
 
-    `kwargs` may hold "params" (groups), "optimizer_dict" (layer-wise; or groups, as sentence-transformers gives them)
-    or "model" in place of groups made here. A factory (a class that is no Optimizer) is made and called with the model.
+    Args:
+        cls: class of the optimizer; a factory (a class that is no Optimizer) is made and called with the model.
+        kwargs: its arguments. "params" (groups), "optimizer_dict" (layer-wise; or groups, as sentence-transformers has
+            them) or "model" stand in place of groups made here.
+        model: the model to train.
+        args: arguments of the run.
+        decay_names: names of the parameters with weight decay.
     """
-    from trainwright.optim.third_party_state import adapt
-
     kwargs = dict(kwargs)
     if is_optimizer_factory(cls) or "model" in kwargs:
         return _over_the_model(cls, kwargs, model, args)
@@ -39,16 +50,16 @@ def build_optimizer(
     return optimizer
 
 
-def is_optimizer_factory(optimizer_cls_or_factory: Any) -> bool:
-    """Whether this is something that makes an optimizer from a whole model, rather than an optimizer class."""
+def is_optimizer_factory(optimizer_cls_or_factory: object) -> bool:
+    """Whether the value makes an optimizer from a whole model: any but a class of optimizers."""
     return not (
         isinstance(optimizer_cls_or_factory, type) and issubclass(optimizer_cls_or_factory, torch.optim.Optimizer)
     )
 
 
-def _groups(given: Any, model: nn.Module, args: Any, decay_names: Iterable[str]) -> list[Group]:
-    from trainwright.optim import lr_groups
-
+def _groups(
+    given: Iterable[Group] | None, model: nn.Module, args: Arguments, decay_names: Iterable[str]
+) -> list[Group]:
     if given is None:
         groups = decay_groups(model, decay_names, args.weight_decay)
     elif depends_on_the_model(spec_of(args)[1]):  # made by the name
@@ -60,10 +71,7 @@ def _groups(given: Any, model: nn.Module, args: Any, decay_names: Iterable[str])
     return groups
 
 
-def _over_the_model(cls: Any, kwargs: dict[str, Any], model: nn.Module, args: Any) -> Any:
-    from trainwright.optim import lr_groups
-    from trainwright.optim.third_party_state import adapt, release_lomo_hooks
-
+def _over_the_model(cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, args: Arguments) -> Optimizer:
     name = getattr(cls, "__name__", type(cls).__name__)
     if lr_groups.is_asked_for(args):
         raise ArgumentError(
@@ -71,7 +79,7 @@ def _over_the_model(cls: Any, kwargs: dict[str, Any], model: nn.Module, args: An
             "choose another optimizer."
         )
     if is_optimizer_factory(cls):
-        return cls()(model, **kwargs)
+        return cast(Callable[[], OptimizerClass], cls)()(model, **kwargs)
     if args.weight_decay > 0:
         logger.warning("weight_decay=%s has no effect with %s, which has no parameter groups.", args.weight_decay, name)
     _say_nothing_is_clipped(args)
@@ -82,25 +90,27 @@ def _over_the_model(cls: Any, kwargs: dict[str, Any], model: nn.Module, args: An
 
 
 def _layerwise(
-    cls: Any, parts: dict[Any, Any], kwargs: dict[str, Any], model: nn.Module, args: Any, groups: list[Group]
-) -> Any:
-    from trainwright.optim.layerwise_optimizer import step_in_backward
-    from trainwright.optim.third_party_state import adapt
-
+    cls: OptimizerClass,
+    parts: dict[nn.Parameter, Optimizer],
+    kwargs: Kwargs,
+    model: nn.Module,
+    args: Arguments,
+    groups: list[Group],
+) -> Optimizer:
     _say_nothing_is_clipped(args)
     for group in groups:
-        own = {name: group[name] for name in ("lr", "weight_decay") if name in group}
+        own: Group = {name: group[name] for name in ("lr", "weight_decay") if name in group}
         for parameter in group["params"]:
             if parameter in parts:
                 parts[parameter].param_groups[0].update(own)
     for part in parts.values():
         adapt(part, model)
     optimizer = cls(parts, **kwargs)
-    step_in_backward(optimizer)
+    step_in_backward(cast(LayerWiseDummyOptimizer, optimizer))
     return optimizer
 
 
-def _say_nothing_is_clipped(args: Any) -> None:
+def _say_nothing_is_clipped(args: Arguments) -> None:
     if args.max_grad_norm:
         logger.info(
             "max_grad_norm=%s has no effect with optim=%r: gradients are used and freed during the backward pass.",

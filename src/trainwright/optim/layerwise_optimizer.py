@@ -6,26 +6,28 @@ So no two gradients exist at once, which saves their memory. For the trainer, th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-_HOOKS: Any = WeakIdKeyDictionary()  # parameter -> handle of the hook that steps its optimizer
+State = dict[str, Any]  # as torch's `state_dict`
+_HOOKS: MutableMapping[torch.Tensor, RemovableHandle] = WeakIdKeyDictionary()  # hook that steps a parameter's optimizer
 
 
 class LayerWiseDummyOptimizer(Optimizer):
-    """Stands for the optimizers of `optimizer_dict`, which step elsewhere: its own `step` does nothing.
+    """Represents the optimizers of `optimizer_dict`, which step in the backward pass: its own `step` does nothing.
 
     Args:
         optimizer_dict: parameter -> its optimizer.
-        kwargs: `lr`, the rate that is shown where there is no optimizer.
+        **kwargs: `lr`, the rate that is shown where there is no optimizer.
     """
 
-    def __init__(self, optimizer_dict: Mapping[Any, Optimizer] | None = None, **kwargs: Any) -> None:
+    def __init__(self, optimizer_dict: Mapping[torch.Tensor, Optimizer] | None = None, **kwargs: object) -> None:
         self.optimizer_dict = optimizer_dict
         super().__init__([torch.zeros(1, 1)], {"lr": kwargs.get("lr", 1e-3)})
         self._show_groups()
@@ -36,13 +38,13 @@ class LayerWiseDummyOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         return None
 
-    def state_dict(self) -> dict[str, Any]:
-        """The states of all optimizers, in the order of `optimizer_dict`."""
+    def state_dict(self) -> State:
+        """Returns the states of all optimizers, in the order of `optimizer_dict`."""
         if not self.optimizer_dict:
             return super().state_dict()
         return {"layers": [optimizer.state_dict() for optimizer in self.optimizer_dict.values()]}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         if not self.optimizer_dict:
             super().load_state_dict(state_dict)
             return
@@ -54,7 +56,7 @@ class LayerWiseDummyOptimizer(Optimizer):
         self._show_groups()
 
     def _show_groups(self) -> None:
-        """Loading gives an optimizer new group dicts, so this is done after each load."""
+        """Collects the groups of all optimizers; repeated after each load, which makes new group dicts."""
         if self.optimizer_dict:
             self.param_groups = [group for part in self.optimizer_dict.values() for group in part.param_groups]
 
@@ -62,22 +64,22 @@ class LayerWiseDummyOptimizer(Optimizer):
 class LayerWiseDummyScheduler(LRScheduler):
     """Shows the rates of layer-wise optimizers and moves none of them. Takes `lr` and `optimizer_dict`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.default_lr = kwargs["lr"]
-        super().__init__(LayerWiseDummyOptimizer(**kwargs), -1)
+    def __init__(self, *args: object, lr: float, **kwargs: Mapping[torch.Tensor, Optimizer] | None) -> None:
+        self.default_lr = lr
+        super().__init__(LayerWiseDummyOptimizer(kwargs.get("optimizer_dict"), lr=lr), -1)
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[float | torch.Tensor]:
         parts = getattr(self.optimizer, "optimizer_dict", None)
         if not parts:
             return [self.default_lr]
         return [group["lr"] for part in parts.values() for group in part.param_groups]
 
-    def _get_closed_form_lr(self) -> list[Any]:
+    def _get_closed_form_lr(self) -> list[float | torch.Tensor]:
         return self.base_lrs
 
 
 def step_in_backward(optimizer: LayerWiseDummyOptimizer) -> None:
-    """From now on each parameter is updated as soon as its gradient is complete, and the gradient is freed."""
+    """Adds hooks that update each parameter as soon as its gradient is complete, and free the gradient."""
     parts = dict(optimizer.optimizer_dict or {})
 
     def update(parameter: torch.Tensor) -> None:
@@ -88,4 +90,4 @@ def step_in_backward(optimizer: LayerWiseDummyOptimizer) -> None:
         earlier = _HOOKS.pop(parameter, None)
         if earlier is not None:  # of an optimizer that this one replaces
             earlier.remove()
-        _HOOKS[parameter] = parameter.register_post_accumulate_grad_hook(update)
+        _HOOKS[parameter] = parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]

@@ -19,26 +19,29 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from trainwright.config.parsing import parse_factor
 from trainwright.errors import ArgumentError
+from trainwright.optim.parameter_groups import Group
 from trainwright.optim.projection_targets import check_patterns, nearest
 
-Group = dict[str, Any]
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+
 _NUMBERED = re.compile(r"^(.*?)\.?(?<![^.])(\d+)\.")  # what is before the first number, and that number
 
 
-def is_asked_for(args: Any) -> bool:
-    """Whether `args` give any parameter a rate of its own; arguments of transformers never do."""
+def is_asked_for(args: Arguments) -> bool:
+    """Whether `args` set a rate for single parameters; arguments of transformers, which lack both fields, never do."""
     decay = getattr(args, "layerwise_lr_decay", None)
     return bool(getattr(args, "lr_groups", None)) or decay not in (None, 1, 1.0)
 
 
-def own_rates(model: nn.Module, args: Any) -> dict[str, float]:
-    """The base rate of each trainable parameter, by name.
+def own_rates(model: nn.Module, args: Arguments) -> dict[str, float]:
+    """Returns the base rate of each trainable parameter, by name.
 
     Raises:
         ArgumentError: a pattern fits no parameter, or there are no numbered layers.
@@ -51,7 +54,15 @@ def own_rates(model: nn.Module, args: Any) -> dict[str, float]:
 
 
 def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
-    """What `layerwise_lr_decay` multiplies the rate of each parameter by."""
+    """Returns the factor of `layerwise_lr_decay` for each parameter, by name.
+
+    Args:
+        model: its parameters are in numbered layers.
+        decay: factor from one layer to the layer below, in (0, 1].
+
+    Raises:
+        ArgumentError: there are no numbered layers.
+    """
     names = [name for name, _ in model.named_parameters()]
     layers = {name: (match[1], int(match[2])) for name in names if (match := _NUMBERED.match(name))}
     if not layers:
@@ -65,7 +76,7 @@ def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
     embeddings = _embedding_names(model)
 
     def distance(name: str) -> int:
-        """From the top: 0 for the head."""
+        """Returns the distance from the top: 0 for the head."""
         if name in layers:
             stack, index = layers[name]
             return heights[stack] - index
@@ -79,7 +90,7 @@ def _embedding_names(model: nn.Module) -> set[str]:
     return {name for name, p in model.named_parameters() if id(p) in weights or "embed" in name.lower()}
 
 
-def _with_patterns(rates: dict[str, float], patterns: Mapping[str, Any], model: nn.Module) -> dict[str, float]:
+def _with_patterns(rates: dict[str, float], patterns: Mapping[str, float | str], model: nn.Module) -> dict[str, float]:
     check_patterns(list(patterns), field="lr_groups")
     for pattern in patterns:
         if not any(re.search(pattern, name) for name in rates):
@@ -95,10 +106,10 @@ def _with_patterns(rates: dict[str, float], patterns: Mapping[str, Any], model: 
 
 
 def split(groups: Iterable[Group], rates: Mapping[int, float]) -> list[Group]:
-    """Each group by the rates of its parameters (by `id`), the highest first."""
+    """Splits each group by the rates of its parameters (given by `id`), the highest first."""
     result: list[Group] = []
     for group in groups:
-        by_rate: dict[float, list[Any]] = defaultdict(list)
+        by_rate: dict[float, list[nn.Parameter]] = defaultdict(list)
         for parameter in group["params"]:
             if id(parameter) in rates:  # frozen ones have none
                 by_rate[rates[id(parameter)]].append(parameter)
@@ -107,4 +118,5 @@ def split(groups: Iterable[Group], rates: Mapping[int, float]) -> list[Group]:
 
 
 def by_id(model: nn.Module, rates: Mapping[str, float]) -> dict[int, float]:
+    """Converts rates by name into rates by `id` of the parameter."""
     return {id(p): rates[name] for name, p in model.named_parameters() if name in rates}

@@ -8,13 +8,13 @@ for embeddings, the output layer, biases and norms. With `adjust_lr_fn="match_rm
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from trainwright.errors import ArgumentError
+from trainwright.optim.parameter_groups import Group
 
 # What models call their output layer, where get_output_embeddings() does not tell.
 HEADS = ("lm_head", "head", "classifier", "score", "qa_outputs", "output_projection", "proj_out", "embed_out", "fc_out")
@@ -22,11 +22,19 @@ MATRICES = "uses_muon"  # a group with this key set is Muon's
 
 
 class MuonWithAdamW(Optimizer):
-    """Two optimizers over disjoint groups, with common groups and state; saves and loads in torch's usual form."""
+    """Combines Muon and AdamW over disjoint groups, with common groups and state in torch's usual form.
+
+    Args:
+        params: groups, as `muon_groups` makes them.
+        lr: learning rate of both.
+        weight_decay: of both.
+        betas, eps: of AdamW.
+        momentum, nesterov, ns_steps, adjust_lr_fn: of `torch.optim.Muon`.
+    """
 
     def __init__(
         self,
-        params: list[dict[str, Any]],
+        params: list[Group],
         lr: float = 1e-3,
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -39,7 +47,7 @@ class MuonWithAdamW(Optimizer):
         groups = [{**group, "params": list(group["params"])} for group in params]
         groups = [group for group in groups if group["params"]]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, MATRICES: False})
-        muon: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
+        muon: Group = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
         self._parts: list[Optimizer] = []
         matrices = [group for group in self.param_groups if group[MATRICES]]
         others = [group for group in self.param_groups if not group[MATRICES]]
@@ -58,20 +66,20 @@ class MuonWithAdamW(Optimizer):
             part.step()
         return loss
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Group) -> None:
         super().load_state_dict(state_dict)
         self._share()
 
     def _share(self) -> None:
-        """Both optimizers work on the groups and the state of this one."""
+        """Gives both optimizers the groups and the state of this one."""
         for part in self._parts:
             is_muon = isinstance(part, Muon)
             part.param_groups = [group for group in self.param_groups if group[MATRICES] == is_muon]
             part.state = self.state
 
 
-def muon_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Two groups: the hidden matrices, and the rest.
+def muon_groups(model: nn.Module) -> list[Group]:
+    """Returns two groups of a model's parameters: the hidden matrices, and the rest.
 
     Raises:
         ArgumentError: there is no hidden matrix.
@@ -90,7 +98,7 @@ def muon_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:
-    """Names of the 2-D parameters that are neither an embedding nor the output layer's."""
+    """Returns the names of the 2-D parameters that are neither an embedding nor the output layer's."""
     outer = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if isinstance(head, nn.Module):

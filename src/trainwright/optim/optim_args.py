@@ -1,13 +1,16 @@
-"""`optim_args`: from the text "name=value,name=value" to values, each by the converter that an optimizer has for it."""
+"""Parser of `optim_args`: the text "name=value,name=value" as values, each by its optimizer's converter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainwright.errors import ArgumentError, did_you_mean
 
-UNSET: Any = object()
+if TYPE_CHECKING:
+    import torch
+
+UNSET = object()
 TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
@@ -15,18 +18,19 @@ class Option(NamedTuple):
     """One name of `optim_args`.
 
     Attributes:
-        convert: from text to a value; a ValueError says what it should have been.
-        default: what the optimizer is given when nobody says anything (text is converted too); UNSET: its own default.
+        convert: converts text to a value; the message of its ValueError is the expected kind.
+        default: value for the optimizer where none is given (text is converted too); UNSET for the optimizer's own.
     """
 
-    convert: Callable[[str], Any]
-    default: Any = UNSET
+    convert: Callable[[str], object]
+    default: object = UNSET
 
 
 Options = Mapping[str, Option]
 
 
 def whole(text: str) -> int:
+    """Converts a whole number."""
     try:
         return int(text)
     except ValueError:
@@ -34,6 +38,7 @@ def whole(text: str) -> int:
 
 
 def number(text: str) -> float:
+    """Converts a number."""
     try:
         return float(text)
     except ValueError:
@@ -41,12 +46,15 @@ def number(text: str) -> float:
 
 
 def flag(text: str) -> bool:
+    """Converts true or false."""
     if text.lower() not in TRUE + FALSE:
         raise ValueError("true or false")
     return text.lower() in TRUE
 
 
 def one_of(*words: str) -> Callable[[str], str]:
+    """Returns a converter that takes only these words."""
+
     def convert(text: str) -> str:
         if text not in words:
             raise ValueError(f"one of {', '.join(words)}")
@@ -55,7 +63,8 @@ def one_of(*words: str) -> Callable[[str], str]:
     return convert
 
 
-def dtype(text: str) -> Any:
+def dtype(text: str) -> torch.dtype:
+    """Converts the name of a torch type."""
     import torch
 
     value = getattr(torch, text, None)
@@ -65,7 +74,7 @@ def dtype(text: str) -> Any:
 
 
 def parse_optim_args(text: str | None) -> dict[str, str]:
-    """`"a=1, b=2"` as a dict of texts."""
+    """Splits `"a=1, b=2"` into a dict of texts."""
     values = {}
     for item in (text or "").replace(" ", "").split(","):
         if not item:
@@ -88,8 +97,8 @@ def check_names(optimizer: str, given: Mapping[str, str], known: Options) -> Non
             )
 
 
-def read(optimizer: str, given: Mapping[str, str], options: Options) -> dict[str, Any]:
-    """Values of those `options` that were given or have a default."""
+def read(optimizer: str, given: Mapping[str, str], options: Options) -> dict[str, Any]:  # arguments of a class
+    """Returns the values of those `options` that were given or have a default."""
     values = {}
     for name, option in options.items():
         value = given.get(name, option.default)

@@ -1,33 +1,41 @@
-"""From arguments to the class of an optimizer and its arguments, by the name in `args.optim`."""
+"""Class of an optimizer and its arguments, by the name in `args.optim`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from trainwright.errors import ArgumentError
 from trainwright.optim.constraints import one_process
+from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer
 from trainwright.optim.optim_args import check_names, parse_optim_args, read
 from trainwright.optim.optimizer_spec import OptimizerSpec
 from trainwright.optim.optimizer_table import OPTIMIZERS
+from trainwright.optim.packages import OptimizerClass, load_class
+from trainwright.optim.projection_targets import projected_groups, target_parameters
 
-Kwargs = dict[str, Any]
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+
+Kwargs = dict[str, Any]  # arguments of a class that this file knows by name only
 ADAM_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}
 
 
-def optimizer_class_and_kwargs(args: Any, model: nn.Module | None = None) -> tuple[Any, Kwargs]:
-    """Class and keyword arguments for `args.optim`.
+def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) -> tuple[OptimizerClass, Kwargs]:
+    """Returns class and keyword arguments for `args.optim`.
 
     An optimizer that makes its own groups has them among these as "params"; "optimizer_dict" (layer-wise) and "model"
     (LOMO) stand for what the class takes in place of groups.
+
+    Args:
+        args: arguments of the run.
+        model: the model to train; needed by optimizers that make their own groups or take the model.
 
     Raises:
         ArgumentError: the optimizer cannot do what the other settings ask, or does not take these `optim_args`.
         MissingPackageError: its package is not installed.
     """
-    from trainwright.optim.packages import load_class
-
     name, spec = spec_of(args)
     problems = [message for limit in spec.limits if (message := limit(name, args))]
     if problems:
@@ -53,13 +61,13 @@ def optimizer_class_and_kwargs(args: Any, model: nn.Module | None = None) -> tup
     return _projected(cls, kwargs, model, args, settings)
 
 
-def steps_in_backward(args: Any) -> bool:
+def steps_in_backward(args: Arguments) -> bool:
     """Whether the optimizer that `args.optim` names updates weights while gradients are still being computed."""
     return one_process in spec_of(args)[1].limits
 
 
-def spec_of(args: Any) -> tuple[str, OptimizerSpec]:
-    """The name and the row of the table that `args.optim` means."""
+def spec_of(args: Arguments) -> tuple[str, OptimizerSpec]:
+    """Returns the name in `args.optim` and its row of the table."""
     name = str(getattr(args.optim, "value", args.optim))
     if name not in OPTIMIZERS:
         raise ArgumentError(f"optim={name!r} is no optimizer. There are: {', '.join(sorted(OPTIMIZERS))}.")
@@ -71,9 +79,9 @@ def depends_on_the_model(spec: OptimizerSpec) -> bool:
     return spec.whole_model or bool(spec.projects) or spec.path.endswith(":MuonWithAdamW")
 
 
-def _projected(cls: Any, kwargs: Kwargs, model: nn.Module, args: Any, settings: Kwargs) -> tuple[Any, Kwargs]:
-    from trainwright.optim.projection_targets import projected_groups, target_parameters
-
+def _projected(
+    cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, args: Arguments, settings: Kwargs
+) -> tuple[OptimizerClass, Kwargs]:
     name, spec = spec_of(args)
     chosen = target_parameters(model, args.optim_target_modules, optimizer=name)
     groups = projected_groups(model, chosen, settings)
@@ -84,12 +92,10 @@ def _projected(cls: Any, kwargs: Kwargs, model: nn.Module, args: Any, settings: 
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
-    from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer
-
     return LayerWiseDummyOptimizer, {**kwargs, "params": groups, "optimizer_dict": parts}
 
 
-def _from_args(spec: OptimizerSpec, args: Any) -> Kwargs:
+def _from_args(spec: OptimizerSpec, args: Arguments) -> Kwargs:
     kwargs: Kwargs = {}
     if spec.adam == "always":
         kwargs |= _adam(args)
@@ -104,5 +110,5 @@ def _from_args(spec: OptimizerSpec, args: Any) -> Kwargs:
     return kwargs
 
 
-def _adam(args: Any) -> Kwargs:
+def _adam(args: Arguments) -> Kwargs:
     return {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}

@@ -1,10 +1,10 @@
-"""What is known of an optimizer by its name: the shape of a row of the table."""
+"""Row of the table of optimizers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from trainwright.optim.constraints import Limit
 from trainwright.optim.optim_args import Options
@@ -12,12 +12,12 @@ from trainwright.optim.optim_args import Options
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """What to install for an optimizer.
+    """Package of an optimizer.
 
     Attributes:
         name: of the distribution.
-        install: what to give pip.
-        at_least: oldest version that will do.
+        install: requirement for pip.
+        at_least: oldest supported version.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
-    """How to make one optimizer. Every one is given `lr`.
+    """Class of one optimizer and its arguments; every class gets `lr`.
 
     Attributes:
         path: "module:attribute" of the class.
@@ -50,7 +50,7 @@ class OptimizerSpec:
     adam: Literal["no", "always", "betas", "if set"] = "no"
     decay: bool = False
     warmup: bool = False
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, object] = field(default_factory=dict)
     options: Options = field(default_factory=dict)
     projects: Options = field(default_factory=dict)
     projects_adam: bool = False

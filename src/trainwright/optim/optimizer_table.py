@@ -1,10 +1,11 @@
-"""Optimizers by name, as data: where the class is, what it is given, which `optim_args` it takes, what it cannot do.
+"""Table of optimizers by name: class, its arguments, its `optim_args`, its limits.
 
 The arguments are those that transformers gives the same name. Adding an optimizer is adding a row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from trainwright.optim.constraints import Limit, needs_cuda, no_accumulation, no_fp16, one_process, whole_warmup
@@ -12,7 +13,7 @@ from trainwright.optim.optim_args import Option, dtype, flag, number, one_of, wh
 from trainwright.optim.optimizer_spec import OptimizerSpec, Package
 
 
-def _named(convert: Any, *names: str) -> dict[str, Option]:
+def _named(convert: Callable[[str], Any], *names: str) -> dict[str, Option]:
     return {name: Option(convert) for name in names}
 
 

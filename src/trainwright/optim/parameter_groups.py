@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-Group = dict[str, Any]
+Group = dict[str, Any]  # "params" and the settings of a group, as torch has them
 
 # Searched in the lower-case path of a parameter: biases, and norm layers by the names that models give them.
 NO_DECAY_PATTERNS = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")

@@ -1,4 +1,4 @@
-"""`optim_target_modules`: which layers GaLore and APOLLO project, and the parameter groups that say so."""
+"""Target modules of GaLore and APOLLO (`optim_target_modules`), and their parameter groups."""
 
 from __future__ import annotations
 
@@ -6,34 +6,43 @@ import difflib
 import logging
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 
 from trainwright.errors import ArgumentError
+from trainwright.optim.parameter_groups import Group
 
 logger = logging.getLogger(__name__)
 
 Targets = str | Sequence[str]
 
 
-def check_target_module_exists(optim_target_modules: Targets, key: str, return_is_regex: bool = False) -> Any:
-    """Whether the module named `key` is a target; with `return_is_regex`, also whether only a pattern says so.
+def check_target_module_exists(
+    optim_target_modules: Targets, key: str, return_is_regex: bool = False
+) -> bool | tuple[bool, bool]:
+    """Whether the module named `key` is a target.
 
-    Text is a pattern for the whole name. A list holds whole names, parts of names, or patterns for whole names.
+    Args:
+        optim_target_modules: a pattern for the whole name, or a list of names, parts of names, and patterns.
+        key: name of a module.
+        return_is_regex: return also whether only a pattern fits.
     """
-    if isinstance(optim_target_modules, str):
-        found = re.fullmatch(optim_target_modules, key) is not None
-        is_regex = optim_target_modules != key
-    elif any(target in key for target in optim_target_modules):
-        found, is_regex = True, False
-    else:
-        found = is_regex = any(re.fullmatch(target, key) for target in optim_target_modules)
-    return (found, is_regex) if return_is_regex else found
+    fits = _fits(optim_target_modules, key)
+    return fits if return_is_regex else fits[0]
 
 
-def target_parameters(model: nn.Module, targets: Any, *, optimizer: str) -> set[str]:
-    """Names of the weights of the linear layers that `optim_target_modules` means.
+def _fits(targets: Targets, key: str) -> tuple[bool, bool]:
+    """Whether a name is a target, and whether only a pattern fits."""
+    if isinstance(targets, str):
+        return re.fullmatch(targets, key) is not None, targets != key
+    if any(target in key for target in targets):
+        return True, False
+    found = any(re.fullmatch(target, key) for target in targets)
+    return found, found
+
+
+def target_parameters(model: nn.Module, targets: object, *, optimizer: str) -> set[str]:
+    """Returns the names of the weights of the linear layers that `optim_target_modules` fits.
 
     Raises:
         ArgumentError: none are named, or nothing fits.
@@ -48,7 +57,7 @@ def target_parameters(model: nn.Module, targets: Any, *, optimizer: str) -> set[
         chosen = linear
     else:
         check_patterns([targets] if isinstance(targets, str) else targets, field="optim_target_modules")
-        chosen = [name for name in linear if check_target_module_exists(targets, name)]
+        chosen = [name for name in linear if _fits(targets, name)[0]]
         _say_what_is_left_out(model, targets, linear, optimizer=optimizer)
     if not chosen:
         raise ArgumentError(
@@ -61,7 +70,7 @@ def target_parameters(model: nn.Module, targets: Any, *, optimizer: str) -> set[
 def _say_what_is_left_out(model: nn.Module, targets: Targets, linear: Sequence[str], *, optimizer: str) -> None:
     known = set(linear)
     for name, module in model.named_modules():
-        found, is_regex = check_target_module_exists(targets, name, return_is_regex=True)
+        found, is_regex = _fits(targets, name)
         if found and not is_regex and name not in known and not list(module.children()):
             logger.warning(
                 "optim_target_modules fits %s, a %s; %s projects linear layers only, so it is trained as it is.",
@@ -80,8 +89,8 @@ def check_patterns(patterns: Sequence[str], *, field: str) -> None:
             raise ArgumentError(f"{field}: {pattern!r} is no regular expression ({error}).") from None
 
 
-def nearest(wanted: Any, names: Sequence[str], *, count: int = 4) -> str:
-    """A sentence with the names that are most like what was wanted."""
+def nearest(wanted: str | Sequence[str], names: Sequence[str], *, count: int = 4) -> str:
+    """Returns a sentence with the `count` names that are most like the wanted ones."""
     if not names:
         return "There are none."
     texts = [wanted] if isinstance(wanted, str) else list(wanted)
@@ -91,13 +100,13 @@ def nearest(wanted: Any, names: Sequence[str], *, count: int = 4) -> str:
 
 
 def _likeness(text: str, name: str) -> float:
-    """Of the text with the whole name or with one part of it, whichever is more alike."""
+    """Returns the similarity of a text to the whole name or to one part of it, whichever is higher."""
     parts = [name, *(part for part in name.split(".") if not part.isdigit())]
     return max(difflib.SequenceMatcher(None, text.lower(), part.lower()).ratio() for part in parts)
 
 
-def projected_groups(model: nn.Module, chosen: set[str], settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Two groups: the parameters that are not projected, and those that are, with their settings."""
+def projected_groups(model: nn.Module, chosen: set[str], settings: Group) -> list[Group]:
+    """Returns two groups: the parameters that are not projected, and those that are, with their settings."""
     named = list(model.named_parameters())
     return [
         {"params": [p for name, p in named if name not in chosen]},

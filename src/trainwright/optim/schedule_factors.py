@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 
 def rising(step: int, num_warmup_steps: int) -> float:
-    """From 0 to 1 over the warm-up."""
+    """Returns the factor of the warm-up, from 0 to 1."""
     return step / max(1, num_warmup_steps)
 
 
@@ -29,14 +28,17 @@ def constant(step: int, *, num_warmup_steps: int, num_training_steps: int) -> fl
 
 
 def linear(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
-    """After the warm-up down to 0 at the last step, in a straight line."""
+    """Returns a factor that falls linearly to 0 at the last step, after the warm-up."""
     if step < num_warmup_steps:
         return rising(step, num_warmup_steps)
     return max(0.0, (num_training_steps - step) / max(1, num_training_steps - num_warmup_steps))
 
 
 def cosine(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
-    """After the warm-up down to 0 along half a cosine (Loshchilov and Hutter, SGDR, 2017, without restarts)."""
+    """Returns a factor that falls to 0 along half a cosine after the warm-up.
+
+    Source: Loshchilov and Hutter, SGDR, 2017, without restarts.
+    """
     if step < num_warmup_steps:
         return rising(step, num_warmup_steps)
     progress = (step - num_warmup_steps) / max(1, num_training_steps - num_warmup_steps)
@@ -51,6 +53,6 @@ FACTORS: dict[str, Callable[..., float]] = {
 }
 
 
-def make(name: str, optimizer: Optimizer, **steps: Any) -> LambdaLR | None:
-    """The schedule `name` of `num_warmup_steps` and `num_training_steps`; None if it is none of these."""
+def make(name: str, optimizer: Optimizer, **steps: int) -> LambdaLR | None:
+    """Makes the schedule `name` of `num_warmup_steps` and `num_training_steps`; None if it is none of these."""
     return LambdaLR(optimizer, partial(FACTORS[name], **steps)) if name in FACTORS else None

@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from trainwright.optim.schedules import follows_metrics
 
@@ -59,18 +59,18 @@ OF_PLATEAUS = (
 class RequestedSettings:
     """Settings by the arguments: of each parameter group, and of the schedule."""
 
-    groups: list[dict[str, Any]]
-    schedule: dict[str, Any]
+    groups: list[dict[str, Any]]  # values as torch keeps them
+    schedule: dict[str, object]
 
 
-def settings_of(optimizer: Any, scheduler: Any) -> RequestedSettings:
-    """What the arguments asked for, before a checkpoint's states are loaded over it."""
+def settings_of(optimizer: Optimizer, scheduler: LRScheduler) -> RequestedSettings:
+    """Copies the settings that follow from the arguments, before a checkpoint's states are loaded over them."""
     groups = [{k: v for k, v in group.items() if k != "params"} for group in getattr(optimizer, "param_groups", ())]
     return RequestedSettings(groups, {k: v for k, v in vars(_plain(scheduler)).items() if k in (*OF_PLATEAUS, *BASES)})
 
 
-def changed_rate(optimizer: Any, asked: RequestedSettings) -> tuple[float, float] | None:
-    """The first base rate that a loaded state has otherwise than was asked for, and that; None if there is none."""
+def changed_rate(optimizer: Optimizer, asked: RequestedSettings) -> tuple[float, float] | None:
+    """Returns the first base rate that a loaded state changed: (loaded, requested); None if there is none."""
     for group, fresh in zip(getattr(optimizer, "param_groups", ()), asked.groups, strict=False):
         before, now = group.get("initial_lr"), fresh.get("initial_lr")
         if before is not None and now is not None and float(before) != float(now):
@@ -79,11 +79,15 @@ def changed_rate(optimizer: Any, asked: RequestedSettings) -> tuple[float, float
 
 
 def apply_changes(
-    optimizer: Any, scheduler: Any, asked: RequestedSettings, changed: Mapping[str, tuple[Any, Any]]
+    optimizer: Optimizer, scheduler: LRScheduler, asked: RequestedSettings, changed: Mapping[str, tuple[Any, Any]]
 ) -> None:
-    """After loading: settings whose argument differs from the checkpoint's take effect; the others stay as loaded.
+    """Applies the settings whose arguments differ from the checkpoint's, after loading; the others stay as loaded.
 
-    `changed`: argument -> (of the checkpoint, of this run).
+    Args:
+        optimizer: with its loaded state.
+        scheduler: with its loaded state.
+        asked: settings from before loading.
+        changed: argument -> (value of the checkpoint, value of this run).
     """
     scheduler = _plain(scheduler)
     names = {name for argument in changed for name in SETTINGS.get(argument, ())}
@@ -103,15 +107,24 @@ def apply_changes(
 
 
 def continue_towards(
-    scheduler: Any, build: Callable[[Optimizer, int], Any], *, before: int, now: int, is_new: bool = False
+    scheduler: LRScheduler,
+    build: Callable[[Optimizer, int], LRScheduler],
+    *,
+    before: int,
+    now: int,
+    is_new: bool = False,
 ) -> bool:
-    """Lets a loaded schedule go on towards another length without a jump; True if the rate depends on it.
+    """Continues a loaded schedule towards another length without a jump of the rate.
 
     Args:
-        build: the schedule of a fresh run of so many steps over an optimizer.
-        is_new: the schedule is another one than the checkpoint's, so what that one was following is over.
-        before: length of the run that wrote the checkpoint.
-        now: length of this one.
+        scheduler: the loaded schedule.
+        build: makes the schedule of a new run from an optimizer and a number of steps.
+        before: steps of the run that wrote the checkpoint.
+        now: steps of this run.
+        is_new: the schedule differs from the checkpoint's, whose earlier lengths no longer count.
+
+    Returns:
+        Whether the rate depends on the length.
     """
     scheduler = _plain(scheduler)
     if not isinstance(scheduler, LambdaLR):
@@ -138,7 +151,7 @@ def continue_towards(
 
 
 def _continued(f0: Factor, f1: Factor, since: int, before: int, now: int) -> Factor:
-    """g of the file's head; before `since`, what was."""
+    """Returns g of the file's head; before step `since`, f0."""
     stands = f0(since if since < before else max(before - 1, 0))
     fresh, end = f1(since), f1(now)
     if stands == fresh or since >= now:
@@ -156,16 +169,16 @@ def _continued(f0: Factor, f1: Factor, since: int, before: int, now: int) -> Fac
     return course
 
 
-def _factors(build: Callable[[Optimizer, int], Any], scheduler: LambdaLR, length: int) -> list[Factor]:
-    """The schedule of a fresh run of so many steps, one factor for each group."""
+def _factors(build: Callable[[Optimizer, int], LRScheduler], scheduler: LambdaLR, length: int) -> list[Factor]:
+    """Returns the schedule of a new run of `length` steps, one factor for each group."""
     rate = scheduler.optimizer.defaults.get("lr", scheduler.base_lrs[0])
     stand_in = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate)
-    made = build(stand_in, length)
+    made = cast(LambdaLR, build(stand_in, length))
     return list(made.lr_lambdas) * len(scheduler.base_lrs)
 
 
 def _set_rates(scheduler: LambdaLR) -> None:
-    """The rates of the step that comes next, by base rates and factors as they are now."""
+    """Sets the rates of the next step from base rates and factors."""
     rates = [base * f(scheduler.last_epoch) for base, f in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
     for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
         if isinstance(group["lr"], torch.Tensor):
@@ -175,6 +188,6 @@ def _set_rates(scheduler: LambdaLR) -> None:
     scheduler._last_lr = rates
 
 
-def _plain(scheduler: Any) -> Any:
-    """The schedule inside a backend's wrapper."""
+def _plain(scheduler: LRScheduler) -> LRScheduler:
+    """Returns the schedule inside a backend's wrapper."""
     return getattr(scheduler, "scheduler", scheduler)

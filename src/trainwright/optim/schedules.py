@@ -5,6 +5,7 @@ this is the file that imports them.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -40,12 +41,24 @@ REEXPORTED = ("Adafactor", "AdafactorSchedule", "GreedyLR", "get_scheduler", *BU
 
 
 def make_schedule(
-    name: str, optimizer: Optimizer, *, num_warmup_steps: int, num_training_steps: int, options: Any = None
+    name: str,
+    optimizer: Optimizer,
+    *,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    options: Mapping[str, object] | None = None,
 ) -> LRScheduler:
-    """The schedule `name` over `num_training_steps` optimizer steps, the first `num_warmup_steps` rising from 0.
+    """Makes a learning-rate schedule.
+
+    Args:
+        name: as `lr_scheduler_type`.
+        optimizer: whose rates it sets.
+        num_warmup_steps: optimizer steps over which the rate rises from 0.
+        num_training_steps: optimizer steps of the whole run.
+        options: `lr_scheduler_kwargs`.
 
     Raises:
-        ArgumentError: `options` (`lr_scheduler_kwargs`) that the schedule does not take, or lacks.
+        ArgumentError: an option is unknown or missing.
     """
     name = str(getattr(name, "value", name))
     options = dict(options or {})
@@ -65,10 +78,10 @@ def make_schedule(
 
 
 def schedule_options(name: str) -> tuple[str, ...]:
-    """Names that `lr_scheduler_kwargs` may hold for a schedule."""
+    """Returns the names that `lr_scheduler_kwargs` may hold for a schedule."""
     import transformers.optimization
 
-    made_by: Any = getattr(transformers.optimization, BUILDERS[name])
+    made_by: Callable[..., object] = getattr(transformers.optimization, BUILDERS[name])
     if name == "reduce_lr_on_plateau":
         made_by = ReduceLROnPlateau
     elif name == "greedy":
@@ -77,7 +90,7 @@ def schedule_options(name: str) -> tuple[str, ...]:
     return tuple(parameter for parameter in parameters if parameter not in FROM_THE_RUN)
 
 
-def _check_options(name: str, options: dict[str, Any]) -> None:
+def _check_options(name: str, options: Mapping[str, object]) -> None:
     known = schedule_options(name)
     for option in options:
         if option not in known:
@@ -94,18 +107,18 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
         )
 
 
-def follows_metrics(scheduler: Any) -> bool:
+def follows_metrics(scheduler: object) -> bool:
     """Whether a schedule is driven by evaluation results, `step(metric)`, and not by optimizer steps."""
     return isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "GreedyLR"
 
 
-def current_rate(scheduler: Any, optimizer: Any) -> float:
-    """The learning rate of the first parameter group."""
+def current_rate(scheduler: LRScheduler, optimizer: Optimizer) -> float:
+    """Returns the learning rate of the first parameter group."""
     rate = optimizer.param_groups[0]["lr"] if follows_metrics(scheduler) else scheduler.get_last_lr()[0]
     return rate.item() if isinstance(rate, torch.Tensor) else rate
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # a class or a function of transformers
     if name in REEXPORTED:
         import transformers.optimization
 

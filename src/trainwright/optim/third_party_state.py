@@ -1,6 +1,6 @@
-"""What optimizers of other packages lack to be trained, saved and resumed here; added to an instance after it is made.
+"""Adapters that make optimizers of other packages savable and resumable; applied to an instance.
 
-A checkpoint holds plain tensors and numbers, and gives back exactly the optimizer that it was made from. GaLore and
+A checkpoint holds plain tensors and numbers, and restores exactly the optimizer that it was made from. GaLore and
 APOLLO keep objects in their state, GrokAdamW keeps it under the parameters themselves, AdaLomo outside of it.
 """
 
@@ -9,12 +9,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-State = dict[str, Any]
+if TYPE_CHECKING:
+    pass
+
+State = dict[str, Any]  # as torch's `state_dict`
+Foreign = Any  # an object of an optional package: its attributes are read and replaced
 PROJECTORS = (
     "galore_torch.galore_projector:GaLoreProjector",
     "apollo_torch.svd_projector:GaLoreProjector",
@@ -22,20 +26,25 @@ PROJECTORS = (
 )
 
 
-def adapt(optimizer: Any, model: nn.Module) -> None:
-    """Completes an optimizer of a package that needs it."""
+def adapt(optimizer: Foreign, model: nn.Module) -> None:
+    """Adapts an optimizer in place, if its package needs that.
+
+    Args:
+        optimizer: an optimizer of any package.
+        model: the model that it trains.
+    """
     complete = ADAPTERS.get(type(optimizer).__module__.partition(".")[0])
     if complete is not None:
         complete(optimizer, model)
 
 
 def _saves_as(
-    optimizer: Any,
+    optimizer: Foreign,
     encode: Callable[[State], State],
     decode: Callable[[State], None],
     loadable: Callable[[State], State] = lambda state_dict: state_dict,
 ) -> None:
-    """`encode` what is saved; load what is `loadable` as it is, then `decode` the rest."""
+    """Replaces saving by `encode`, and loading by a load of the `loadable` part and `decode` of the rest."""
     save, load = optimizer.state_dict, optimizer.load_state_dict
 
     def load_state_dict(state_dict: State) -> None:
@@ -49,7 +58,7 @@ def _saves_as(
 # -- GaLore, APOLLO: each parameter's state has a projector object --------------------------------------------------
 
 
-def _plain_projectors(optimizer: Any, model: nn.Module) -> None:
+def _plain_projectors(optimizer: Foreign, model: nn.Module) -> None:
     def encode(state_dict: State) -> State:
         states = {key: dict(state) for key, state in state_dict["state"].items()}
         for state in states.values():
@@ -76,7 +85,7 @@ def _plain_projectors(optimizer: Any, model: nn.Module) -> None:
     _saves_as(optimizer, encode, decode, loadable)
 
 
-def _unpacked(packed: State, device: torch.device) -> Any:
+def _unpacked(packed: State, device: torch.device) -> Foreign:
     kind = packed["class"]
     if kind not in PROJECTORS:
         raise ValueError(f"{kind!r} is no projector of GaLore or APOLLO")
@@ -87,7 +96,7 @@ def _unpacked(packed: State, device: torch.device) -> Any:
     return projector
 
 
-def _on(device: torch.device, value: Any) -> Any:
+def _on(device: torch.device, value: object) -> object:
     if isinstance(value, torch.Tensor):
         return value.to(device)
     return [_on(device, inner) for inner in value] if isinstance(value, list) else value
@@ -96,7 +105,7 @@ def _on(device: torch.device, value: Any) -> Any:
 # -- GrokAdamW: its state is in the groups, by parameter ------------------------------------------------------------
 
 
-def _plain_groups(optimizer: Any, model: nn.Module) -> None:
+def _plain_groups(optimizer: Foreign, model: nn.Module) -> None:
     def encode(state_dict: State) -> State:
         packed = [
             {**shown, "state": [group.get("state", {}).get(p) for p in group["params"]]}
@@ -118,8 +127,8 @@ def _plain_groups(optimizer: Any, model: nn.Module) -> None:
 # -- LOMO: the update is part of the backward pass ------------------------------------------------------------------
 
 
-def _fused_backward(optimizer: Any, model: nn.Module) -> None:
-    """Nothing is left for `step()`; the engine calls `fused_backward(loss, lr)` in place of `loss.backward()`."""
+def _fused_backward(optimizer: Foreign, model: nn.Module) -> None:
+    """Makes `step()` do nothing: the engine calls `fused_backward(loss, lr)` in place of `loss.backward()`."""
     optimizer.step = MethodType(_nothing, optimizer)
     kept = [name for name in ("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "step_num") if hasattr(optimizer, name)]
 
@@ -137,14 +146,14 @@ def _fused_backward(optimizer: Any, model: nn.Module) -> None:
     _saves_as(optimizer, encode, decode)
 
 
-def _nothing(self: Any, closure: Any = None) -> None:
+def _nothing(self: object, closure: object = None) -> None:
     return None
 
 
 def release_lomo_hooks(model: nn.Module) -> None:
-    """Takes the hooks of earlier LOMO optimizers off the parameters: they would go on updating them."""
+    """Removes the hooks of earlier LOMO optimizers from the parameters, which they would still update."""
     for parameter in model.parameters():
-        hooks: dict[int, Any] = parameter._backward_hooks or {}
+        hooks = parameter._backward_hooks or {}
         for key in [key for key, hook in hooks.items() if hook.__module__.startswith("lomo_optim")]:
             del hooks[key]
 
@@ -152,20 +161,21 @@ def release_lomo_hooks(model: nn.Module) -> None:
 # -- bitsandbytes: embeddings keep states of 32 bits -----------------------------------------------------------------
 
 
-def _embeddings_in_32_bits(optimizer: Any, model: nn.Module) -> None:
-    """In a manager of this optimizer alone; the package's own would remember it for every later one."""
+def _embeddings_in_32_bits(optimizer: Foreign, model: nn.Module) -> None:
+    """Sets 32-bit states for embeddings, in a manager of this optimizer alone: the package's is shared by all."""
     if getattr(optimizer, "args", None) is None or optimizer.args.optim_bits != 8:
         return
-    shared: Any = optimizer.mng
-    own: Any = object.__new__(type(shared))
-    vars(own).update({name: value.copy() if hasattr(value, "copy") else value for name, value in vars(shared).items()})
+    shared: Foreign = optimizer.mng
+    own: Foreign = object.__new__(type(shared))
+    settings = vars(shared).items()
+    own.__dict__.update({name: value.copy() if hasattr(value, "copy") else value for name, value in settings})
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             own.register_module_override(module, "weight", {"optim_bits": 32})
     optimizer.mng = own
 
 
-ADAPTERS: dict[str, Callable[[Any, nn.Module], None]] = {
+ADAPTERS: dict[str, Callable[[Foreign, nn.Module], None]] = {
     "apollo_torch": _plain_projectors,
     "bitsandbytes": _embeddings_in_32_bits,
     "galore_torch": _plain_projectors,

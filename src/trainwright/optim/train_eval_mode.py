@@ -7,48 +7,54 @@ and back, which rounds; so the weights are remembered as well.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from trainwright.state.model_modes import ModuleModes
 
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
-def train_mode(model: Any, optimizer: Any) -> None:
+
+def train_mode(model: nn.Module, optimizer: Optimizer | None) -> None:
+    """Puts a model, and an optimizer that has modes, into training mode."""
     model.train()
-    if callable(getattr(optimizer, "train", None)):
-        optimizer.train()
+    if callable(switch := getattr(optimizer, "train", None)):
+        switch()
 
 
-def eval_mode(model: Any, optimizer: Any) -> None:
+def eval_mode(model: nn.Module, optimizer: Optimizer | None) -> None:
+    """Puts a model, and an optimizer that has modes, into evaluation mode."""
     if callable(getattr(model, "eval", None)):
         model.eval()
-    if callable(getattr(optimizer, "eval", None)):
-        optimizer.eval()
+    if callable(switch := getattr(optimizer, "eval", None)):
+        switch()
 
 
 class EvalModeGuard:
-    """A model in evaluation mode until training goes on.
+    """Puts a model and its optimizer into evaluation mode, until `end`.
 
     Args:
         model: the user's module.
-        optimizer: the one that trains it.
+        optimizer: the one that trains it; None before there is one.
     """
 
-    def __init__(self, model: Any, optimizer: Any) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         self._modes = ModuleModes(model)
         self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if callable(getattr(optimizer, "eval", None)):
+        if optimizer is not None and callable(getattr(optimizer, "eval", None)):
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             self._weights = [(parameter, parameter.detach().clone()) for parameter in parameters]
         eval_mode(model, optimizer)
 
     def discard_saved_weights(self) -> None:
-        """A checkpoint has the weights as they are now; who resumes from it goes on from these, so we do too."""
+        """Drops the weights to restore: a checkpoint has the present ones, and a resume starts from these."""
         self._weights = []
 
-    def end(self, model: Any, optimizer: Any) -> None:
-        """Training goes on as if nothing had happened."""
+    def end(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Restores the modes and the weights from before."""
         train_mode(model, optimizer)
         self._modes.restore()
         with torch.no_grad():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -14,9 +14,12 @@ from torch.utils.checkpoint import checkpoint
 
 from trainwright.errors import ModelError
 
+Options: TypeAlias = dict[str, Any]  # keywords of torch's or transformers' checkpointing
+Forward: TypeAlias = Callable[..., object]
+
 
 @contextmanager
-def checkpointed_activations(model: Any, options: dict[str, Any] | None) -> Iterator[None]:
+def checkpointed_activations(model: nn.Module, options: Options | None) -> Iterator[None]:
     """Turns checkpointing on for a run and off after it, unless the user had turned it on already.
 
     Args:
@@ -48,9 +51,7 @@ def checkpointed_activations(model: Any, options: dict[str, Any] | None) -> Iter
 
 
 @contextmanager
-def _checkpointed_layers(
-    model: nn.Module, options: dict[str, Any], *, every_n_layers: int, offload: bool
-) -> Iterator[None]:
+def _checkpointed_layers(model: nn.Module, options: Options, *, every_n_layers: int, offload: bool) -> Iterator[None]:
     layers = _layers_of(model)[::every_n_layers]
     if not layers:
         raise ModelError(
@@ -67,9 +68,9 @@ def _checkpointed_layers(
             del layer.forward
 
 
-def _checkpointed(forward: Any, options: dict[str, Any], *, offload: bool) -> Any:
+def _checkpointed(forward: Forward, options: Options, *, offload: bool) -> Forward:
     @functools.wraps(forward)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: Any) -> object:  # keywords of the layer
         with save_on_cpu(pin_memory=torch.cuda.is_available()) if offload else nullcontext():
             return checkpoint(forward, *args, **options, **kwargs)
 

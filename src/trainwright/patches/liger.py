@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainwright.errors import MissingPackageError
 from trainwright.model_facts import core_model
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def apply_liger_kernel(model: Any, kernel_config: dict[str, bool] | None) -> None:
+
+def apply_liger_kernel(model: nn.Module, kernel_config: dict[str, bool] | None) -> None:
     """Puts Liger's kernels into a model; `kernel_config` switches single ones on and off.
 
     It stays: Liger has no way back for an instance.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @contextmanager
-def overflow_detection(model: Any) -> Iterator[None]:
+def overflow_detection(model: nn.Module) -> Iterator[None]:
     """Stops a run with a report of the last layers' values when an activation or a weight is NaN or infinite."""
     from transformers.debug_utils import DebugUnderflowOverflow
 

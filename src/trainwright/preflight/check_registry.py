@@ -1,4 +1,4 @@
-"""The table of checks: each with its name, when it looks, what it needs to know, and what it is for."""
+"""Table of checks: name, moment, facts needed, purpose."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(*, when: str, needs: tuple[str, ...] = (), about: str) -> Callable[[Look], Look]:
-    """Puts a function into the table, under its own name."""
+    """Decorator: registers a function under its name."""
 
     def enter(look: Look) -> Look:
         name = look.__name__
@@ -58,7 +58,7 @@ def check(*, when: str, needs: tuple[str, ...] = (), about: str) -> Callable[[Lo
 
 
 def look_at(facts: CheckFacts, when: Iterable[str]) -> CheckReport:
-    """What the checks of these moments find. A check that fails itself is reported as one that could not look."""
+    """Runs the checks of these moments. A check that raises is reported as not done."""
     wanted, findings, passed, not_done = set(when), [], [], []
     for one in CHECKS.values():
         if one.when not in wanted:
@@ -79,7 +79,7 @@ def look_at(facts: CheckFacts, when: Iterable[str]) -> CheckReport:
 
 
 def some(names: Iterable[str], limit: int = 3) -> str:
-    """The first of many names, and how many more there are."""
+    """Joins the first `limit` names, and the number of the others."""
     names = list(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

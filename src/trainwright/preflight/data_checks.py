@@ -1,4 +1,4 @@
-"""What the data bring: columns that are dropped, and labels that are found."""
+"""Checks of the data: dropped columns and labels."""
 
 from __future__ import annotations
 

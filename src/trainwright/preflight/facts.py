@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from trainwright.config.plans import StepPlan
 
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from trainwright._types import Batch
+    from trainwright.config.protocol import Arguments
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStep:
-    """What the first optimizer step showed.
+    """Results of the first optimizer step.
 
     Attributes:
         loss: of its window, as it is logged; None where it was not read.
@@ -29,7 +36,7 @@ class FirstStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFacts:
-    """None: not known, and then the checks that need it do not look.
+    """Facts for the checks; None for an unknown one, without which its checks do not run.
 
     Attributes:
         batches: micro-batches of the first step, as the collator made them.
@@ -46,13 +53,13 @@ class CheckFacts:
         is_brief: only what is wrong is wanted.
     """
 
-    args: Any  # any TrainingArguments
-    model: Any
+    args: Arguments  # any TrainingArguments
+    model: nn.Module
     device: torch.device
-    processing_class: Any = None
-    optimizer: Any = None
+    processing_class: object = None
+    optimizer: Optimizer | None = None
     plan: StepPlan | None = None
-    batches: Sequence[Mapping[str, Any]] | None = None
+    batches: Sequence[Batch] | None = None
     columns: tuple[str, ...] | None = None
     taken: frozenset[str] | None = None
     label_names: tuple[str, ...] = ()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from trainwright._types import JSONObject
 from trainwright.preflight.memory.memory_plan import MemoryPlan
 
 NOTE, WARNING, ERROR = "note", "warning", "error"
@@ -14,7 +14,7 @@ SEVERITIES = (NOTE, WARNING, ERROR)  # from the mildest
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a check has seen.
+    """Result of one check.
 
     Attributes:
         check: name of the check.
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
-    """What a check-up came to.
+    """Result of the checks.
 
     Attributes:
         findings: the worst first.
@@ -55,15 +55,15 @@ class CheckReport:
 
     @property
     def worst(self) -> str | None:
-        """The gravest severity among the findings; None without any."""
+        """Returns the highest severity of the findings; None without findings."""
         return max((one.severity for one in self.findings), key=SEVERITIES.index, default=None)
 
     def of(self, check: str) -> tuple[Finding, ...]:
-        """The findings of one check."""
+        """Returns the findings of one check."""
         return tuple(one for one in self.findings if one.check == check)
 
     def lines(self) -> Iterator[str]:
-        """The report for a person."""
+        """Yields the lines of the report for the console."""
         for one in self.findings:
             yield f"{one.severity:8}{one.check:18}{one.evidence}"
             if one.cure:
@@ -76,8 +76,8 @@ class CheckReport:
             yield ""
             yield from self.memory.lines()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, as for JSON."""
+    def to_dict(self) -> JSONObject:
+        """Returns plain values, as for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:

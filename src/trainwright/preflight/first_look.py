@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,21 +19,33 @@ from trainwright.config.plans import StepPlan
 from trainwright.engine.device_info import supports_bf16
 from trainwright.loop.context import NULL_OBSERVER
 from trainwright.optim.optimizer_class import steps_in_backward
-from trainwright.preflight.all_checks import CHECKS
+from trainwright.preflight import (  # importing a file registers its checks
+    data_checks,
+    loss_checks,
+    parameter_checks,
+    system_checks,
+    token_checks,
+    trial_step_checks,
+)
 from trainwright.preflight.check_registry import BATCH, START, STEP, look_at
 from trainwright.preflight.facts import CheckFacts, FirstStep
 from trainwright.preflight.finding import NOTE, CheckReport
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainwright._types import Optimizer
+
 logger = logging.getLogger(__name__)
 
 MAX_ELEMENTS = 300_000_000  # parameters that are looked at before every run: a fraction of a second
-BATCHES = 4  # of a window that are looked at
 
-assert CHECKS  # filled by the import
+BATCHES = 4  # of a window that are looked at
+CHECK_FILES = (data_checks, loss_checks, parameter_checks, system_checks, token_checks, trial_step_checks)
 
 
 class FirstLook:
-    """The cheap part of a check-up, over a run as it begins.
+    """Runs the cheap checks during the first step of a run.
 
     Args:
         facts: what is known before step 1.
@@ -48,13 +60,13 @@ class FirstLook:
         self._tell(look_at(self._facts, (START,)))
 
     def window(self, batches: Sequence[Batch]) -> None:
-        """The micro-batches of the first step have come, and nothing was done with them yet."""
+        """Checks the micro-batches of the first step, before the first forward."""
         if all(isinstance(batch, dict) or hasattr(batch, "keys") for batch in batches):
             self._facts = replace(self._facts, batches=batches[:BATCHES])
             self._tell(look_at(self._facts, (BATCH,)))
 
     def gradients(self, loss: torch.Tensor) -> None:
-        """The gradients of the first step are there, and its loss."""
+        """Checks the gradients of the first step, and its loss."""
         self._facts = replace(
             self._facts,
             step=FirstStep(loss=float(loss), without_gradient=parameters_without_gradient(self._facts.model)),
@@ -64,7 +76,7 @@ class FirstLook:
 
 
 def begin(trainer: Any, plan: StepPlan | None, folder: str) -> Any:  # any Trainer, or a subclass of the user's
-    """What watches the first step of a run; it has looked at what is known before it. It never ends a run."""
+    """Returns the observer of the first step of a run, after the checks before that step. It never ends a run."""
     try:
         facts = known_facts(trainer, plan, folder, optimizer=trainer.optimizer, is_brief=True)
     except Exception as error:
@@ -76,20 +88,22 @@ def begin(trainer: Any, plan: StepPlan | None, folder: str) -> Any:  # any Train
 
 
 def log_findings(report: CheckReport) -> None:
-    """Warns of what was found; says nothing where all is well."""
+    """Logs findings: notes as information, others as warnings."""
     for finding in report.findings:
         logger.log(logging.INFO if finding.severity == NOTE else logging.WARNING, "%s", finding)
 
 
-def known_facts(trainer: Any, plan: StepPlan | None, folder: str, *, optimizer: Any, is_brief: bool) -> CheckFacts:
-    """What is known of a run before its first batch.
+def known_facts(
+    trainer: Any, plan: StepPlan | None, folder: str, *, optimizer: Optimizer | None, is_brief: bool
+) -> CheckFacts:
+    """Returns what is known of a run before its first batch.
 
     Args:
         trainer: whose run it is.
         plan: how long it is; None without training data.
         folder: where checkpoints go.
         optimizer: None where it is not made yet.
-        is_brief: only what is wrong is wanted, and it must not take long.
+        is_brief: only problems are wanted, and quickly.
     """
     args, engine = trainer.args, trainer._engine
     optimizer_bytes = 0 if args.save_only_model else disk_space.estimated_optimizer_bytes(trainer.model)
@@ -113,8 +127,8 @@ def known_facts(trainer: Any, plan: StepPlan | None, folder: str, *, optimizer: 
     )
 
 
-def parameters_without_gradient(model: Any) -> tuple[str, ...]:
-    """Trainable parameters that have no gradient; none where nobody has one, as another keeps them all.
+def parameters_without_gradient(model: nn.Module) -> tuple[str, ...]:
+    """Returns the names of trainable parameters without a gradient; empty where none has one, as the engine keeps them.
 
     One without elements is another process's.
     """

@@ -1,4 +1,4 @@
-"""What the first loss shows: whether it is a number, and whether it is one that chance would give."""
+"""Checks of the first loss: finite, and near the loss of a random guess."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def loss_near_chance(facts: CheckFacts) -> Iterator[Finding]:
 
 
 def _variance_of_labels(facts: CheckFacts) -> float | None:
-    """Of a regression by a model of transformers: what the squared error is if one always answers the mean."""
+    """Returns the squared error of always predicting the mean, for regressions by models of transformers."""
     config = getattr(model_facts.core_model(facts.model), "config", None)
     labels = facts.batches[0].get("labels") if facts.batches else None
     if getattr(config, "num_labels", None) != 1 or not isinstance(labels, torch.Tensor) or labels.numel() < 2:

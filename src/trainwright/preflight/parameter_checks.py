@@ -1,11 +1,11 @@
-"""What the parameters show: values that are no numbers, what the optimizer lacks, broken ties, lost gradients."""
+"""Checks of the parameters: non-finite values, missing in the optimizer, broken ties, missing gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
+from torch import nn
 
 from trainwright import model_facts
 from trainwright.preflight.check_registry import START, STEP, check, some
@@ -26,8 +26,8 @@ def finite_parameters(facts: CheckFacts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _suspects(named: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Those whose sum is not finite: a parameter with a value that is not finite is among them. One read-back."""
+def _suspects(named: list[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
+    """Returns the parameters whose sum is not finite, all with non-finite values among them, in one read-back."""
     with torch.no_grad():
         sums = [p.detach().sum(dtype=torch.float32).to(named[0][1].device) for _, p in named]
         if not sums:
@@ -38,6 +38,7 @@ def _suspects(named: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 @check(when=START, needs=("optimizer",), about="trainable parameters that the optimizer does not have")
 def in_the_optimizer(facts: CheckFacts) -> Iterator[Finding]:
+    assert facts.optimizer is not None  # `needs` it
     held = {id(p) for group in facts.optimizer.param_groups for p in group["params"]}
     trainable = [(name, p) for name, p in facts.model.named_parameters() if p.requires_grad]
     missing = [name for name, p in trainable if id(p) not in held]

@@ -1,4 +1,4 @@
-"""What surrounds a run: its directory, the disk, the hub's token, the formats of the hardware, its length."""
+"""Checks of the environment: output directory, disk, token of the Hub, precision of the hardware, length of the run."""
 
 from __future__ import annotations
 

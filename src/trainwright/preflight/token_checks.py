@@ -1,15 +1,15 @@
-"""What the tokens and labels of the first batches show: padding, cut rows, masked labels, ids without a row."""
+"""Checks of the tokens and labels of the first batches: padding, truncation, masked labels, ids out of range."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import nn
 
 from trainwright import model_facts
-from trainwright._types import IGNORE_INDEX
+from trainwright._types import IGNORE_INDEX, Batch
 from trainwright.config.fields import value_of
 from trainwright.preflight.check_registry import BATCH, check
 from trainwright.preflight.facts import CheckFacts
@@ -136,8 +136,8 @@ def vocabulary(facts: CheckFacts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def num_classes(model: Any) -> int | None:
-    """How many outcomes a label chooses from, for models whose class says that their labels are such choices."""
+def num_classes(model: nn.Module) -> int | None:
+    """Returns the number of classes of a label, for models whose class shows that labels are classes."""
     core = model_facts.core_model(model)
     name, config = type(core).__name__, getattr(core, "config", None)
     if name.endswith(("ForSequenceClassification", "ForTokenClassification", "ForImageClassification")):
@@ -149,34 +149,34 @@ def num_classes(model: Any) -> int | None:
     return None if weight is None else int(weight.shape[0])
 
 
-def _label_ids(facts: CheckFacts, batch: Mapping[str, Any]) -> list[torch.Tensor]:
+def _label_ids(facts: CheckFacts, batch: Batch) -> list[torch.Tensor]:
     return [batch[name] for name in facts.label_names if _is_whole(batch.get(name))]
 
 
-def _is_whole(value: Any) -> bool:
-    """Whether this is a tensor of whole numbers: ids, not values."""
+def _is_whole(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor of whole numbers: ids."""
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dim() > 0
 
 
-def _mask(batch: Mapping[str, Any]) -> torch.Tensor | None:
+def _mask(batch: Batch) -> torch.Tensor | None:
     mask = batch.get("attention_mask")
     return mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None
 
 
-def _row_lengths(batch: Mapping[str, Any]) -> list[int]:
+def _row_lengths(batch: Batch) -> list[int]:
     mask, ids = _mask(batch), batch.get("input_ids")
     if mask is not None:
         return [int(length) for length in mask.ne(0).sum(dim=1).tolist()]
     return [ids.shape[1]] * ids.shape[0] if isinstance(ids, torch.Tensor) and ids.dim() == 2 else []
 
 
-def _positions(model: Any) -> int | None:
+def _positions(model: nn.Module) -> int | None:
     config = getattr(model_facts.core_model(model), "config", None)
     found = getattr(config, "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
 
 
-def _input_rows(model: Any) -> int | None:
+def _input_rows(model: nn.Module) -> int | None:
     core = model_facts.core_model(model)
     try:
         embedding = core.get_input_embeddings()
@@ -185,8 +185,8 @@ def _input_rows(model: Any) -> int | None:
     return embedding.num_embeddings if isinstance(embedding, nn.Embedding) else None
 
 
-def _outside(tensors: list[Any], limit: int | None) -> int | None:
-    """The first value found that is below 0 or not below the limit."""
+def _outside(tensors: Sequence[object], limit: int | None) -> int | None:
+    """Returns the first value below 0 or not below the limit."""
     for tensor in tensors:
         if limit is not None and _is_whole(tensor) and tensor.numel():
             low, high = (int(one) for one in torch.stack(torch.aminmax(tensor)).tolist())

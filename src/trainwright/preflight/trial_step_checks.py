@@ -1,4 +1,4 @@
-"""What has to be tried to be known: a dry evaluation, and weights that are written and read back."""
+"""Checks by trial: a dry run of the evaluation, and a round trip of the weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +16,9 @@ from trainwright.host import available_bytes
 from trainwright.preflight.check_registry import FULL, check, some
 from trainwright.preflight.facts import CheckFacts
 from trainwright.preflight.finding import ERROR, NOTE, Finding
+
+if TYPE_CHECKING:
+    from torch import nn
 
 IN_MEMORY = Path("/dev/shm")  # where the system has it, a file there is in memory
 COPIES = 3  # the file, what is read of it, and the model that takes it
@@ -58,8 +61,8 @@ def round_trip(facts: CheckFacts) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _lost_and_altered(model: Any) -> tuple[list[str], list[str]]:
-    """Names of weights that do not survive, compared in a copy whose own values were wiped out before."""
+def _lost_and_altered(model: nn.Module) -> tuple[list[str], list[str]]:
+    """Returns the names of weights that a round trip loses or changes, compared in a copy with values erased before."""
     with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder:
         weights.save_weights(model, Path(folder))
         twin = copy.deepcopy(model)

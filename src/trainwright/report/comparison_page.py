@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trainwright.journal.record import Record, read
 from trainwright.report.run_page import NOT_DRAWN, Curve, document, figure, flat, table
@@ -63,7 +62,7 @@ def is_same(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=TOLERANCE) or (math.isnan(one) and math.isnan(other))
 
 
-def differing_arguments(records: dict[str, Record]) -> dict[str, list[Any]]:
+def differing_arguments(records: dict[str, Record]) -> dict[str, list[object]]:
     """Name -> the value in each run, of the arguments that are not the same in all; where a run writes is left out."""
     given = []
     for record in records.values():

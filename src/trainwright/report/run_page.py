@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import MissingPackageError
-from trainwright.journal.record import Record, read
+from trainwright.journal.record import Entry, Record, read
 
 SMOOTHING = (0.0, 0.6, 0.9)  # share of the running mean that the past has
 OWN_CHARTS = ("loss", "learning_rate", "grad_norm")
@@ -46,7 +46,7 @@ def write_report(run: str | Path, output: str | Path | None = None) -> Path:
 
 
 def page(record: Record, *, title: str) -> str:
-    """The whole page as text."""
+    """Returns the page as text."""
     sections = [charts(record), *map(str, tables(record))]
     return document(title, sections)
 
@@ -116,7 +116,7 @@ def smoothed(values: Sequence[float], strength: float) -> list[float | None]:
 
 
 def tables(record: Record) -> list[str]:
-    """What is no curve."""
+    """Returns the sections of the page that are no curves."""
     starts = [*record.of("start"), *record.of("resume")]
     last = starts[-1] if starts else {}
     times = (record.of("time") or [{}])[-1].get("time_by_phase", {})
@@ -135,20 +135,20 @@ def tables(record: Record) -> list[str]:
     return [part for part in parts if part]
 
 
-def _is_best(entry: dict[str, Any]) -> bool:
+def _is_best(entry: Entry) -> bool:
     return str(entry.get("best") or "").endswith(f"checkpoint-{entry['step']}")
 
 
-def table(title: str, rows: Sequence[Sequence[Any]]) -> str:
+def table(title: str, rows: Sequence[Sequence[object]]) -> str:
     if not rows:
         return ""
     body = "\n".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<h2>{html.escape(title)}</h2>\n<table>{body}</table>"
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Names and values, those of nested mappings with both names."""
-    rows: list[tuple[str, Any]] = []
+def flat(values: Entry, prefix: str = "") -> list[tuple[str, object]]:
+    """Flattens mappings into names and values; nested ones with both names."""
+    rows: list[tuple[str, object]] = []
     for name, value in values.items():
         rows += flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
     return rows

@@ -1,4 +1,4 @@
-"""What became of the runs below a directory: state, best metric, steps, time. Read from their journals."""
+"""Table of the runs below a directory, from their journals: state, best metric, steps, time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainwright.host import is_process_alive
 from trainwright.journal.record import JOURNAL_NAME, Entry, Record, read
@@ -81,7 +80,7 @@ def summary(record: Record, name: str) -> RunSummary:
     )
 
 
-def _state(entries: list[Entry], last: dict[str, Any]) -> str:
+def _state(entries: list[Entry], last: Entry) -> str:
     since = entries[entries.index(last) + 1 :] if last else []
     for entry in reversed(since):
         if entry["kind"] == "failed":
@@ -98,7 +97,7 @@ def _state(entries: list[Entry], last: dict[str, Any]) -> str:
     return "running" if is_running else "killed"
 
 
-def _best(record: Record, arguments: dict[str, Any]) -> tuple[str, float] | None:
+def _best(record: Record, arguments: Entry) -> tuple[str, float] | None:
     name = arguments.get("metric_for_best_model") or "loss"
     name = name if name.startswith("eval_") else f"eval_{name}"
     values = [value for value in record.series(name)[1] if math.isfinite(value)]

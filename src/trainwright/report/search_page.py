@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trainwright.report.run_page import document, plotly, table
 from trainwright.search.search_record import FINISHED, PRUNED, SEARCH_NAME, SearchRecord, TrialRecord, importance
@@ -32,7 +31,7 @@ def write_search_report(folder: str | Path, output: str | Path | None = None) ->
 
 
 def search_page(found: SearchRecord, *, title: str) -> str:
-    """The whole page as text."""
+    """Returns the page as text."""
     sections: list[str] = []
     for number, direction in enumerate(found.directions):
         of = "" if len(found.directions) == 1 else f" {number + 1}"
@@ -90,7 +89,7 @@ def _scatter(trials: Sequence[TrialRecord], name: str, number: int) -> str:
     return str(to_html(chart, include_plotlyjs=False, full_html=False, config={"displaylogo": False}))
 
 
-def _spans_decades(values: Sequence[Any]) -> bool:
+def _spans_decades(values: Sequence[object]) -> bool:
     numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
     return len(numbers) == len(values) > 0 and min(numbers) > 0 and max(numbers) / min(numbers) >= 10
 
@@ -104,5 +103,5 @@ def _settings(trial: TrialRecord) -> list[str]:
     return [f"{name}={_short(value)}" for name, value in trial.params.items()]
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)

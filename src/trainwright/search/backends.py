@@ -1,4 +1,4 @@
-"""Which libraries a search can run on, which of them is there, and which is taken where none is named."""
+"""Table of search libraries: probe of the package, class of the backend, and the default."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import importlib
 import logging
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from trainwright._types import json_value
+from trainwright._types import JSONObject, json_value
 from trainwright.config.enums import HPSearchBackend
 from trainwright.errors import ArgumentError, MissingPackageError
-from trainwright.search.base import SearchBackend
+from trainwright.search.base import SearchBackend, Trial
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def _is_wandb_available() -> bool:
 
 
 class SearchLibrary(NamedTuple):
-    """How to find a backend, and how to get it."""
+    """Row of the table: probe, module and class of the backend, and its package for pip."""
 
     is_available: Callable[[], bool]
     home: str
@@ -50,12 +50,12 @@ BACKENDS: dict[str, SearchLibrary] = {
 }
 
 
-def select_backend(name: Any) -> tuple[HPSearchBackend, SearchBackend]:
-    """The backend of this name; for None the first that is installed.
+def select_backend(name: object) -> tuple[HPSearchBackend, SearchBackend]:
+    """Returns the backend of a name, or the first installed one for None.
 
     Raises:
-        ArgumentError: there is no such backend.
-        MissingPackageError: it is not installed, or none is.
+        ArgumentError: the name is unknown.
+        MissingPackageError: the backend is not installed, or none is.
     """
     chosen = _installed() if name is None else _known(getattr(name, "value", name))
     row = BACKENDS[chosen]
@@ -64,7 +64,7 @@ def select_backend(name: Any) -> tuple[HPSearchBackend, SearchBackend]:
     return HPSearchBackend(chosen), getattr(importlib.import_module(row.home), row.kind)()
 
 
-def _known(name: Any) -> str:
+def _known(name: object) -> str:
     if name in GONE:
         raise ArgumentError(f"backend={name!r}: {GONE[name]}. Use {', '.join(map(repr, BACKENDS))}.")
     if name not in BACKENDS:
@@ -82,7 +82,7 @@ def _installed() -> str:
     return found[0]
 
 
-def drawn(trial: Any) -> dict[str, Any]:
-    """The parameters of a trial of any backend, as JSON holds them: trials are dicts, or have them as `params`."""
+def drawn(trial: Trial) -> JSONObject:
+    """Returns the parameters of a trial of any backend as JSON: trials are dicts, or have them as `params`."""
     params = trial if isinstance(trial, Mapping) else getattr(trial, "params", {})
     return {str(name): json_value(value) for name, value in params.items()}

@@ -1,20 +1,26 @@
-"""The vocabulary of a search: what a backend is, what it may ask of the trainer, and what comes out.
+"""Shared types of a search: the protocol of a backend, the functions that it calls of the trainer, the results.
 
-A backend decides which trials there are. What a trial is (train, evaluate, an objective) is the trainer's, which hands
-itself over as a few functions in a `Host`.
+A backend decides which trials there are. The trainer trains and evaluates them, by the functions of a `TrainerHandle`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
+
+from trainwright._types import JSONObject
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 SPEEDS = ("_runtime", "_per_second")
 # Measured or counted beside the metrics; a sum of metrics must not have them in it.
 NO_METRICS = ("epoch", "num_input_tokens_seen")
 
-# Any, throughout: a trial is the backend's own object, and the values it draws are of all types.
+Trial: TypeAlias = Any  # the backend's own object: Optuna's trial, a dict of Ray or W&B
+Params: TypeAlias = Mapping[str, Any]  # values that a backend draws are of all types
+Objective: TypeAlias = Any  # a number, or a list of numbers; None before the first evaluation
 
 
 class BestRun(NamedTuple):
@@ -22,27 +28,27 @@ class BestRun(NamedTuple):
 
     Attributes:
         run_id: its id; its directory is `run-<id>`, unless `hp_name` named it.
-        objective: what `compute_objective` gave for it, a list where there are several.
-        hyperparameters: what it was trained with.
-        run_summary: what else the backend knows: Ray's analysis, the id of a W&B sweep.
+        objective: value of `compute_objective`, a list where there are several.
+        hyperparameters: arguments of the trial.
+        run_summary: summary of the backend: Ray's analysis, the id of a W&B sweep.
     """
 
     run_id: str
     objective: float | list[float]
-    hyperparameters: dict[str, Any]
-    run_summary: Any | None = None
+    hyperparameters: JSONObject
+    run_summary: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings:
-    """Ours, beside what transformers' search takes; given as keywords too.
+    """Settings that transformers' search lacks; passed as keywords.
 
     Attributes:
-        failed_trials: "continue" records a trial that fails and goes on to the next; "stop" raises its error.
+        failed_trials: "continue" records a failed trial and starts the next one; "stop" raises its error.
         pruned_checkpoints: of a trial that is ended early: "keep" what it had saved, "save" its last step too, or
             "delete" them.
-        load_best_trial: in the end the trainer has the model of the best trial.
-        resume_search: a study in `storage` goes on: its trials count, and one that was cut off is taken up again.
+        load_best_trial: load the model of the best trial at the end.
+        resume_search: continue a study in `storage`: its trials count, and an interrupted one is resumed.
     """
 
     failed_trials: str = "continue"
@@ -53,19 +59,19 @@ class SearchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPlan:
-    """What was asked of a search.
+    """Settings of a search.
 
     Attributes:
         directions: "minimize" or "maximize" for each objective.
-        space: from a trial (None for backends that draw themselves) to parameters, or to domains.
-        options: keywords for the backend's own library.
+        space: maps a trial (None for backends that draw themselves) to parameters, or to domains.
+        options: keywords for the backend's library.
     """
 
     num_trials: int
     directions: tuple[str, ...]
-    space: Callable[[Any], Mapping[str, Any]]
+    space: Callable[[Trial], Params]
     settings: SearchSettings
-    options: Mapping[str, Any]
+    options: Params
 
     @property
     def is_multi(self) -> bool:
@@ -74,127 +80,145 @@ class SearchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSpec:
-    """A trial that is about to run, as all processes of it must know it.
+    """Trial that is about to run, as all its processes know it.
 
     Attributes:
-        params: the arguments that it differs in.
-        checkpoint: where an earlier attempt at it stands; None: from the beginning.
-        name: of the run, where the backend gives it one.
+        params: its values of arguments.
+        checkpoint: checkpoint of an earlier attempt; None to start from the beginning.
+        name: name of the run, where the backend gives it one.
     """
 
     id: str
-    params: Mapping[str, Any]
+    params: Params
     checkpoint: str | None = None
     name: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class TrialResult:
-    """What came of a trial.
+    """Result of a trial.
 
     Attributes:
         objective: of the last evaluation.
         curve: (step, objective) of every evaluation.
-        was_pruned: it was ended early, because it did worse than others.
-        was_heard: the backend was told of an evaluation in training.
+        was_pruned: whether it was ended early, because it was worse than others.
+        was_heard: whether an evaluation during training was reported to the backend.
     """
 
-    objective: Any = None
-    curve: list[tuple[int, Any]] = field(default_factory=list)
+    objective: Objective = None
+    curve: list[tuple[int, Objective]] = field(default_factory=list)
     was_pruned: bool = False
     was_heard: bool = False
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: JSONObject = field(default_factory=dict)
     folder: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerHandle:
-    """What a backend may ask of the trainer.
+    """Functions of the trainer for a backend.
 
     Attributes:
-        args: as given; no trial changes them.
-        run: trains a trial and says what came of it; an exception means that it failed.
+        args: the trainer's arguments; no trial changes them.
+        run: trains a trial and returns its result; raises if it fails.
         check: raises if a trial cannot be trained with these parameters.
-        folder_of: where a trial writes.
-        find_checkpoint: the newest complete checkpoint in a directory of a trial.
-        agree: what the main process decides, in all of them.
-        pack: the trainer for another process: a function that makes it anew there, and gives its own `Host`.
+        folder_of: returns the directory of a trial.
+        find_checkpoint: returns the newest complete checkpoint in a directory of a trial.
+        agree: calls a function on the main process and returns its result on all.
+        pack: returns a function that makes the trainer again in another process, and returns its handle.
     """
 
-    args: Any
+    args: Arguments
     is_main: bool
     num_processes: int
-    run: Callable[[TrialSpec, Any], TrialResult]
-    check: Callable[[Mapping[str, Any]], None]
-    folder_of: Callable[[TrialSpec, Any], str]
+    run: Callable[[TrialSpec, Trial], TrialResult]
+    check: Callable[[Params], None]
+    folder_of: Callable[[TrialSpec, Trial], str]
     find_checkpoint: Callable[[str], str | None]
-    agree: Callable[[Callable[[], Any]], Any]
+    agree: Callable[[Callable[[], Any]], Any]  # of the type that the function returns
     pack: Callable[[], Callable[[], TrainerHandle]]
 
 
 @dataclass(slots=True, kw_only=True)
 class SearchState:
-    """A search under way, as the trainer knows it.
+    """State of a running search in the trainer.
 
     Attributes:
         name: the backend's.
         space, hp_name, compute_objective: as given to `hyperparameter_search`, or their defaults.
-        objective: of the last evaluation of the trial that runs now.
-        args: the trainer's, as given.
-        callback_states: of the callbacks, as they were before the first trial.
-        offer, outcome: of the trial that runs now.
+        objective: of the last evaluation of the running trial.
+        args: the trainer's arguments from before the search.
+        callback_states: states of the callbacks from before the first trial.
+        offer, outcome: of the running trial.
     """
 
     backend: SearchBackend
     plan: SearchPlan
-    args: Any
-    callback_states: dict[str, Any]
-    name: Any = None
-    space: Callable[..., Any] | None = None
-    hp_name: Callable[[Any], str] | None = None
-    compute_objective: Callable[[dict[str, float]], Any]
-    objective: Any = None
+    args: Arguments
+    callback_states: JSONObject
+    name: object = None
+    space: Callable[[Trial], Params] | None = None
+    hp_name: Callable[[Trial], str] | None = None
+    compute_objective: Callable[[dict[str, float]], Objective]
+    objective: Objective = None
     is_under_way: ClassVar[bool] = True
     offer: TrialSpec = field(default_factory=lambda: TrialSpec(id="", params={}))
     outcome: TrialResult = field(default_factory=TrialResult)
 
 
 class SearchBackend(Protocol):
-    """A library that decides which trials there are.
+    """Library that decides which trials there are.
 
     Attributes:
-        tracker: a tracker that it needs to hear of evaluations by; None: it is told by `report`.
+        name: value of `backend`.
+        tracker: tracker by which it gets evaluations; None if it gets them by `report`.
     """
 
     name: str
     tracker: str | None
 
-    def default_space(self, trial: Any) -> Mapping[str, Any]:
-        """The space where none was given."""
+    def default_space(self, trial: Trial) -> Params:
+        """Returns the parameters (or domains) of transformers' default space."""
         ...
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
-        """Raises if the space or the options cannot work, before the first trial."""
-        ...
+        """Checks space and options before the first trial.
 
-    def report(self, trial: Any, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
-        """Hears of an evaluation; True if the trial should end here.
-
-        `save` writes a checkpoint into a directory; None where none is due.
+        Raises:
+            SearchSpaceError: one of them cannot work.
         """
         ...
 
-    def frozen(self, offer: TrialSpec) -> Any:
-        """A trial that has these parameters and draws none."""
+    def report(self, trial: Trial, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
+        """Reports an evaluation to the backend.
+
+        Args:
+            trial: the running trial.
+            outcome: its result so far; the last entry of `curve` is new.
+            save: writes a checkpoint into a directory; None where none is due.
+
+        Returns:
+            Whether the trial should end here.
+        """
+        ...
+
+    def frozen(self, offer: TrialSpec) -> Trial:
+        """Returns a trial that has these parameters and draws none."""
         ...
 
     def run(self, host: TrainerHandle, plan: SearchPlan) -> BestRun | list[BestRun]:
-        """All trials; the best of them, or where there are several objectives those that none is better than."""
+        """Runs all trials.
+
+        Returns:
+            The best one; with several objectives, those that no other one dominates.
+
+        Raises:
+            SearchError: no trial was completed.
+        """
         ...
 
 
 def default_compute_objective(metrics: dict[str, float]) -> float:
-    """The loss of an evaluation where it gave nothing else, otherwise the sum of its metrics."""
+    """Returns the sum of an evaluation's metrics, or its loss where it has no others."""
     scores = {
         name: value
         for name, value in metrics.items()
@@ -203,13 +227,13 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
     return sum(scores.values()) if scores else metrics["eval_loss"]
 
 
-def values_of(objective: Any) -> list[float]:
-    """One objective or several, as a list."""
+def values_of(objective: Objective) -> list[float]:
+    """Returns one objective or several as a list."""
     return [float(value) for value in (objective if isinstance(objective, (list, tuple)) else (objective,))]
 
 
-def is_better(one: Any, other: Any, directions: Sequence[str]) -> bool:
-    """Whether one objective is better than another; with several, where all are at least as good and one is better."""
+def is_better(one: Objective, other: Objective, directions: Sequence[str]) -> bool:
+    """Whether one objective is better than another; of several, all at least as good and one better."""
     signs = [1 if direction == "minimize" else -1 for direction in directions]
     gains = [sign * (theirs - mine) for sign, mine, theirs in zip(signs, values_of(one), values_of(other), strict=True)]
     return all(gain >= 0 for gain in gains) and any(gain > 0 for gain in gains)

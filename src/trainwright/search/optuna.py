@@ -8,18 +8,18 @@ from __future__ import annotations
 import inspect
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
+from trainwright._types import JSONObject
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.host import is_process_alive
 from trainwright.search import validation
-from trainwright.search.base import BestRun, SearchPlan, TrainerHandle, TrialResult, TrialSpec
+from trainwright.search.base import BestRun, Objective, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
 from trainwright.search.search_spaces import default_hp_space_optuna
 from trainwright.search.trial_runner import TrialRunner, follow
 
@@ -32,12 +32,12 @@ FOLDER, OWNER, INTERRUPTED, GOES_ON, METRICS = "folder", "owner", "interrupted",
 
 
 class OptunaBackend:
-    """Trials one after the other, each drawn by the study's sampler."""
+    """Runs trials one after the other, each drawn by the study's sampler."""
 
     name = "optuna"
     tracker = None
 
-    def default_space(self, trial: Any) -> Mapping[str, Any]:
+    def default_space(self, trial: Trial) -> Params:
         return default_hp_space_optuna(trial)
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
@@ -60,7 +60,7 @@ class OptunaBackend:
         validation.check_names(host.args, params)
         validation.check_values(host.args, [*params.items(), *_ends(probe, params)])
 
-    def report(self, trial: Any, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
+    def report(self, trial: Trial, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
         study = getattr(trial, "study", None)
         if study is None or len(study.directions) > 1:  # a library's own trial, or one without pruning
             return False
@@ -68,7 +68,7 @@ class OptunaBackend:
         trial.report(objective, step)
         return bool(trial.should_prune())
 
-    def frozen(self, offer: TrialSpec) -> Any:
+    def frozen(self, offer: TrialSpec) -> Trial:
         return FixedTrial(dict(offer.params), int(offer.id))
 
     def run(self, host: TrainerHandle, plan: SearchPlan) -> BestRun | list[BestRun]:
@@ -93,19 +93,19 @@ class OptunaBackend:
         return _same(host, lambda: best_of(study, attempts))
 
 
-def _same(host: TrainerHandle, decide: Callable[[], Any]) -> BestRun | list[BestRun]:
+def _same(host: TrainerHandle, decide: Callable[[], BestRun | list[BestRun]]) -> BestRun | list[BestRun]:
     best: BestRun | list[BestRun] = host.agree(decide)
     return best
 
 
 class _Objective:
-    """What Optuna calls for each trial."""
+    """Objective function that Optuna calls for each trial."""
 
     def __init__(self, host: TrainerHandle, plan: SearchPlan, attempts: TrialRunner) -> None:
         self._host, self._plan, self._attempts = host, plan, attempts
         self.mistake: SearchSpaceError | None = None
 
-    def __call__(self, trial: optuna.Trial) -> Any:
+    def __call__(self, trial: optuna.Trial) -> Objective:
         trial.set_user_attr(OWNER, [socket.gethostname(), os.getpid()])
         try:
             return self._attempt(trial)
@@ -119,7 +119,7 @@ class _Objective:
                 trial.study.tell(trial, state=TrialState.FAIL)
             raise
 
-    def _attempt(self, trial: optuna.Trial) -> Any:
+    def _attempt(self, trial: optuna.Trial) -> Objective:
         params = self._plan.space(trial)
         validation.check_names(self._host.args, params)
         validation.check_values(self._host.args, params.items())
@@ -138,14 +138,15 @@ def _directions(plan: SearchPlan) -> list[StudyDirection]:
     return [StudyDirection[direction.upper()] for direction in plan.directions]
 
 
-def open_study(plan: SearchPlan, options: dict[str, Any]) -> optuna.Study:
+def open_study(plan: SearchPlan, options: JSONObject) -> optuna.Study:
+    """Creates the study, or loads it for a resumed search; `options` are keywords of `create_study`."""
     if plan.settings.resume_search:
         options = {"study_name": STUDY_NAME, **options, "load_if_exists": True}
     return optuna.create_study(directions=_directions(plan), **options)
 
 
 def take_up(study: optuna.Study) -> int:
-    """Queues the trials that were cut off, to go on from their checkpoints; returns how many need no other."""
+    """Queues interrupted trials to resume from their checkpoints; returns the number of trials that are done."""
     num_done = 0
     taken = {trial.user_attrs.get(GOES_ON, {}).get("number") for trial in study.trials}
     for trial in study.get_trials(deepcopy=False):
@@ -166,14 +167,18 @@ def take_up(study: optuna.Study) -> int:
     return num_done
 
 
-def _once_more(trial: FrozenTrial, user_attrs: dict[str, Any]) -> FrozenTrial:
-    """A trial that waits, with what its sampler noted of it, which `enqueue_trial` would leave out."""
+def _once_more(trial: FrozenTrial, user_attrs: JSONObject) -> FrozenTrial:
+    """Returns a waiting trial with the notes of its sampler, which `enqueue_trial` would leave out."""
     noted = {**trial.system_attrs, "fixed_params": trial.params}
     return create_trial(state=TrialState.WAITING, system_attrs=noted, user_attrs=user_attrs)
 
 
 def best_of(study: optuna.Study, attempts: TrialRunner) -> BestRun | list[BestRun]:
-    """The best trial of all that the study has, also of earlier starts."""
+    """Returns the best trial of the study, including those of earlier runs.
+
+    Raises:
+        SearchError: none was completed.
+    """
     if not any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)):
         attempts.require_one()
         raise SearchError("No trial of the study came to its end, so there is no best one.")
@@ -183,8 +188,8 @@ def best_of(study: optuna.Study, attempts: TrialRunner) -> BestRun | list[BestRu
     return BestRun(str(best.number), best.value, best.params)  # type: ignore[arg-type]
 
 
-def _ends(probe: optuna.Trial, params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The ends of ranges, and all choices, of what is drawn under an argument's own name."""
+def _ends(probe: optuna.Trial, params: Params) -> Iterator[tuple[str, object]]:
+    """Yields the ends of ranges, and all choices, of values drawn under an argument's name."""
     for name, distribution in probe.distributions.items():
         if name not in params or params[name] != probe.params[name]:  # drawn under that name to make another value of
             continue
@@ -194,12 +199,12 @@ def _ends(probe: optuna.Trial, params: Mapping[str, Any]) -> Iterator[tuple[str,
             yield from ((name, getattr(distribution, end)) for end in ("low", "high"))
 
 
-def _is_dead(owner: Any) -> bool:
-    """Whether the process that ran a trial is gone; of another machine's nothing is known."""
+def _is_dead(owner: object) -> bool:
+    """Whether the process that ran a trial has ended; False for processes of other machines."""
     if not isinstance(owner, list) or len(owner) != 2 or owner[0] != socket.gethostname():
         return False
     return owner[1] == os.getpid() or not is_process_alive(owner[1])
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -14,17 +14,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import ray
 import ray.tune
 import torch
 from ray.tune.schedulers import FIFOScheduler
 
-from trainwright._types import json_value
+from trainwright._types import JSONObject, json_value
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import search_record, validation
-from trainwright.search.base import BestRun, SearchPlan, TrainerHandle, TrialResult, TrialSpec
+from trainwright.search.base import BestRun, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
 from trainwright.search.search_record import SearchRecord, TrialRecord
 from trainwright.search.trial_runner import MODEL_FOLDER
 
@@ -34,7 +33,8 @@ OURS = ("run_or_experiment", "config", "num_samples", "metric", "mode")
 DRAWS = 5  # of each domain, to see what it gives
 
 
-def default_domains() -> dict[str, Any]:
+def default_domains() -> Params:
+    """Returns Ray's domains of transformers' default space."""
     return {
         "learning_rate": ray.tune.loguniform(1e-6, 1e-4),
         "num_train_epochs": ray.tune.choice(list(range(1, 6))),
@@ -44,12 +44,12 @@ def default_domains() -> dict[str, Any]:
 
 
 class RayBackend:
-    """Trials that Ray draws, schedules and moves."""
+    """Runs trials that Ray draws, schedules and moves."""
 
     name = "ray"
     tracker = None
 
-    def default_space(self, trial: Any) -> Mapping[str, Any]:
+    def default_space(self, trial: Trial) -> Params:
         return default_domains()
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
@@ -73,8 +73,8 @@ class RayBackend:
         validation.check_names(host.args, domains)
         validation.check_values(host.args, _draws(domains))
 
-    def report(self, trial: Any, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
-        """Ray ends the process of a trial that should go no further, so none hears that it should end itself."""
+    def report(self, trial: Trial, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
+        """Reports metrics and checkpoint to Ray, which ends the process of a pruned trial itself."""
         metrics = {**outcome.metrics, OBJECTIVE: outcome.objective}
         with tempfile.TemporaryDirectory() as folder:
             if save is not None:
@@ -83,7 +83,7 @@ class RayBackend:
             ray.tune.report(metrics, checkpoint=checkpoint)
         return False
 
-    def frozen(self, offer: TrialSpec) -> Any:
+    def frozen(self, offer: TrialSpec) -> Trial:
         return dict(offer.params)
 
     def run(self, host: TrainerHandle, plan: SearchPlan) -> BestRun:
@@ -113,8 +113,13 @@ class RayBackend:
         return BestRun(best.trial_id, best.last_result[OBJECTIVE], best.config, analysis)
 
 
-def train_one(config: dict[str, Any], make: Callable[[], TrainerHandle]) -> None:
-    """A trial, in the process that Ray gave it; where Ray moved it, it goes on from its checkpoint."""
+def train_one(config: JSONObject, make: Callable[[], TrainerHandle]) -> None:
+    """Runs a trial in its own process; resumes from its checkpoint where Ray moved it.
+
+    Args:
+        config: parameters that Ray drew.
+        make: makes the trainer in this process.
+    """
     host = make()
     given = ray.tune.get_checkpoint()
     with nullcontext() if given is None else given.as_directory() as folder:
@@ -128,8 +133,8 @@ def train_one(config: dict[str, Any], make: Callable[[], TrainerHandle]) -> None
         ray.tune.report({**outcome.metrics, OBJECTIVE: outcome.objective})
 
 
-def _record_of(trial: Any, folder: str) -> TrialRecord:
-    """What is known of a trial when all is over: what it wrote itself, or what it reported until it was ended."""
+def _record_of(trial: Trial, folder: str) -> TrialRecord:
+    """Returns the record of a trial: as it wrote it itself, or from its reports if it was ended."""
     seconds = (trial.last_result or {}).get("time_total_s")
     path = Path(folder) / TRIAL_NAME
     if path.is_file():
@@ -149,8 +154,8 @@ def _record_of(trial: Any, folder: str) -> TrialRecord:
     )
 
 
-def _draws(domains: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Values of each domain, all of those that are listed."""
+def _draws(domains: Params) -> Iterator[tuple[str, object]]:
+    """Yields values of each domain: all listed ones, or samples."""
     for name, domain in domains.items():
         if isinstance(domain, Mapping) and "grid_search" in domain:
             yield from ((name, value) for value in domain["grid_search"])

@@ -1,4 +1,4 @@
-"""The record of a search, `search.json` in its output directory: every trial with what came of it. Written anew, as a
+"""The record of a search, `search.json` in its output directory: every trial with what came of it. Written again, as a
 whole, after each trial; a report is made of it. The backend's own storage is not its business.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainwright._types import json_value, read_json, write_text
+from trainwright._types import JSONObject, json_value, read_json, write_text
 from trainwright.search.base import TrialResult, is_better, values_of
 
 SEARCH_NAME = "search.json"
@@ -22,21 +22,21 @@ FINISHED, PRUNED, FAILED, INTERRUPTED = "finished", "pruned", "failed", "interru
 
 @dataclass(slots=True)
 class TrialRecord:
-    """One trial.
+    """Record of one trial.
 
     Attributes:
         values: the objectives; empty where it has none.
         curve: (step, objectives) of each evaluation.
-        error: why it failed.
-        folder: where it wrote.
+        error: reason of its failure.
+        folder: its directory.
     """
 
     id: str
     state: str
-    params: dict[str, Any] = field(default_factory=dict)
+    params: JSONObject = field(default_factory=dict)
     values: list[float] = field(default_factory=list)
-    curve: list[list[Any]] = field(default_factory=list)
-    metrics: dict[str, Any] = field(default_factory=dict)
+    curve: list[list[object]] = field(default_factory=list)
+    metrics: JSONObject = field(default_factory=dict)
     error: str | None = None
     folder: str = ""
     seconds: float | None = None
@@ -44,7 +44,7 @@ class TrialRecord:
 
 @dataclass(slots=True)
 class SearchRecord:
-    """A search as far as it got."""
+    """Record of a search so far."""
 
     directions: list[str]
     backend: str = ""
@@ -55,24 +55,27 @@ class SearchRecord:
         self.trials = [one for one in self.trials if one.id != trial.id] + [trial]
 
     def finished(self) -> list[TrialRecord]:
+        """Returns the completed trials."""
         return [trial for trial in self.trials if trial.state == FINISHED]
 
     def best(self) -> list[TrialRecord]:
-        """The finished trials that none is better than: with one objective the best, the first where several are."""
+        """Returns the best completed trial (the first of equal ones); with several objectives, all undominated ones."""
         done = self.finished()
         best = [one for one in done if not any(is_better(o.values, one.values, self.directions) for o in done)]
         return best if len(self.directions) > 1 else best[:1]
 
     def errors(self) -> list[str]:
+        """Returns one line for each failed trial."""
         return [f"trial {trial.id}: {trial.error}" for trial in self.trials if trial.error]
 
     def write(self, folder: str | Path) -> None:
+        """Writes the record into a directory, made if missing."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         write_text(Path(folder) / SEARCH_NAME, json.dumps(json_value(dataclasses.asdict(self)), indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: str | Path) -> SearchRecord:
-        """The record of the search in a directory.
+        """Reads the record of the search in a directory.
 
         Raises:
             FileNotFoundError: there was none.
@@ -86,8 +89,8 @@ class SearchRecord:
             raise ValueError(f"{Path(folder) / SEARCH_NAME} is no record of a search: {error}") from error
 
 
-def finished(id: str, params: dict[str, Any], outcome: TrialResult) -> TrialRecord:
-    """The record of a trial that came to its end, or was pruned; one whose objective is no number has failed."""
+def finished(id: str, params: JSONObject, outcome: TrialResult) -> TrialRecord:
+    """Makes the record of a completed or pruned trial; one with a non-finite objective counts as failed."""
     values = [] if outcome.objective is None else values_of(outcome.objective)
     is_bad = not all(math.isfinite(value) for value in values)
     return TrialRecord(
@@ -103,7 +106,7 @@ def finished(id: str, params: dict[str, Any], outcome: TrialResult) -> TrialReco
 
 
 def importance(trials: Sequence[TrialRecord], objective: int = 0) -> dict[str, float]:
-    """Parameter -> the share of the objective's variance that it explains by itself, from 0 to 1; largest first.
+    """Returns the share of the objective's variance that each parameter explains, from 0 to 1, largest first.
 
     Of numbers the squared correlation of ranks, so that a logarithmic scale counts as any other; of other values the
     share of the variance that lies between their groups. Interactions are not seen.
@@ -133,7 +136,7 @@ def _share(values: list[Any], scores: list[float]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 0; equal values share their mean."""
+    """Returns ranks from 0; equal values share their mean."""
     ordered = sorted(values)
     places: dict[float, list[int]] = {}
     for place, value in enumerate(ordered):
@@ -149,7 +152,7 @@ def _correlation(one: list[float], other: list[float]) -> float:
 
 
 def table(trial: TrialRecord, directions: Sequence[str]) -> list[str]:
-    """The best trial for a person: its objectives and its parameters, aligned."""
+    """Formats the best trial for the console: its objectives and its parameters, aligned."""
     kinds = {"minimize": "smallest", "maximize": "largest"}
     rows = [("trial", trial.id)]
     rows += [(f"objective ({kinds[d]})", f"{v:.6g}") for d, v in zip(directions, trial.values, strict=False)]

@@ -1,12 +1,13 @@
-"""The spaces that are searched where none is given: learning rate, epochs, seed, batch size, as in transformers."""
+"""Default search spaces: learning rate, epochs, seed, batch size, as in transformers."""
 
 from __future__ import annotations
 
-from typing import Any
+from trainwright._types import JSONObject
+from trainwright.search.base import Trial
 
 
-def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
-    """Drawn from a trial of Optuna."""
+def default_hp_space_optuna(trial: Trial) -> JSONObject:
+    """Draws the parameters from a trial of Optuna."""
     return {
         "learning_rate": trial.suggest_float("learning_rate", 1e-6, 1e-4, log=True),
         "num_train_epochs": trial.suggest_int("num_train_epochs", 1, 5),
@@ -15,15 +16,15 @@ def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
     }
 
 
-def default_hp_space_ray(trial: Any) -> dict[str, Any]:
-    """Domains of Ray Tune."""
+def default_hp_space_ray(trial: Trial) -> JSONObject:
+    """Returns the domains of Ray Tune; the trial is not used."""
     from trainwright.search.ray import default_domains
 
-    return default_domains()
+    return dict(default_domains())
 
 
-def default_hp_space_wandb(trial: Any) -> dict[str, Any]:
-    """The configuration of a sweep."""
+def default_hp_space_wandb(trial: Trial) -> JSONObject:
+    """Returns the configuration of a sweep; the trial is not used."""
     return {
         "method": "random",
         "metric": {"name": "objective", "goal": "minimize"},

@@ -1,4 +1,4 @@
-"""TrialRunner: trials one after the other, each recorded with what came of it. Which come next is the backend's."""
+"""TrialRunner: runs trials one after the other and records their results. The backend decides which are next."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import search_record
 from trainwright.search.backends import drawn
-from trainwright.search.base import SearchPlan, TrainerHandle, TrialResult, TrialSpec
+from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
 from trainwright.search.search_record import SearchRecord, TrialRecord
 
 logger = logging.getLogger(__name__)
@@ -22,7 +21,13 @@ MODEL_FOLDER = "model"  # in a trial's directory: its model, while it is the bes
 
 
 class TrialRunner:
-    """Runs trials and keeps the record of the search."""
+    """Runs trials and keeps the record of the search.
+
+    Args:
+        host: functions of the trainer.
+        plan: settings of the search.
+        backend: name of the backend.
+    """
 
     def __init__(self, host: TrainerHandle, plan: SearchPlan, *, backend: str) -> None:
         self._host = host
@@ -33,11 +38,15 @@ class TrialRunner:
             with suppress(FileNotFoundError):
                 self.record.trials = SearchRecord.read(host.args.output_dir).trials
 
-    def run(self, offer: TrialSpec, trial: Any) -> TrialResult:
-        """One trial, in all processes that train together.
+    def run(self, offer: TrialSpec, trial: Trial) -> TrialResult:
+        """Runs one trial, in all processes that train together.
+
+        Args:
+            offer: the trial.
+            trial: the backend's object for it.
 
         Raises:
-            Exception: whatever the trial failed with; it is in the record then.
+            Exception: the error of the trial, which is in the record then.
         """
         begun = time.monotonic()
 
@@ -66,9 +75,9 @@ class TrialRunner:
 
     @contextmanager
     def ending_together(self) -> Iterator[None]:
-        """Around all trials: processes that wait for the next one hear that there is none.
+        """Ends the other processes, which wait for the next trial, when all trials are done.
 
-        Those of a trial that failed have failed with it.
+        Processes of a failed trial have failed with it.
         """
         try:
             yield
@@ -77,7 +86,7 @@ class TrialRunner:
                 self._host.agree(lambda: None)
 
     def note(self, entry: TrialRecord) -> None:
-        """Writes a trial down, and drops the models that are the best one's no longer."""
+        """Records a trial, and deletes the models of trials that are no longer the best."""
         self.record.add(entry)
         self.record.write(self._host.args.output_dir)
         best = {one.folder for one in self.record.best()}
@@ -86,10 +95,10 @@ class TrialRunner:
                 shutil.rmtree(Path(one.folder) / MODEL_FOLDER, ignore_errors=True)
 
     def require_one(self) -> None:
-        """After the last trial.
+        """Checks after the last trial that one was completed.
 
         Raises:
-            SearchError: none came to its end, with the reasons.
+            SearchError: none was; lists the reasons.
         """
         if not self.record.finished():
             reasons = self.record.errors()
@@ -99,7 +108,12 @@ class TrialRunner:
             )
 
 
-def follow(host: TrainerHandle, freeze: Callable[[TrialSpec], Any]) -> None:
-    """In the processes that do not decide: train each trial that the main one offers, until it offers no more."""
+def follow(host: TrainerHandle, freeze: Callable[[TrialSpec], Trial]) -> None:
+    """Trains each trial that the main process offers, in the other processes, until there are no more.
+
+    Args:
+        host: functions of the trainer.
+        freeze: makes the backend's object of a trial.
+    """
     while (offer := host.agree(lambda: None)) is not None:
         host.run(offer, freeze(offer))

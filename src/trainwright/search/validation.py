@@ -1,26 +1,37 @@
-"""What is asked of a search: split into what is whose, and refused before the first trial where it cannot work."""
+"""Validation of a search's settings before the first trial, split into ours and the backend's."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trainwright._types import JSONObject
 from trainwright.config import overrides
 from trainwright.errors import DataError, MissingModelError, SearchSpaceError, did_you_mean
-from trainwright.search.base import SearchPlan, SearchSettings
+from trainwright.search.base import Objective, Params, SearchPlan, SearchSettings
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 DIRECTIONS = ("minimize", "maximize")
 CHOICES = {"failed_trials": ("continue", "stop"), "pruned_checkpoints": ("keep", "save", "delete")}
 
 
 def make_plan(
-    *, space: Any, num_trials: Any, direction: Any, compute_objective: Any, options: Mapping[str, Any]
+    *, space: Any, num_trials: object, direction: Any, compute_objective: object, options: Params
 ) -> SearchPlan:
-    """The plan of a search.
+    """Makes the plan of a search.
+
+    Args:
+        space: `hp_space`; a function, or None.
+        num_trials: `n_trials`, at least 1.
+        direction: "minimize" or "maximize", or a list of these.
+        compute_objective: function of an evaluation's metrics, or None.
+        options: other keywords: settings of ours, and of the backend.
 
     Raises:
-        SearchSpaceError: names what cannot be and what would.
+        SearchSpaceError: a value is not allowed; names the allowed ones.
     """
     names = [field.name for field in dataclasses.fields(SearchSettings)]
     own = {name: value for name, value in options.items() if name in names}
@@ -46,12 +57,12 @@ def make_plan(
                 settings=SearchSettings(**own), options=rest)  # fmt: skip
 
 
-def check_trainer_objects(*, model_init: Any, train_dataset: Any, eval_dataset: Any) -> None:
-    """What a search needs of a trainer.
+def check_trainer_objects(*, model_init: object, train_dataset: object, eval_dataset: object) -> None:
+    """Checks that a trainer has the objects that a search needs.
 
     Raises:
-        MissingModelError: trials would go on training one model.
-        DataError: there is nothing to train on, or nothing to judge trials by.
+        MissingModelError: there is no `model_init`, so all trials would train one model.
+        DataError: there is no training or evaluation set.
     """
     if model_init is None:
         raise MissingModelError(
@@ -64,11 +75,11 @@ def check_trainer_objects(*, model_init: Any, train_dataset: Any, eval_dataset: 
         raise DataError("hyperparameter_search judges trials by an evaluation, and there is no eval_dataset. Pass one.")
 
 
-def check_names(args: Any, params: Any) -> None:
-    """Whether all that a space varies can be overrides.
+def check_names(args: Arguments, params: object) -> None:
+    """Checks that the arguments which a space varies can be varied.
 
     Raises:
-        SearchSpaceError: names what cannot, all of it.
+        SearchSpaceError: names all that cannot.
     """
     if not isinstance(params, Mapping):
         raise SearchSpaceError(
@@ -77,20 +88,25 @@ def check_names(args: Any, params: Any) -> None:
     _refuse(problem for name in params if (problem := overrides.problem_of_name(args, name)))
 
 
-def check_values(args: Any, values: Iterable[tuple[str, Any]]) -> None:
-    """Whether these are values that their fields can hold.
+def check_values(args: Arguments, values: Iterable[tuple[str, object]]) -> None:
+    """Checks that their fields can hold these values.
 
     Raises:
-        SearchSpaceError: names those that are not.
+        SearchSpaceError: names those that cannot be held.
     """
     _refuse(problem for name, value in values if (problem := overrides.problem_of_value(args, name, value)))
 
 
-def check_options(given: Mapping[str, Any], known: Iterable[str], *, backend: str) -> None:
-    """Whether the backend knows all keywords that are left.
+def check_options(given: Params, known: Iterable[str], *, backend: str) -> None:
+    """Checks that the backend takes the other keywords.
+
+    Args:
+        given: keywords of the call.
+        known: names that the backend takes.
+        backend: its name, for the message.
 
     Raises:
-        SearchSpaceError: names one that it does not, and the nearest that it does.
+        SearchSpaceError: names an unknown one, and the nearest known one.
     """
     ours = [field.name for field in dataclasses.fields(SearchSettings)]
     names = [*known, *ours]
@@ -103,11 +119,19 @@ def check_options(given: Mapping[str, Any], known: Iterable[str], *, backend: st
             )
 
 
-def checked_objective(compute: Callable[..., Any], metrics: dict[str, Any], plan: SearchPlan) -> Any:
-    """The objective of an evaluation.
+def checked_objective(compute: Callable[..., Objective], metrics: JSONObject, plan: SearchPlan) -> Objective:
+    """Computes the objective of an evaluation.
+
+    Args:
+        compute: the user's `compute_objective`.
+        metrics: of the evaluation.
+        plan: settings of the search.
+
+    Returns:
+        A float; a list of floats where there are several directions.
 
     Raises:
-        SearchSpaceError: it is not as many numbers as there are directions.
+        SearchSpaceError: the number of values is not that of the directions.
     """
     objective = compute(metrics)
     values = list(objective) if isinstance(objective, (list, tuple)) else [objective]

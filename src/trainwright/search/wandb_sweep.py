@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import wandb
 
 from trainwright.errors import SearchSpaceError
 from trainwright.search import validation
-from trainwright.search.base import BestRun, SearchPlan, TrainerHandle, TrialResult, TrialSpec
+from trainwright.search.base import BestRun, Objective, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
 from trainwright.search.search_spaces import default_hp_space_wandb
 from trainwright.search.trial_runner import TrialRunner
 
@@ -18,7 +17,7 @@ NO_PARAMETERS = ("assignments", "metric", "_wandb")
 
 
 class WandbBackend:
-    """Trials that a sweep draws."""
+    """Runs trials that a sweep draws."""
 
     name = "wandb"
     tracker = "wandb"
@@ -26,7 +25,7 @@ class WandbBackend:
     def __init__(self) -> None:
         self._mistake: Exception | None = None
 
-    def default_space(self, trial: Any) -> Mapping[str, Any]:
+    def default_space(self, trial: Trial) -> Params:
         return default_hp_space_wandb(trial)
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
@@ -48,11 +47,11 @@ class WandbBackend:
         ]
         validation.check_values(host.args, values)
 
-    def report(self, trial: Any, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
-        """The tracker logs evaluations; a sweep that ends a run early ends its process."""
+    def report(self, trial: Trial, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
+        """Does nothing: the tracker logs evaluations, and a sweep that ends a run early ends its process."""
         return False
 
-    def frozen(self, offer: TrialSpec) -> Any:
+    def frozen(self, offer: TrialSpec) -> Trial:
         return dict(offer.params)
 
     def run(self, host: TrainerHandle, plan: SearchPlan) -> BestRun:
@@ -67,12 +66,10 @@ class WandbBackend:
             sweep, project=options.get("project"), entity=options.get("entity")
         )
 
-        def one() -> Any:
-            return (
-                None
-                if self._mistake is not None
-                else self._attempt(attempts, metric, goes_on=plan.settings.failed_trials == "continue")
-            )
+        def one() -> Objective:
+            if self._mistake is not None:
+                return None
+            return self._attempt(attempts, metric, goes_on=plan.settings.failed_trials == "continue")
 
         wandb.agent(sweep_id, function=one, count=plan.num_trials, project=options.get("project"),
                     entity=options.get("entity"))  # fmt: skip
@@ -82,8 +79,8 @@ class WandbBackend:
         best = attempts.record.best()[0]
         return BestRun(best.id, best.values[0], best.params, sweep_id)
 
-    def _attempt(self, attempts: TrialRunner, metric: str, *, goes_on: bool) -> Any:
-        run: Any = wandb.run if wandb.run is not None else wandb.init()
+    def _attempt(self, attempts: TrialRunner, metric: str, *, goes_on: bool) -> Objective:
+        run: Trial = wandb.run if wandb.run is not None else wandb.init()
         params = {name: value for name, value in dict(run.config).items() if name not in NO_PARAMETERS}
         run.config.update({"assignments": {}, "metric": metric}, allow_val_change=True)
         try:

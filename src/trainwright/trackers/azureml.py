@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from trainwright.trackers.base import TrackerCallback, missing
+from trainwright.trackers.base import Client, TrackerCallback, missing
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.trainer_state import TrainerState
 
 
 class AzureMLCallback(TrackerCallback):
-    """Reports to `azureml_run`, or to the run of this process."""
+    """Reports to a run of Azure ML.
+
+    Args:
+        azureml_run: an `azureml.core.run.Run`; by default the run of this process.
+    """
 
     name = "azure_ml"
 
-    def __init__(self, azureml_run: Any = None) -> None:
+    def __init__(self, azureml_run: Client = None) -> None:
         super().__init__()
         try:
             from azureml.core.run import Run
         except ImportError as error:
             raise missing("azure_ml", "azureml-sdk") from error
-        self._run_class: Any = Run
+        self._run_class: Client = Run
         self.azureml_run = azureml_run
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         if self.azureml_run is None:
             self.azureml_run = self._run_class.get_context()
 
-    def send(self, values: dict[str, Any], state: Any) -> None:
+    def send(self, values: dict[str, object], state: TrainerState) -> None:
         for name, value in values.items():
             if isinstance(value, (int, float)):
                 self.azureml_run.log(name, value, description=name)

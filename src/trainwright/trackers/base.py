@@ -1,4 +1,4 @@
-"""TrackerCallback: from the events of a run to the calls of a tracker. What the calls are is in a file for each.
+"""TrackerCallback: turns the events of a run into calls of a tracker's client; each tracker has a file with its calls.
 
 Only the first process reports. `setup`, `send`, `saved`, `predicted` and `close` run on the tracker's own thread (see
 `tracker_thread.py`). A subclass from outside of this package may use the client in its own events: its `setup` is
@@ -11,7 +11,8 @@ import copy
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.errors import MissingPackageError
@@ -20,15 +21,23 @@ from trainwright.hooks import definer
 from trainwright.journal import record
 from trainwright.trackers.tracker_thread import PendingCalls, TrackerThread
 
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.control import TrainerControl
+    from trainwright.state.trainer_state import TrainerState
+
 logger = logging.getLogger(__name__)
 
+Client: TypeAlias = Any  # an object of a service's package: most of them have no types, and none need be installed
+Values: TypeAlias = dict[str, object]  # name -> number, text, or whatever the user logs
+
 ENDS = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos")
-"""What is logged once, at the end of a training, and has no curve."""
+"""Names that are logged once, at the end of a training, and have no curve."""
 
 
-def rewrite_logs(d: Mapping[str, Any]) -> dict[str, Any]:
-    """Logs as trackers group them: `eval_x` as `eval/x`, `test_x` as `test/x`, all else as `train/x`."""
-    renamed = {}
+def rewrite_logs(d: Mapping[str, object]) -> Values:
+    """Groups logs for trackers: `eval_x` as `eval/x`, `test_x` as `test/x`, all else as `train/x`."""
+    renamed: Values = {}
     for name, value in d.items():
         kind, _, rest = name.partition("_")
         renamed[f"{kind}/{rest}" if kind in ("eval", "test") and name != kind else f"train/{name}"] = value
@@ -36,26 +45,35 @@ def rewrite_logs(d: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def missing(name: str, package: str) -> MissingPackageError:
+    """Returns the error of a tracker (`name` in report_to) whose package is not installed."""
     return MissingPackageError(f"report_to={name!r} needs a package that is not installed: pip install {package}")
 
 
-def settings_of(args: Any, model: Any) -> dict[str, Any]:
-    """The model's configuration and the arguments, which win, as plain values; tokens are marked."""
+def settings_of(args: Arguments, model: object) -> Values:
+    """Merges the model's configuration and the arguments, which win, as plain values without secrets."""
     settings = {**config_of(model), **args.to_dict()}
     adapters = getattr(model, "peft_config", None)
     return settings if adapters is None else {"peft_config": adapters, **settings}
 
 
-def config_of(model: Any) -> dict[str, Any]:
-    config = getattr(model, "config", None)
+def config_of(model: object) -> Values:
+    """Returns the model's configuration as a dict; empty where it has none."""
+    config: Any = getattr(model, "config", None)  # of the user's model
     return {} if config is None else dict(config) if isinstance(config, dict) else config.to_dict()
 
 
 class TrackerCallback(TrainerCallback):
-    """Base of all trackers.
+    """Base of all trackers. A subclass overrides `setup`, `send`, and of the other three what its service takes.
 
     Attributes:
-        name: as `report_to` has it.
+        name: name of the tracker in `report_to`.
+
+    Example:
+        class PrintTracker(TrackerCallback):
+            name = "print"
+
+            def send(self, values, state):
+                print(state.global_step, values)
     """
 
     name: ClassVar[str] = ""
@@ -64,27 +82,45 @@ class TrackerCallback(TrainerCallback):
         self._initialized = False
         self._guard = TrackerThread(self.name)
         self._missed = PendingCalls()
-        self._handle: str | None = None  # by which the service knows the run
-        self._run_id: str | None = None  # by which the journal knows it; empty: there is no journal
-        self._resumed_at = 0  # the step that a training goes on from
-        self._is_caught_up = False  # with what a killed process had logged until then
+        self._handle: str | None = None  # id of the run at the service
+        self._run_id: str | None = None  # id of the run in the journal; empty: there is no journal
+        self._resumed_at = 0  # the step from which training resumed
+        self._is_caught_up = False  # whether values of a killed process were sent again
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        """Opens the run at the service."""
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
+        """Opens the run at the service. Runs once for each training, on the tracker's thread.
 
-    def send(self, values: dict[str, Any], state: Any) -> None:
-        """Shows what was logged; `state` is as it was then."""
+        Args:
+            args: arguments of the run.
+            state: copy of the record, as it was when training began.
+            model: the model in training; read only.
+            **kwargs: not used today.
+        """
 
-    def saved(self, folder: Path, args: Any, state: Any) -> None:
-        """A checkpoint is in `folder`."""
+    def send(self, values: Values, state: TrainerState) -> None:
+        """Sends logged values.
 
-    def predicted(self, metrics: dict[str, Any], state: Any) -> None:
-        """Shows the metrics of a prediction."""
+        Args:
+            values: name to value; numbers are Python numbers.
+            state: copy of the record at that log; `global_step` is its step.
+        """
 
-    def close(self, args: Any, state: Any, **kwargs: Any) -> None:
-        """Training is over."""
+    def saved(self, folder: Path, args: Arguments, state: TrainerState) -> None:
+        """Handles a new checkpoint.
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        Args:
+            folder: the committed checkpoint.
+            args: arguments of the run.
+            state: copy of the record at that save.
+        """
+
+    def predicted(self, metrics: Values, state: TrainerState) -> None:
+        """Sends the metrics of a `predict()`, by name."""
+
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
+        """Closes the run at the service; `kwargs` holds `model` and the other objects of an event."""
+
+    def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if not state.is_world_process_zero:
             return
         if state.is_hyper_param_search:  # each trial is a run of its own
@@ -97,10 +133,18 @@ class TrackerCallback(TrainerCallback):
         if not type(self).__module__.startswith("trainwright.trackers."):
             self._guard.flush()
 
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: Arguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        logs: Mapping[str, object] = MappingProxyType({}),
+        **kwargs: object,
+    ) -> None:
         if not state.is_world_process_zero:
             return
-        values, model, state = plain_numbers(dict(kwargs["logs"])), kwargs.get("model"), snapshot(state)
+        values, model, state = plain_numbers(dict(logs)), kwargs.get("model"), snapshot(state)
 
         def call() -> None:
             self._open(args, state, model)
@@ -108,28 +152,36 @@ class TrackerCallback(TrainerCallback):
 
         self._guard.submit(call, missed=lambda: self._missed.add(state.global_step, values))
 
-    def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_predict(
+        self,
+        args: Arguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        metrics: Mapping[str, object] = MappingProxyType({}),
+        **kwargs: object,
+    ) -> None:
         if not state.is_world_process_zero:
             return
-        metrics, model, state = plain_numbers(dict(kwargs["metrics"])), kwargs.get("model"), snapshot(state)
+        values, model, state = plain_numbers(dict(metrics)), kwargs.get("model"), snapshot(state)
 
         def call() -> None:
             self._open(args, state, model)
-            self.predicted(metrics, state)
+            self.predicted(values, state)
 
         self._guard.submit(call)
 
     @property
     def loses_what_it_took(self) -> bool:
-        """Whether values that the client has taken are gone when the process is killed."""
+        """Whether values that the client has taken are lost when the process is killed."""
         return False
 
     @property
     def looks_at_files(self) -> bool:
-        """Whether it does anything with a checkpoint's files; if not, a save need not wait for them."""
+        """Whether the tracker reads a checkpoint's files; if not, a save does not wait for them."""
         return definer(self, "saved") is not TrackerCallback
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if not state.is_world_process_zero:
             return
         state, folder = snapshot(state), Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -141,17 +193,17 @@ class TrackerCallback(TrainerCallback):
 
         self._guard.submit(call)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if state.is_world_process_zero:
             self._finish(args, snapshot(state), **kwargs)
 
-    def on_exception(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_exception(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if state.is_world_process_zero and self._guard.is_used:
             kwargs.pop("exception", None)
             self._finish(args, snapshot(state), **kwargs)
 
-    def _finish(self, args: Any, state: Any, **kwargs: Any) -> None:
-        """Makes up for what was missed, closes the run, and waits for both, for a while."""
+    def _finish(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
+        """Sends the values that were not taken, closes the run, and waits for both up to a time limit."""
         is_done = self._guard.flush()
         if len(self._missed):
             self._guard.reopen()
@@ -164,7 +216,7 @@ class TrackerCallback(TrainerCallback):
             logger.warning("%s did not take %d values; they are in %s.", self.name, len(self._missed),
                            record.JOURNAL_NAME)  # fmt: skip
 
-    def _open(self, args: Any, state: Any, model: Any) -> None:
+    def _open(self, args: Arguments, state: TrainerState, model: object) -> None:
         if not self._initialized:
             self.setup(args, state, model)
             self._initialized = True
@@ -172,8 +224,8 @@ class TrackerCallback(TrainerCallback):
             self._catch_up(args, state)
             self._is_caught_up = True
 
-    def _catch_up(self, args: Any, state: Any) -> None:
-        """Sends what a process that was killed had logged before the checkpoint, and perhaps not sent."""
+    def _catch_up(self, args: Arguments, state: TrainerState) -> None:
+        """Sends values that a killed process had logged before the checkpoint and not noted as delivered."""
         if self._resumed_at == 0 or (known := known_run(args)) is None:
             return
         steps = (entry["step"] for entry in known.of("delivered") if entry["name"] == self.name)
@@ -182,24 +234,29 @@ class TrackerCallback(TrainerCallback):
             if delivered < step <= self._resumed_at:
                 self.send(values, as_of(state, step, values))
 
-    def _note_delivery(self, args: Any, state: Any) -> None:
-        """Keeps in the journal that a resume from here has nothing to make up for."""
+    def _note_delivery(self, args: Arguments, state: TrainerState) -> None:
+        """Notes in the journal that all values up to this step are delivered."""
         if not (len(self._missed) or self._guard.is_disabled or self.loses_what_it_took):
             self._write_down(args, "delivered", step=state.global_step)
 
-    def remember(self, args: Any, handle: str) -> None:
-        """Keeps in the journal by which name the service knows this run, so that a resumed one can go on in it."""
+    def remember(self, args: Arguments, handle: str) -> None:
+        """Writes the id of this run at the service into the journal, so that a resume continues the same run.
+
+        Args:
+            args: arguments of the run; the journal is in its `output_dir`.
+            handle: the id.
+        """
         self._handle = handle
         self._write_down(args, "tracker", handle=handle)
 
-    def _write_down(self, args: Any, kind: str, **values: Any) -> None:
+    def _write_down(self, args: Arguments, kind: str, **values: object) -> None:
         if self._run_id is None:
             self._run_id = "" if (known := known_run(args)) is None else known.run_id
         if self._run_id:
             record.FileJournal(args.output_dir, self._run_id).write(kind, name=self.name, **values)
 
-    def _backfill(self, args: Any, state: Any, model: Any) -> None:
-        """Sends what was missed, in the order of steps, as the journal has it."""
+    def _backfill(self, args: Arguments, state: TrainerState, model: object) -> None:
+        """Sends the values that were not taken, from the journal, in the order of steps."""
         missed = self._missed.take()
         try:
             self._open(args, state, model)
@@ -213,27 +270,27 @@ class TrackerCallback(TrainerCallback):
                 self._missed.add(step, names)
 
 
-def snapshot(state: Any) -> Any:
-    """The record as it is now: the training goes on while a tracker reads it."""
+def snapshot(state: TrainerState) -> TrainerState:
+    """Copies the record, since training changes it while a tracker reads it."""
     return copy.copy(state)
 
 
-def as_of(state: Any, step: int, values: Mapping[str, Any]) -> Any:
-    """The record as it was at an earlier step, as far as a tracker looks at it."""
+def as_of(state: TrainerState, step: int, values: Mapping[str, object]) -> TrainerState:
+    """Returns a copy of the record with step and epoch of an earlier log."""
     then = snapshot(state)
-    then.global_step, then.epoch = step, values.get("epoch", state.epoch)
+    then.global_step, then.epoch = step, cast(float, values.get("epoch", state.epoch))
     return then
 
 
-def known_run(args: Any) -> record.Record | None:
-    """This run as its journal has it; None if it keeps none."""
+def known_run(args: Arguments) -> record.Record | None:
+    """Reads the journal of this run; None if there is none."""
     try:
         return record.read(args.output_dir)
     except (OSError, ValueError):
         return None
 
 
-def handle_of(args: Any, name: str) -> str | None:
-    """By which name a service knew this run before it was interrupted."""
+def handle_of(args: Arguments, name: str) -> str | None:
+    """Returns the id that a service (`name`) gave this run before it was interrupted; None if there is none."""
     entries = [] if (known := known_run(args)) is None else known.of("tracker")
-    return next((entry["handle"] for entry in reversed(entries) if entry["name"] == name), None)
+    return next((str(entry["handle"]) for entry in reversed(entries) if entry["name"] == name), None)

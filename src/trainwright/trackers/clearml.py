@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from trainwright.trackers.base import ENDS, TrackerCallback, config_of, missing, rewrite_logs
+from trainwright.trackers.base import ENDS, Client, TrackerCallback, config_of, missing, rewrite_logs
 from trainwright.trackers.mlflow import is_set
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.trainer_state import TrainerState
 
 SINGLE = (*ENDS, "epoch")
 
 
 class ClearMLCallback(TrackerCallback):
-    """Goes on in the current task, else opens one: variables CLEARML_PROJECT, CLEARML_TASK, CLEARML_LOG_MODEL."""
+    """Continues the current task, else opens one: variables CLEARML_PROJECT, CLEARML_TASK, CLEARML_LOG_MODEL."""
 
     name = "clearml"
 
@@ -23,11 +28,11 @@ class ClearMLCallback(TrackerCallback):
             import clearml
         except ImportError as error:
             raise missing("clearml", "clearml") from error
-        self._clearml: Any = clearml
-        self._clearml_task: Any = None
+        self._clearml: ModuleType = clearml
+        self._clearml_task: Client = None
         self._is_own = False
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         self._clearml_task = self._clearml.Task.current_task()
         if self._clearml_task is None:
             self._is_own = True
@@ -42,7 +47,7 @@ class ClearMLCallback(TrackerCallback):
         if config_of(model):
             self._clearml_task.set_configuration_object(name="Model Configuration", config_dict=config_of(model))
 
-    def send(self, values: dict[str, Any], state: Any) -> None:
+    def send(self, values: dict[str, object], state: TrainerState) -> None:
         board = self._clearml_task.get_logger()
         for name, value in values.items():
             if not isinstance(value, (int, float)):
@@ -53,14 +58,14 @@ class ClearMLCallback(TrackerCallback):
             title, _, series = next(iter(rewrite_logs({name: value}))).partition("/")
             board.report_scalar(title=title, series=series, value=value, iteration=state.global_step)
 
-    def saved(self, folder: Path, args: Any, state: Any) -> None:
+    def saved(self, folder: Path, args: Arguments, state: TrainerState) -> None:
         if not is_set("CLEARML_LOG_MODEL"):
             return
         model = self._clearml.OutputModel(task=self._clearml_task, name=folder.name)
         model.update_weights_package(weights_path=str(folder), target_filename=folder.name, auto_delete_file=False,
                                      iteration=state.global_step)  # fmt: skip
 
-    def close(self, args: Any, state: Any, **kwargs: Any) -> None:
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         if self._is_own:
             self._clearml_task.close()
             self._initialized = False

@@ -1,10 +1,16 @@
-"""CodeCarbon: what a training emits. It measures for itself and takes no values; each machine measures its own."""
+"""CodeCarbon: emissions of a training. Its tracker measures on each machine and takes no logged values."""
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from trainwright.trackers.base import TrackerCallback, missing
+from trainwright.trackers.base import Client, TrackerCallback, missing
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.control import TrainerControl
+    from trainwright.state.trainer_state import TrainerState
 
 
 class CodeCarbonCallback(TrackerCallback):
@@ -18,19 +24,19 @@ class CodeCarbonCallback(TrackerCallback):
             import codecarbon
         except ImportError as error:
             raise missing("codecarbon", "codecarbon") from error
-        self._codecarbon: Any = codecarbon
-        self.tracker: Any = None
+        self._codecarbon: ModuleType = codecarbon
+        self.tracker: Client = None
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         self.tracker = self._codecarbon.EmissionsTracker(output_dir=str(args.output_dir))
         self.tracker.start()
 
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Takes no values."""
+    def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Does nothing."""
 
-    def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Takes no values."""
+    def on_predict(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Does nothing."""
 
-    def close(self, args: Any, state: Any, **kwargs: Any) -> None:
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         self.tracker.stop()
         self._initialized = False

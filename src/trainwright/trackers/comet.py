@@ -5,11 +5,16 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from trainwright.errors import ArgumentError
-from trainwright.trackers.base import TrackerCallback, config_of, missing, rewrite_logs
+from trainwright.trackers.base import Client, TrackerCallback, config_of, missing, rewrite_logs
 from trainwright.trackers.mlflow import flat, is_set
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.trainer_state import TrainerState
 
 logger = logging.getLogger(__name__)
 MODES = ("get", "get_or_create", "create")
@@ -39,10 +44,10 @@ class CometCallback(TrackerCallback):
             import comet_ml
         except ImportError as error:
             raise missing("comet_ml", "comet-ml") from error
-        self._comet: Any = comet_ml
-        self._experiment: Any = None
+        self._comet: ModuleType = comet_ml
+        self._experiment: Client = None
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         mode = (os.environ.get("COMET_MODE") or "").lower() or None
         if mode not in (None, *MODES):
             raise ArgumentError(f"COMET_MODE={mode!r}; choose of {', '.join(MODES)}.")
@@ -51,7 +56,7 @@ class CometCallback(TrackerCallback):
         self._experiment = self._comet.start(
             mode=mode, experiment_config=self._comet.ExperimentConfig(name=args.run_name), **known
         )
-        # It stays open, for whoever logs more to it. At the end of the process the client closes only what was opened
+        # It stays open for later logs. At the end of the process the client closes only what was opened
         # in the main thread: of an offline experiment that was opened here nothing would be kept.
         atexit.register(self._experiment.end)
         self.remember(args, self._experiment.get_key())
@@ -61,16 +66,16 @@ class CometCallback(TrackerCallback):
 
     @property
     def loses_what_it_took(self) -> bool:
-        """An offline experiment becomes a file when it ends."""
+        """Whether the experiment is offline: it becomes a file when it ends."""
         return "Offline" in type(self._experiment).__name__
 
-    def send(self, values: dict[str, Any], state: Any) -> None:
+    def send(self, values: dict[str, object], state: TrainerState) -> None:
         self._experiment.log_metrics(rewrite_logs(values), step=state.global_step, epoch=state.epoch)
 
-    def predicted(self, metrics: dict[str, Any], state: Any) -> None:
+    def predicted(self, metrics: dict[str, object], state: TrainerState) -> None:
         self.send(metrics, state)
 
-    def close(self, args: Any, state: Any, **kwargs: Any) -> None:
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         if is_set("COMET_LOG_ASSETS"):
             self._experiment.log_asset_folder(args.output_dir, recursive=True, log_file_name=True,
                                               step=state.global_step)  # fmt: skip

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainwright.errors import ArgumentError
-from trainwright.trackers.base import missing
+from trainwright.trackers.base import Client, missing
 from trainwright.trackers.mlflow import MLflowCallback, is_set
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.trainer_state import TrainerState
 
 
 class DagsHubCallback(MLflowCallback):
@@ -23,10 +27,10 @@ class DagsHubCallback(MLflowCallback):
             from dagshub.upload import Repo
         except ImportError as error:
             raise missing("dagshub", "dagshub") from error
-        self.Repo: Any = Repo
-        self.repo: Any = None
+        self.Repo: Client = Repo
+        self.repo: Client = None
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         address = os.environ.get("MLFLOW_TRACKING_URI")
         if address is None:
             raise ArgumentError("report_to='dagshub' needs MLFLOW_TRACKING_URI; dagshub.init() sets it.")
@@ -35,7 +39,7 @@ class DagsHubCallback(MLflowCallback):
         self.repo = self.Repo(owner=owner, name=name.split(".")[0], branch=os.environ.get("BRANCH") or "main")
         super().setup(args, state, model, **kwargs)
 
-    def close(self, args: Any, state: Any, **kwargs: Any) -> None:
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         if is_set("HF_DAGSHUB_LOG_ARTIFACTS"):
             self.repo.directory("artifacts").add_dir(args.output_dir)
         super().close(args, state, **kwargs)

@@ -4,43 +4,48 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from trainwright.trackers.base import TrackerCallback, missing
+from trainwright.trackers.base import Client, TrackerCallback, missing
 from trainwright.trackers.mlflow import is_set
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.trainer_state import TrainerState
 
 
 class DVCLiveCallback(TrackerCallback):
     """Reports to `live`, or to one that it makes.
 
     Args:
-        live: a dvclive.Live of your own.
+        live: a dvclive.Live to report to; by default one is made.
         log_model: True: the last checkpoint is logged when training ends; "all": the output directory at each one;
             None: as the variable HF_DVCLIVE_LOG_MODEL says.
-        kwargs: arguments of dvclive.Live.
+        **kwargs: arguments of dvclive.Live.
     """
 
     name = "dvclive"
 
-    def __init__(self, live: Any = None, log_model: Any = None, **kwargs: Any) -> None:
+    def __init__(self, live: Client = None, log_model: bool | str | None = None, **kwargs: object) -> None:
         super().__init__()
         try:
             import dvclive
         except ImportError as error:
             raise missing("dvclive", "dvclive") from error
-        self._dvclive: Any = dvclive
+        self._dvclive: ModuleType = dvclive
         self._given = kwargs
         self.live = live
         if log_model is None:
             log_model = "all" if os.environ.get("HF_DVCLIVE_LOG_MODEL") == "all" else is_set("HF_DVCLIVE_LOG_MODEL")
         self._log_model = log_model
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         if self.live is None:
             self.live = self._dvclive.Live(**{**({"resume": True} if state.global_step else {}), **self._given})
         self.live.log_params(args.to_dict())
 
-    def send(self, values: dict[str, Any], state: Any) -> None:
+    def send(self, values: dict[str, object], state: TrainerState) -> None:
         from dvclive.utils import standardize_metric_name
 
         self.live.step = state.global_step
@@ -49,11 +54,11 @@ class DVCLiveCallback(TrackerCallback):
                 self.live.log_metric(standardize_metric_name(name, "dvclive.huggingface"), value)
         self.live.make_summary()
 
-    def saved(self, folder: Path, args: Any, state: Any) -> None:
+    def saved(self, folder: Path, args: Arguments, state: TrainerState) -> None:
         if self._log_model == "all":
             self.live.log_artifact(str(args.output_dir))
 
-    def close(self, args: Any, state: Any, **kwargs: Any) -> None:
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         last = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if self._log_model is True and last.is_dir():
             name = "best" if args.load_best_model_at_end else "last"

@@ -1,19 +1,25 @@
-"""Flyte: checkpoints into the task's own, and the log as a deck. Works inside of a Flyte task."""
+"""Flyte: saves checkpoints as those of the task, and the log as a deck. Works inside a Flyte task."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from trainwright.trackers.base import TrackerCallback, logger, missing
+from trainwright.trackers.base import Client, TrackerCallback, logger, missing
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.control import TrainerControl
+    from trainwright.state.trainer_state import TrainerState
 
 
 class FlyteCallback(TrackerCallback):
-    """Gives each checkpoint to the task, so that a task that is tried again can resume.
+    """Passes each checkpoint to the task, so that a retried task can resume.
 
     Args:
         save_log_history: show the log as a deck; needs flytekitplugins-deck-standard and pandas.
-        sync_checkpoints: give checkpoints to the task.
+        sync_checkpoints: pass checkpoints to the task.
     """
 
     name = "flyte"
@@ -24,22 +30,22 @@ class FlyteCallback(TrackerCallback):
             import flytekit
         except ImportError as error:
             raise missing("flyte", "flytekit") from error
-        self._flytekit: Any = flytekit
-        self.cp: Any = flytekit.current_context().checkpoint
+        self._flytekit: ModuleType = flytekit
+        self.cp: Client = flytekit.current_context().checkpoint
         self.save_log_history = save_log_history
         self.sync_checkpoints = sync_checkpoints
 
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The whole log is shown at the end."""
+    def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Does nothing: `close` shows the whole log."""
 
-    def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Takes no metrics."""
+    def on_predict(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Does nothing."""
 
-    def saved(self, folder: Path, args: Any, state: Any) -> None:
+    def saved(self, folder: Path, args: Arguments, state: TrainerState) -> None:
         if self.sync_checkpoints:
             self.cp.save(str(folder))
 
-    def close(self, args: Any, state: Any, **kwargs: Any) -> None:
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         if not self.save_log_history:
             return
         try:

@@ -9,12 +9,17 @@ import time
 import urllib.request
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainwright.config.plans import OPEN_END
 from trainwright.errors import MissingPackageError
 from trainwright.trackers.base import TrackerCallback
 from trainwright.trackers.registry import is_kubeflow_available
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.control import TrainerControl
+    from trainwright.state.trainer_state import TrainerState
 
 PAUSE_S = 5.0  # between two posts
 TIMEOUT_S = 5
@@ -31,23 +36,23 @@ class KubeflowCallback(TrackerCallback):
             raise MissingPackageError(
                 "report_to='kubeflow' works inside of a TrainJob, whose controller sets KUBEFLOW_TRAINER_SERVER_URL."
             )
-        self._metrics: dict[str, Any] = {}
+        self._metrics: dict[str, object] = {}
         self._start = time.monotonic()
         self._first_step = 0
         self._last_post = -PAUSE_S
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         self._start, self._first_step = time.monotonic(), state.global_step
         self._post(state, percent=0)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         now = time.monotonic()
         if state.is_world_process_zero and now - self._last_post >= PAUSE_S:
             self._last_post = now
             percent, remaining = self._progress(state, now)
             self._guard.submit(lambda: self._post(state, percent=percent, remaining_s=remaining))
 
-    def _progress(self, state: Any, now: float) -> tuple[int, float | None]:
+    def _progress(self, state: TrainerState, now: float) -> tuple[int, float | None]:
         """Percent done, at most 99 before the end, and seconds left at the speed since this process began."""
         done = state.global_step - self._first_step
         if state.max_steps == OPEN_END:
@@ -55,17 +60,17 @@ class KubeflowCallback(TrackerCallback):
         left = (now - self._start) / done * (state.max_steps - state.global_step) if done > 0 else None
         return min(99, int(100 * state.global_step / max(state.max_steps, 1))), left
 
-    def send(self, values: dict[str, Any], state: Any) -> None:
+    def send(self, values: dict[str, object], state: TrainerState) -> None:
         self._metrics |= {name: value for name, value in values.items() if isinstance(value, (int, float))}
 
-    def close(self, args: Any, state: Any, **kwargs: Any) -> None:
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         is_done = state.global_step >= state.max_steps
         self._post(state, percent=100 if is_done else self._progress(state, time.monotonic())[0], remaining_s=0)
         self._initialized = False
 
-    def _post(self, state: Any, *, percent: int, remaining_s: float | None = None) -> None:
+    def _post(self, state: TrainerState, *, percent: int, remaining_s: float | None = None) -> None:
         metrics = {**self._metrics, "current_step": state.global_step, "total_steps": state.max_steps}
-        status: dict[str, Any] = {
+        status: dict[str, object] = {
             "lastUpdatedTime": datetime.now(timezone.utc).isoformat(),
             "progressPercentage": percent,
             "metrics": [{"name": name, "value": str(value)} for name, value in metrics.items()],

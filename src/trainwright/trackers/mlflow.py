@@ -1,6 +1,6 @@
 """MLflow: a run of a tracking server or a local store, through its client with the run's id.
 
-The client, not the functions that work on "the active run": that one belongs to a thread, and this is another one.
+The client is used, not the functions of "the active run": the active run belongs to another thread.
 """
 
 from __future__ import annotations
@@ -11,9 +11,15 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from trainwright.trackers.base import TrackerCallback, logger, missing, settings_of
+from trainwright.trackers.base import Client, TrackerCallback, Values, logger, missing, settings_of
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.control import TrainerControl
+    from trainwright.state.trainer_state import TrainerState
 
 NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z_\-. :/]")
 PER_CALL = 100  # parameters that a server takes at a time
@@ -21,12 +27,13 @@ LONGEST_VALUE = 6000
 
 
 def is_set(variable: str) -> bool:
+    """Whether an environment variable has one of the values 1, on, yes, true."""
     return os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, names joined by dots."""
-    result: dict[str, Any] = {}
+def flat(values: Mapping[str, object], prefix: str = "") -> Values:
+    """Flattens nested mappings into one, with names joined by dots."""
+    result: Values = {}
     for name, value in values.items():
         full = f"{prefix}{name}"
         result |= flat(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
@@ -34,7 +41,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class MLflowCallback(TrackerCallback):
-    """Goes on in the run that is active where training starts, or in that of a resumed training, else opens one.
+    """Continues the run that is active where training starts, or that of a resumed training, else opens one.
 
     Variables: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, MLFLOW_RUN_ID, MLFLOW_TAGS (JSON), MLFLOW_NESTED_RUN,
     MLFLOW_FLATTEN_PARAMS, MLFLOW_MAX_LOG_PARAMS, HF_MLFLOW_LOG_ARTIFACTS (uploads each checkpoint).
@@ -48,18 +55,18 @@ class MLflowCallback(TrackerCallback):
             import mlflow
         except ImportError as error:
             raise missing("mlflow", "mlflow") from error
-        self._ml_flow: Any = mlflow
-        self._client: Any = None
+        self._ml_flow: ModuleType = mlflow
+        self._client: Client = None
         self._run_id: str | None = None
         self._active: str | None = None  # the user's own run, in the thread that trains
         self._auto_end_run = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         active = self._ml_flow.active_run()
         self._active = None if active is None else active.info.run_id
         super().on_train_begin(args, state, control, **kwargs)
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         self._client = self._ml_flow.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI"))
         is_nested = is_set("MLFLOW_NESTED_RUN")
         given = os.environ.get("MLFLOW_RUN_ID") or (None if is_nested else self._active) or self._handle
@@ -73,14 +80,14 @@ class MLflowCallback(TrackerCallback):
         for name, value in json.loads(os.environ.get("MLFLOW_TAGS") or "{}").items():
             self._client.set_tag(self._run_id, name, value)
 
-    def _new_run(self, args: Any, *, parent: str | None) -> str:
+    def _new_run(self, args: Arguments, *, parent: str | None) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         experiment = self._client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment is not None else self._client.create_experiment(name)
         tags = {} if parent is None else {"mlflow.parentRunId": parent}
         return str(self._client.create_run(number, run_name=args.run_name, tags=tags).info.run_id)
 
-    def _describe(self, args: Any, model: Any) -> None:
+    def _describe(self, args: Arguments, model: object) -> None:
         settings = settings_of(args, model)
         settings = flat(settings) if is_set("MLFLOW_FLATTEN_PARAMS") else settings
         short = {name: value for name, value in settings.items() if len(str(value)) <= LONGEST_VALUE}
@@ -92,7 +99,7 @@ class MLflowCallback(TrackerCallback):
         for start in range(0, len(params), PER_CALL):
             self._client.log_batch(self._run_id, params=params[start : start + PER_CALL])
 
-    def send(self, values: dict[str, Any], state: Any) -> None:
+    def send(self, values: dict[str, object], state: TrainerState) -> None:
         now = int(time.time() * 1000)
         metrics = [
             self._ml_flow.entities.Metric(NOT_IN_NAMES.sub("_", name), value, now, state.global_step)
@@ -101,11 +108,11 @@ class MLflowCallback(TrackerCallback):
         ]
         self._client.log_batch(self._run_id, metrics=metrics)
 
-    def saved(self, folder: Path, args: Any, state: Any) -> None:
+    def saved(self, folder: Path, args: Arguments, state: TrainerState) -> None:
         if is_set("HF_MLFLOW_LOG_ARTIFACTS"):
             self._client.log_artifacts(self._run_id, str(folder), artifact_path=folder.name)
 
-    def close(self, args: Any, state: Any, **kwargs: Any) -> None:
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         if self._auto_end_run:
             self._client.set_terminated(self._run_id)
         self._handle = self._run_id  # what is logged after the training belongs to it too

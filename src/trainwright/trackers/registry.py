@@ -1,4 +1,4 @@
-"""Which trackers there are: names, classes, and whether each is installed. A class is loaded when it is asked for."""
+"""Table of trackers: name, class, and probe of its package. A class is imported when a run reports to it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainwright.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from trainwright.trackers.base import TrackerCallback
 
 # Name for report_to -> (module, class).
 TRACKERS: dict[str, tuple[str, str]] = {
@@ -53,7 +56,7 @@ def is_mlflow_available() -> bool:
 
 
 def is_comet_available() -> bool:
-    """Whether Comet's client is installed and knows where to report to."""
+    """Whether Comet's client is installed and has an API key."""
     return _found("comet_ml") and ("COMET_API_KEY" in os.environ or _is_comet_configured())
 
 
@@ -104,7 +107,7 @@ def is_azureml_available() -> bool:
 
 
 def is_kubeflow_available() -> bool:
-    """Whether this process runs inside of a job that Kubeflow watches."""
+    """Whether this process runs inside a Kubeflow TrainJob."""
     return "KUBEFLOW_TRAINER_SERVER_URL" in os.environ and not _is_off("DISABLE_KUBEFLOW_INTEGRATION")
 
 
@@ -127,14 +130,18 @@ PROBES: dict[str, Callable[[], bool]] = {
 
 
 def installed_trackers() -> list[str]:
+    """Returns the names of the trackers whose packages are installed."""
     return [name for name, is_available in PROBES.items() if is_available()]
 
 
-def get_reporting_integration_callbacks(report_to: str | Sequence[str] | None) -> list[type[Any]]:
-    """The classes of the trackers that `report_to` names: one, several, "all" (those installed), "none".
+def get_reporting_integration_callbacks(report_to: str | Sequence[str] | None) -> list[type[TrackerCallback]]:
+    """Returns the classes of trackers.
+
+    Args:
+        report_to: one name, several names, "all" (those installed), or "none".
 
     Raises:
-        ArgumentError: there is no such tracker.
+        ArgumentError: a name is unknown.
     """
     names = [report_to] if isinstance(report_to, str) else list(report_to or ())
     if names in (["none"], []):
@@ -148,7 +155,7 @@ def get_reporting_integration_callbacks(report_to: str | Sequence[str] | None) -
     return [_class_of(name) for name in names]
 
 
-def _class_of(name: str) -> type[Any]:
+def _class_of(name: str) -> type[TrackerCallback]:
     module, kind = TRACKERS[name]
-    found: type[Any] = getattr(importlib.import_module(f"trainwright.trackers.{module}"), kind)
+    found: type[TrackerCallback] = getattr(importlib.import_module(f"trainwright.trackers.{module}"), kind)
     return found

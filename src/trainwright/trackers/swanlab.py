@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from trainwright.trackers.base import ENDS, TrackerCallback, missing, rewrite_logs, settings_of
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.trainer_state import TrainerState
 
 
 class SwanLabCallback(TrackerCallback):
@@ -19,12 +24,12 @@ class SwanLabCallback(TrackerCallback):
             import swanlab
         except ImportError as error:
             raise missing("swanlab", "swanlab") from error
-        self._swanlab: Any = swanlab
+        self._swanlab: ModuleType = swanlab
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         if self._swanlab.get_run() is None:
             names = [name for name in (args.run_name, state.trial_name) if name is not None]
-            known: dict[str, Any] = {"experiment_name": "-".join(names)} if names else {}
+            known: dict[str, str] = {"experiment_name": "-".join(names)} if names else {}
             if "SWANLAB_RUN_ID" in os.environ:
                 known["id"] = os.environ["SWANLAB_RUN_ID"]
             elif self._handle is not None:
@@ -39,11 +44,11 @@ class SwanLabCallback(TrackerCallback):
             settings["model_num_parameters"] = model.num_parameters()
         self._swanlab.config.update(settings)
 
-    def send(self, values: dict[str, Any], state: Any) -> None:
+    def send(self, values: dict[str, object], state: TrainerState) -> None:
         step = state.global_step
         single = {f"single_value/{name}": values[name] for name in ENDS if name in values}
         curves = rewrite_logs({name: value for name, value in values.items() if name not in ENDS})
         self._swanlab.log({**single, **curves, "train/global_step": step}, step=step)
 
-    def predicted(self, metrics: dict[str, Any], state: Any) -> None:
+    def predicted(self, metrics: dict[str, object], state: TrainerState) -> None:
         self._swanlab.log(rewrite_logs(metrics))

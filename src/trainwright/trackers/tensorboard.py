@@ -5,28 +5,32 @@ from __future__ import annotations
 import os
 import socket
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
-from trainwright.trackers.base import TrackerCallback, logger, missing, rewrite_logs
+from trainwright.trackers.base import Client, TrackerCallback, logger, missing, rewrite_logs
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.trainer_state import TrainerState
 
 
 def default_logdir() -> str:
-    """`runs/<time>_<host>`, as torch names it."""
+    """Returns `runs/<time>_<host>`, as torch names it."""
     return os.path.join("runs", f"{datetime.now():%b%d_%H-%M-%S}_{socket.gethostname()}")
 
 
 class TensorBoardCallback(TrackerCallback):
-    """Writes scalars and texts. A resumed run goes on in its directory and hides what the dead one wrote too far.
+    """Writes scalars and texts. A resumed run continues in its directory and hides later events of the killed one.
 
     Args:
-        tb_writer: a SummaryWriter of your own.
+        tb_writer: a SummaryWriter to use; by default one is made.
 
     The variable TENSORBOARD_LOGGING_DIR names the directory where `logging_dir` does not.
     """
 
     name = "tensorboard"
 
-    def __init__(self, tb_writer: Any = None) -> None:
+    def __init__(self, tb_writer: Client = None) -> None:
         super().__init__()
         self._writer_class = _summary_writer()
         self._is_own = tb_writer is None
@@ -34,7 +38,7 @@ class TensorBoardCallback(TrackerCallback):
         folder = os.environ.get("TENSORBOARD_LOGGING_DIR")
         self.logging_dir = None if folder is None else os.path.expanduser(folder)
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         if state.is_hyper_param_search and state.trial_name is not None:
             self.logging_dir = os.path.join(args.output_dir, default_logdir(), state.trial_name)
         if self.logging_dir is None:
@@ -46,11 +50,11 @@ class TensorBoardCallback(TrackerCallback):
             self.tb_writer = self._writer_class(log_dir=self.logging_dir, **superseded)
             self.remember(args, self.logging_dir)
         self.tb_writer.add_text("args", args.to_json_string())
-        config: Any = getattr(model, "config", None)
+        config: Client = getattr(model, "config", None)
         if hasattr(config, "to_json_string"):
             self.tb_writer.add_text("model_config", config.to_json_string())
 
-    def send(self, values: dict[str, Any], state: Any) -> None:
+    def send(self, values: dict[str, object], state: TrainerState) -> None:
         for name, value in rewrite_logs(values).items():
             if isinstance(value, (int, float)):
                 self.tb_writer.add_scalar(name, value, state.global_step)
@@ -60,13 +64,13 @@ class TensorBoardCallback(TrackerCallback):
                 logger.warning("TensorBoard shows no %s; %s is left out.", type(value).__name__, name)
         self.tb_writer.flush()
 
-    def close(self, args: Any, state: Any, **kwargs: Any) -> None:
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         self.tb_writer.close()
         if self._is_own:
             self.tb_writer, self._initialized = None, False
 
 
-def _summary_writer() -> Any:
+def _summary_writer() -> Client:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -1,8 +1,8 @@
-"""TrackerThread: a tracker's calls, on their own thread. What fails or hangs there does not affect training.
+"""TrackerThread: runs a tracker's calls on their own thread. A call that fails or hangs does not affect training.
 
-A call that raises is tried again; after several that failed the tracker is left alone until the end of the run, where
-it gets what it missed from the journal. A call that hangs holds up only those behind it: the queue is bounded, and what
-does not fit is made up for at the end too.
+A call that raises is tried again. After several failed calls the tracker is disabled until the end of the run, when it
+gets the missing values from the journal. A call that hangs delays only later calls: the queue is bounded, and values of
+calls that do not fit are sent at the end too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,12 @@ class TrackerThread:
         self._has_warned = False
 
     def submit(self, call: Call, *, missed: Call | None = None) -> None:
-        """Makes a call soon; `missed` is called (here or there) if a call that brings values was given up."""
+        """Queues a call.
+
+        Args:
+            call: runs on the tracker's thread, up to three times if it raises.
+            missed: runs (on either thread) if the call is dropped; None for calls without values.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=f"tracker-{self.name}", daemon=True)
             self._thread.start()
@@ -59,10 +63,18 @@ class TrackerThread:
 
     @property
     def is_used(self) -> bool:
+        """Whether a call was ever queued."""
         return self._thread is not None
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Waits until all calls so far are made; False if that takes too long."""
+        """Waits until all queued calls are made.
+
+        Args:
+            timeout_s: longest wait in seconds; None for 10.
+
+        Returns:
+            False if calls are left after that time.
+        """
         limit = time.monotonic() + (FLUSH_TIMEOUT_S if timeout_s is None else timeout_s)
         with self._calls.all_tasks_done:
             while self._calls.unfinished_tasks:
@@ -73,7 +85,7 @@ class TrackerThread:
         return True
 
     def reopen(self) -> None:
-        """Gives a tracker that was left alone one more chance."""
+        """Enables a disabled tracker again."""
         self.is_disabled, self._num_failures = False, 0
 
     def _work(self) -> None:
@@ -113,17 +125,19 @@ class TrackerThread:
 
 
 class PendingCalls:
-    """Which values a tracker did not get: names by step. Filled from two threads."""
+    """Names of the values that a tracker did not get, by step. Two threads add to them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: dict[int, set[str]] = {}
 
-    def add(self, step: int, names: Any) -> None:
+    def add(self, step: int, names: Iterable[str]) -> None:
+        """Adds the names of values of a step."""
         with self._lock:
             self._names.setdefault(step, set()).update(names)
 
     def take(self) -> dict[int, set[str]]:
+        """Returns names by step and clears them."""
         with self._lock:
             names, self._names = self._names, {}
             return names

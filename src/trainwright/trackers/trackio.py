@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from trainwright.trackers.base import ENDS, TrackerCallback, missing, rewrite_logs, settings_of
 
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.control import TrainerControl
+    from trainwright.state.trainer_state import TrainerState
+
 
 class TrackioCallback(TrackerCallback):
-    """Reports under `project` and `run_name`; `trackio_space_id`, `trackio_bucket_id` and `trackio_static_space_id` say
-    where the dashboard is, is stored, and is published at the end.
-    """
+    """Reports under `project` and `run_name`, to the Space and bucket that the `trackio_...` arguments name."""
 
     name = "trackio"
 
@@ -22,11 +26,11 @@ class TrackioCallback(TrackerCallback):
             import trackio
         except ImportError as error:
             raise missing("trackio", "trackio") from error
-        self._trackio: Any = trackio
+        self._trackio: ModuleType = trackio
         self._space_id: str | None = None
         self._static_space_id: str | None = None
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         settings = settings_of(args, model)
         if hasattr(model, "num_parameters"):
             settings["model/num_parameters"] = model.num_parameters()
@@ -46,14 +50,14 @@ class TrackioCallback(TrackerCallback):
         if getattr(run, "name", None):
             self.remember(args, run.name)
 
-    def send(self, values: dict[str, Any], state: Any) -> None:
+    def send(self, values: dict[str, object], state: TrainerState) -> None:
         curves = {name: value for name, value in values.items() if name not in ENDS}
         self._trackio.log({**rewrite_logs(curves), "train/global_step": state.global_step})
 
-    def predicted(self, metrics: dict[str, Any], state: Any) -> None:
+    def predicted(self, metrics: dict[str, object], state: TrainerState) -> None:
         self._trackio.log(rewrite_logs(metrics))
 
-    def close(self, args: Any, state: Any, **kwargs: Any) -> None:
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         try:
             self._trackio.finish()
         finally:
@@ -67,14 +71,14 @@ class TrackioCallback(TrackerCallback):
             )
             tag(kwargs.get("model"), self._static_space_id or self._space_id)
 
-    def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_push_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         is_wanted = self._space_id is None and args.trackio_static_space_id is not False
         if state.is_world_process_zero and self._initialized and is_wanted:
             model = kwargs.get("model")
             self._guard.submit(lambda: self._publish(args, model))
 
-    def _publish(self, args: Any, model: Any) -> None:
-        """A local dashboard as a static Space beside the model."""
+    def _publish(self, args: Arguments, model: object) -> None:
+        """Publishes a local dashboard as a static Space beside the model."""
         self._static_space_id = self._trackio.sync(
             project=args.project,
             sdk="static",
@@ -85,20 +89,21 @@ class TrackioCallback(TrackerCallback):
         )
         tag(model, self._static_space_id)
 
-    def _static_name(self, args: Any) -> str:
+    def _static_name(self, args: Arguments) -> str:
         return self._static_space_id or args.trackio_static_space_id or space_name(args.project)
 
 
 def space_name(project: str) -> str:
-    """A name that a Space may have, made of the project's and something that is nobody else's."""
+    """Returns a valid, unused name for a Space, from the project's name and a random suffix."""
     safe = re.sub(r"-+", "-", re.sub(r"[^a-z0-9._-]", "-", project.strip().lower())).strip("-_.")
     return f"{(safe or 'trackio-project')[:81].rstrip('-')}-static-{secrets.token_hex(3)}"
 
 
-def tag(model: Any, space_id: str | None) -> None:
-    """Marks a model with the Space that shows its training; the model card takes the marks over."""
+def tag(model: object, space_id: str | None) -> None:
+    """Adds the Space of a training to the model's tags, which the model card copies."""
     if model is None or space_id is None:
         return
     before = [t for t in getattr(model, "model_tags", None) or [] if not str(t).startswith("trackio:https://")]
     marks = ["trackio", f"trackio:https://huggingface.co/spaces/{space_id}"]
-    model.model_tags = before + [mark for mark in marks if mark not in before]
+    tags = before + [mark for mark in marks if mark not in before]
+    setattr(model, "model_tags", tags)  # noqa: B010 -- an attribute of transformers' models

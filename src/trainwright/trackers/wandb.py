@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from trainwright.errors import ArgumentError
-from trainwright.trackers.base import ENDS, TrackerCallback, logger, missing, rewrite_logs, settings_of
+from trainwright.trackers.base import ENDS, Client, TrackerCallback, logger, missing, rewrite_logs, settings_of
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.control import TrainerControl
+    from trainwright.state.trainer_state import TrainerState
 
 LOG_MODEL = ("checkpoint", "end", "false")
 WATCHES = ("gradients", "parameters", "all")
@@ -26,13 +32,13 @@ class WandbCallback(TrackerCallback):
             import wandb
         except ImportError as error:
             raise missing("wandb", "wandb") from error
-        self._wandb: Any = wandb
-        self._run: Any = None
+        self._wandb: ModuleType = wandb
+        self._run: Client = None
         self._log_model = os.environ.get("WANDB_LOG_MODEL", "false").lower()
         if self._log_model not in LOG_MODEL:
             raise ArgumentError(f"WANDB_LOG_MODEL={self._log_model!r}; choose of {', '.join(LOG_MODEL)}.")
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         model = kwargs.get("model")
         super().on_train_begin(args, state, control, **kwargs)
         kind = os.environ.get("WANDB_WATCH", "false")
@@ -40,7 +46,7 @@ class WandbCallback(TrackerCallback):
         if state.is_world_process_zero and kind in WATCHES and self._guard.flush() and self._initialized:
             self._wandb.watch(model, log=kind, log_freq=max(100, int(state.logging_steps)))
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         if state.is_hyper_param_search:
             self._wandb.finish()
         self._run = self._wandb.run
@@ -54,7 +60,7 @@ class WandbCallback(TrackerCallback):
         if hasattr(model, "num_parameters"):
             self._run.config.update({"model/num_parameters": model.num_parameters()}, allow_val_change=True)
 
-    def _names(self, args: Any, state: Any) -> dict[str, Any]:
+    def _names(self, args: Arguments, state: TrainerState) -> dict[str, str]:
         if state.trial_name is not None:
             return {"name": state.trial_name, "group": args.run_name or args.output_dir}
         names = {} if args.run_name is None else {"name": args.run_name}
@@ -64,25 +70,25 @@ class WandbCallback(TrackerCallback):
 
     @property
     def loses_what_it_took(self) -> bool:
-        """An offline run's file is written by another process, which ends without it when this one is killed."""
+        """Whether the run is offline: another process writes its file, and ends with this one without it."""
         return bool(getattr(self._run, "offline", False))
 
-    def send(self, values: dict[str, Any], state: Any) -> None:
+    def send(self, values: dict[str, object], state: TrainerState) -> None:
         for name in ENDS:
             if name in values:
                 self._run.summary[name] = values[name]
         curves = {name: value for name, value in values.items() if name not in ENDS}
         self._run.log({**rewrite_logs(curves), "train/global_step": state.global_step})
 
-    def predicted(self, metrics: dict[str, Any], state: Any) -> None:
+    def predicted(self, metrics: dict[str, object], state: TrainerState) -> None:
         self._run.log(rewrite_logs(metrics))
 
-    def saved(self, folder: Path, args: Any, state: Any) -> None:
+    def saved(self, folder: Path, args: Arguments, state: TrainerState) -> None:
         if self._log_model == "checkpoint":
             aliases = [f"epoch_{round(state.epoch, 2)}", f"checkpoint_global_step_{state.global_step}"]
             self._upload(folder, args, aliases)
 
-    def close(self, args: Any, state: Any, **kwargs: Any) -> None:
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         if self._log_model == "end":
             best = state.best_model_checkpoint if args.load_best_model_at_end else None
             folder = Path(best or Path(args.output_dir) / f"checkpoint-{state.global_step}")
@@ -91,7 +97,7 @@ class WandbCallback(TrackerCallback):
             else:
                 logger.warning("WANDB_LOG_MODEL=end, but there is no checkpoint of the last step to upload.")
 
-    def _upload(self, folder: Path, args: Any, aliases: list[str]) -> None:
+    def _upload(self, folder: Path, args: Arguments, aliases: list[str]) -> None:
         run = self._run
         has_name = args.run_name is not None and args.run_name != args.output_dir
         artifact = self._wandb.Artifact(name=f"model-{run.name if has_name else run.id}", type="model")
@@ -99,5 +105,6 @@ class WandbCallback(TrackerCallback):
         run.log_artifact(artifact, aliases=aliases)
 
 
-def project_of(args: Any) -> str:
-    return getattr(args, "project", None) or "huggingface"
+def project_of(args: Arguments) -> str:
+    """Returns the project: `args.project`, or transformers' default."""
+    return args.project or "huggingface"

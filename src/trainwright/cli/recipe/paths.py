@@ -1,4 +1,4 @@
-"""Where a path of a configuration file leads: beside the file, or into an installed package (`package:NAME/PATH`)."""
+"""Paths of a configuration file: relative to the file, or in an installed package (`package:NAME/PATH`)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BY_IMPORT = {"sklearn": "scikit-learn"}  # packages that are installed under ano
 
 
 class PlaceError(ValueError):
-    """A path leads nowhere; the message says why."""
+    """A path does not exist; the message has the reason."""
 
 
 def absolute(text: str, base: Path) -> str:
-    """A path of a file in the directory `base`; one into a package is looked up.
+    """Makes a path absolute: relative to the directory `base`, or in a package.
 
     Raises:
         PlaceError: the package is not installed.
@@ -36,7 +36,7 @@ def absolute(text: str, base: Path) -> str:
 
 
 def model_place(text: str, base: Path) -> str:
-    """The same for a model: what is no path that exists, and does not look like one, is a name on the Hub."""
+    """Makes the path of a model absolute; a text that is no path is a name on the Hub."""
     if text.startswith(SCHEME) or text.startswith((".", "/", "~")) or (base / text).exists():
         path = absolute(text, base)
         if not Path(path).exists():
@@ -46,7 +46,7 @@ def model_place(text: str, base: Path) -> str:
 
 
 def files(text: str) -> list[Path]:
-    """The files that an absolute path or pattern names, in order.
+    """Returns the files of an absolute path or pattern, in order.
 
     Raises:
         PlaceError: there is none.

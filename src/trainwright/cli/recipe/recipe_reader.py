@@ -1,4 +1,4 @@
-"""From a file to a Recipe: names known, values of their types, paths absolute; all problems told at once."""
+"""Reader of recipes: checks names and values, makes paths absolute, reports all problems at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from trainwright._types import JSONObject
 from trainwright.cli.recipe.paths import PlaceError, absolute, files, model_place
 from trainwright.cli.recipe.schema import TASKS, DataPart, ImagePart, LearnPart, ModelPart, Recipe, names_of
 from trainwright.cli.recipe.training_section import problems_of_training, resolved_training, training_names
@@ -23,7 +24,7 @@ KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "t
 
 
 def read_tree(file: FilePath, overrides: Sequence[str] = ()) -> Tree:
-    """A file, with `a.b=value` put over it.
+    """Reads a file and applies overrides of the form `a.b=value`.
 
     Raises:
         OSError: it cannot be read.
@@ -46,10 +47,10 @@ def read_tree(file: FilePath, overrides: Sequence[str] = ()) -> Tree:
 
 
 def checked(tree: Tree, base: FilePath) -> Recipe:
-    """The recipe in a tree; relative paths are those of the directory `base`.
+    """Makes the recipe of a tree; relative paths start in the directory `base`.
 
     Raises:
-        RecipeError: tells every problem with its line.
+        RecipeError: lists every problem with its line.
     """
     value = tree.value
     tree.refuse([*(wrong := list(_problems(tree))), *(_values_of_known_names(value, base) if wrong else ())])
@@ -67,8 +68,8 @@ def checked(tree: Tree, base: FilePath) -> Recipe:
     return made
 
 
-def _values_of_known_names(value: dict[str, Any], base: FilePath) -> Found:
-    """Beside names that are wrong, what is wrong with the values of those that are right."""
+def _values_of_known_names(value: JSONObject, base: FilePath) -> Found:
+    """Yields the problems of values whose names are known, to report them with those of unknown names."""
     training, task = value.get("training"), value.get("task")
     if isinstance(training, dict):
         generates = task in TASKS and TASKS[task].generates
@@ -77,14 +78,14 @@ def _values_of_known_names(value: dict[str, Any], base: FilePath) -> Found:
 
 
 def known_paths() -> list[str]:
-    """Every name that a file may have, with those above it."""
+    """Returns every name that a file may have, with its parents."""
     nested = [f"{'.'.join(path)}.{name}" for path, kind in NESTED.items() for name in names_of(kind)]
     inner = [f"{part}.{name}" for part, kind in PARTS.items() for name in names_of(kind)]
     return ["task", *inner, *nested, *(f"training.{name}" for name in training_names(generates=True))]
 
 
 def _problem_of_name(path: Path) -> str | None:
-    """What is wrong with a path that --set names."""
+    """Returns the problem of a path that --set names."""
     full, known = ".".join(path), known_paths()
     free = {("model", "config"), ("data", "columns"), ("data", "where"), ("data", "labels")}
     if full in known or path[:2] in free:
@@ -97,7 +98,7 @@ def _problem_of_name(path: Path) -> str | None:
 
 
 def _problems(tree: Tree) -> Found:
-    """Names and types."""
+    """Yields the problems of names and types."""
     value = tree.value
     yield from _unknown(value, TOP, ())
     task = value.get("task")
@@ -117,8 +118,8 @@ def _problems(tree: Tree) -> Found:
         yield from _unknown(training, training_names(generates=generates), ("training",))
 
 
-def _problems_of_part(value: Any, kind: type, path: Path) -> Found:
-    """Of a mapping that a dataclass describes."""
+def _problems_of_part(value: object, kind: type, path: Path) -> Found:
+    """Yields the problems of a mapping that a dataclass describes."""
     if value is None:
         return
     if not isinstance(value, dict):
@@ -136,7 +137,7 @@ def _problems_of_part(value: Any, kind: type, path: Path) -> Found:
             yield inner, f"{'.'.join(inner)}: {problem}"
 
 
-def _unknown(value: Mapping[str, Any], known: Collection[str], path: Path) -> Found:
+def _unknown(value: Mapping[str, object], known: Collection[str], path: Path) -> Found:
     for name in value:
         if name not in known:
             full = ".".join((*path, str(name)))
@@ -145,8 +146,8 @@ def _unknown(value: Mapping[str, Any], known: Collection[str], path: Path) -> Fo
             yield (*path, str(name)), f"{full} is not known.{hint}"
 
 
-def _mismatch(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str | None:
-    """What is wrong with a value; None if it is as its field wants it."""
+def _mismatch(value: object, hint: Any, metadata: Mapping[str, Any]) -> str | None:
+    """Returns the problem of a value; None if it fits its field."""
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     kinds = [get_origin(member) or member for member in members]
     if not any(_is_a(value, kind) for kind in kinds):
@@ -162,13 +163,13 @@ def _mismatch(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _is_a(value: Any, kind: Any) -> bool:
+def _is_a(value: object, kind: type) -> bool:
     if kind is bool or isinstance(value, bool):
         return kind is bool and isinstance(value, bool)
     return isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
 
 
-def _made(kind: type, value: Mapping[str, Any], path: Path) -> Any:
+def _made(kind: type, value: Mapping[str, Any], path: Path) -> Any:  # of that kind
     given = dict(value)
     for name in given:
         nested = NESTED.get((*path, name))
@@ -180,7 +181,7 @@ def _made(kind: type, value: Mapping[str, Any], path: Path) -> Any:
     return kind(**given)
 
 
-def _resolve(data: dict[str, Any], model: dict[str, Any], training: dict[str, Any], base: FilePath, task: str) -> Found:
+def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, base: FilePath, task: str) -> Found:
     """Makes paths absolute, in place."""
     for name in ("path", "tokenizer"):
         if isinstance(model.get(name), str):
@@ -205,7 +206,7 @@ def _resolve(data: dict[str, Any], model: dict[str, Any], training: dict[str, An
 
 
 def _contradictions(recipe: Recipe) -> Found:
-    """What is of its type and still cannot be."""
+    """Yields contradictions between entries."""
     data, model, spec = recipe.data, recipe.model, recipe.spec
     if data.train is None and data.dataset is None:
         yield ("data",), "data.train is missing: a file, or several (or data.dataset)."
@@ -232,7 +233,7 @@ def _contradictions(recipe: Recipe) -> Found:
 
 
 def _idle(recipe: Recipe) -> Found:
-    """Entries that are set and do nothing in this task."""
+    """Yields entries that are set and have no effect in this task."""
     partial = {name for spec in TASKS.values() for name in spec.only}
     defaults = DataPart()
     for name in sorted(partial - set(recipe.spec.only)):

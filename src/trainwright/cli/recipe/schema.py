@@ -1,4 +1,4 @@
-"""What a configuration file may say beside TrainingArguments: task, model and data, with help and defaults."""
+"""Schema of a configuration file besides TrainingArguments: task, model and data, with help and defaults."""
 
 # ruff: noqa: RUF009 -- entry() makes a dataclass field
 from __future__ import annotations
@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainwright._types import JSONObject
+
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "text", "conll", "images")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def entry(default: Any, help: str, *, choices: Sequence[str] | None = None, low: float | None = None) -> Any:
-    """A field with its help; `low`: the least number that it may be. Any: as dataclasses.field()."""
+    """Declares a field with its help, choices and least number; typed as dataclasses.field() is."""
     metadata = {"help": help, "choices": choices, "low": low}
     if isinstance(default, dict):
         return field(default_factory=default.copy, metadata=metadata)
@@ -31,9 +33,11 @@ class LearnPart:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPart:
+    """Which model is trained, from which weights, with which tokenizer."""
+
     path: str | None = entry(None, "A directory, package:NAME/DIRECTORY, or a name on the Hub.")
     from_scratch: bool = entry(False, "Take the model's configuration only, and draw the weights at random.")
-    config: dict[str, Any] = entry({}, "Settings of its config.json; with model_type, a model from scratch.")
+    config: JSONObject = entry({}, "Settings of its config.json; with model_type, a model from scratch.")
     tokenizer: str | None = entry(None, "Where the tokenizer or image processor is (null: with the model).")
     learn_tokenizer: LearnPart | None = entry(None, "Learn a tokenizer from the training text.")
     dtype: str | None = entry(None, "Type of the weights (null: float32).", choices=DTYPES)
@@ -42,7 +46,7 @@ class ModelPart:
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePart:
-    """How pixels become numbers, where the model brings no image processor."""
+    """Conversion of pixels to numbers, for models without an image processor."""
 
     height: int | None = entry(None, "Rows of pixels (null: the model's image_size).", low=1)
     width: int | None = entry(None, "Columns of pixels (null: as height).", low=1)
@@ -52,6 +56,8 @@ class ImagePart:
 
 @dataclass(frozen=True, kw_only=True)
 class DataPart:
+    """Which rows are trained and evaluated on, and which columns they have."""
+
     train: str | list[str] | None = entry(None, "Files, also as patterns (*.csv); with dataset: a split.")
     eval: str | list[str] | None = entry(None, "The same for evaluation (null: eval_share is held out).")
     dataset: str | None = entry(None, "Name or directory of a dataset of the package datasets.")
@@ -60,8 +66,8 @@ class DataPart:
     header: bool = entry(True, "csv, tsv: the first line names the columns; false: they are 0, 1, 2, ...")
     sample_by: str = entry("line", "text: what one sample is.", choices=("line", "paragraph", "document"))
     pattern: str | None = entry(None, "text: regular expression whose named groups are columns.")
-    columns: dict[str, Any] = entry({}, "What the task needs -> the column that has it.")
-    where: dict[str, Any] = entry({}, "Use only rows whose columns have these values.")
+    columns: JSONObject = entry({}, "What the task needs -> the column that has it.")
+    where: JSONObject = entry({}, "Use only rows whose columns have these values.")
     labels: list[Any] | dict[Any, Any] | None = entry(None, "Labels in order, or value -> label (null: those found).")
     eval_share: float = entry(0.1, "Share of the training rows that is held out.", low=0)
     max_train_rows: int | None = entry(None, "Train on so many rows at most.", low=1)
@@ -75,11 +81,11 @@ class DataPart:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """What a task asks of a file.
+    """Requirements of a task.
 
     Attributes:
-        needs: what columns must have.
-        takes: what columns may have beside.
+        needs: roles that must have a column.
+        takes: roles that may have a column.
         generates: whether evaluation writes text, so that there are settings of generation.
         only: entries of `data` that have an effect in this task and not in every other.
     """
@@ -118,16 +124,18 @@ class Recipe:
     task: str
     model: ModelPart
     data: DataPart
-    training: dict[str, Any]
+    training: JSONObject
 
     @property
     def spec(self) -> TaskSpec:
+        """What is known of the task."""
         return TASKS[self.task]
 
     def column(self, role: str) -> str:
-        """The column that has what the task calls `role`; by default one of that name."""
+        """Returns the column of a role of the task; by default the one of that name."""
         return str(self.data.columns.get(role, role))
 
 
 def names_of(kind: type) -> list[str]:
+    """Returns the names of the fields of a dataclass."""
     return [one.name for one in dataclasses.fields(kind)]

@@ -18,7 +18,7 @@ WIDTH = 118
 
 
 def template(task: str, *, with_everything: bool = False) -> str:
-    """The text of a file for a task that trains as it stands."""
+    """Returns a file for a task, ready to train; `with_everything` adds all settings as comments."""
     text = files("trainwright.cli.recipe").joinpath("templates").joinpath(f"{task}.yaml").read_text(encoding="utf-8")
     if not with_everything:
         return text
@@ -27,7 +27,7 @@ def template(task: str, *, with_everything: bool = False) -> str:
 
 
 def _rest(task: str, there: set[str]) -> Iterator[str]:
-    """The settings that the file does not have, as comments with their defaults."""
+    """Yields the settings that the file lacks, as comments with their defaults."""
     for title, fields in grouped(arguments_class(generates=TASKS[task].generates)).items():
         missing = [one for one in fields if one.name not in there]
         if missing:

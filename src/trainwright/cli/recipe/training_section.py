@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from trainwright._types import JSONObject
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.cli_options import FALSE_WORDS, TRUE_WORDS
 from trainwright.config.deprecated import OLD_NAMES
@@ -21,17 +22,18 @@ WORDS = {**dict.fromkeys((*TRUE_WORDS, "on"), True), **dict.fromkeys((*FALSE_WOR
 
 
 def arguments_class(*, generates: bool) -> type[TrainingArguments]:
+    """Returns the class of arguments for a task that `generates`, or does not."""
     return Seq2SeqTrainingArguments if generates else TrainingArguments
 
 
 def training_names(*, generates: bool) -> list[str]:
-    """The fields, and the older names that are still understood."""
+    """Returns the names of the fields, and their older names."""
     fields = [one.name for one in dataclasses.fields(arguments_class(generates=generates)) if one.init]
     return [*fields, *OLD_NAMES]
 
 
-def resolved_training(training: Mapping[str, Any], base: Path, task: str) -> dict[str, Any]:
-    """The same with absolute paths, words such as `yes` as what they mean, and a directory to write to."""
+def resolved_training(training: Mapping[str, object], base: Path, task: str) -> JSONObject:
+    """Resolves the values: absolute paths, words such as `yes`, and an output directory."""
     kinds = get_type_hints(Seq2SeqTrainingArguments)
     result = dict(training)
     result.setdefault("output_dir", f"runs/{task}")
@@ -45,16 +47,16 @@ def resolved_training(training: Mapping[str, Any], base: Path, task: str) -> dic
 
 
 def make_arguments(training: Mapping[str, Any], *, generates: bool) -> TrainingArguments:
-    """The arguments of a run.
+    """Makes the arguments of a run; with `generates` those of a Seq2SeqTrainer.
 
     Raises:
-        ArgumentError: tells all that is wrong with them.
+        ArgumentError: lists all problems of them.
     """
     return arguments_class(generates=generates)(**training)
 
 
-def problems_of_training(training: Mapping[str, Any], *, generates: bool) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What TrainingArguments has against these values, each at the entry that it names first."""
+def problems_of_training(training: Mapping[str, object], *, generates: bool) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields the problems that TrainingArguments has with the values, each at the entry that it names first."""
     kinds = get_type_hints(Seq2SeqTrainingArguments)
     wrong = [name for name, value in training.items() if kinds.get(name) is bool and not isinstance(value, bool)]
     for name in wrong:

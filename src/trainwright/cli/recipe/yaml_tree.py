@@ -1,4 +1,4 @@
-"""YAML with places: plain values, and the line each stands on. What the values mean is not its business.
+"""YAML with places: plain values and their lines, without their meaning.
 
 Scalars are read as YAML 1.2 does: `no` and `off` are words, 5e-5 is a number.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from trainwright._types import JSONObject
 from trainwright.errors import RecipeError
 
 Path = tuple[str, ...]  # of keys, from the top; an item of a list by its number
@@ -37,28 +38,28 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456
 
 @dataclass
 class Tree:
-    """A mapping that was read, and where its parts stand.
+    """Mapping that was read, with the places of its parts.
 
     Attributes:
-        name: of the file, as errors show it.
+        name: name of the file in errors.
         value: plain dicts, lists and scalars.
-        places: path of keys -> the line it stands on, or the option that set it.
+        places: path of keys -> its line, or the option that set it.
         lines: of the file.
     """
 
     name: str
-    value: dict[str, Any] = field(default_factory=dict)
+    value: JSONObject = field(default_factory=dict)
     places: dict[Path, int | str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
     def place(self, path: Path) -> int | str:
-        """Where a path stands; where it is not there, its nearest parent."""
+        """Returns the place of a path, or of its nearest parent."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, 1)
 
     def said(self, path: Path, problem: str) -> str:
-        """A problem with its place, and the line as it stands there."""
+        """Returns a problem with its place and that line of the file."""
         place = self.place(path)
         if isinstance(place, str):
             return f"{place}: {problem}"
@@ -66,13 +67,13 @@ class Tree:
         return f"{self.name}:{place}: {problem}" + (f"\n    {shown}" if shown else "")
 
     def refuse(self, problems: Iterable[tuple[Path, str]]) -> None:
-        """Raises one error that tells all problems, in the order of the file; none: does nothing."""
+        """Raises one RecipeError with all problems, in the order of the file; does nothing without problems."""
         found = sorted(dict.fromkeys(problems), key=lambda one: _order(self.place(one[0])))
         if found:
             raise RecipeError("\n".join(self.said(path, problem) for path, problem in found))
 
-    def set(self, path: Path, value: Any, *, origin: str) -> None:
-        """Puts a value in, whatever was there."""
+    def set(self, path: Path, value: object, *, origin: str) -> None:
+        """Sets the value at a path; `origin` is its place in errors."""
         inner = self.value
         for key in path[:-1]:
             if not isinstance(inner.get(key), dict):
@@ -83,7 +84,7 @@ class Tree:
 
 
 def parse(text: str, name: str) -> Tree:
-    """The mapping in a text.
+    """Parses the mapping in a text.
 
     Raises:
         RecipeError: it is no YAML, no mapping, or has a key twice.
@@ -107,13 +108,13 @@ def parse(text: str, name: str) -> Tree:
     return tree
 
 
-def scalar(text: str) -> Any:
-    """The value that a text means, as in a file."""
+def scalar(text: str) -> Any:  # of YAML's types
+    """Parses a value as in a file."""
     return yaml.load(text, _Loader)
 
 
 def _walk(node: yaml.Node, path: Path, places: dict[Path, int | str]) -> Iterator[tuple[Path, str]]:
-    """Fills `places`; the keys that are there twice."""
+    """Fills `places`; yields the keys that occur twice."""
     places.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
@@ -136,8 +137,8 @@ def _order(place: int | str) -> tuple[int, int]:
     return (0, place) if isinstance(place, int) else (1, 0)
 
 
-def dump(value: Mapping[str, Any]) -> str:
-    """YAML that `parse` reads back to the same values."""
+def dump(value: Mapping[str, object]) -> str:
+    """Writes YAML that `parse` reads back to the same values."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=110)
 
 

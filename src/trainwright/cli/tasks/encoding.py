@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.cli.tasks.source import Rows
+
+if TYPE_CHECKING:
+    from trainwright.cli.tasks.local_files import Row
+    from trainwright.cli.tasks.task_objects import Dataset
 
 Columns = dict[str, list[Any]]  # Any: cells of a table, then inputs of a model
 
 BATCH = 1000
 
 
-def encoded(rows: Rows, encode: Callable[[Columns], Columns]) -> Any:
-    """One sample for each entry that `encode` gives; there may be more of them, or fewer, than rows."""
+def encoded(rows: Rows, encode: Callable[[Columns], Columns]) -> Dataset:
+    """Encodes rows into samples, of which there may be more or fewer than rows.
+
+    Args:
+        rows: cells by column.
+        encode: converts columns of a thousand rows into columns of samples.
+    """
     if hasattr(rows, "column_names"):
         return rows.map(encode, batched=True, batch_size=BATCH, remove_columns=rows.column_names)
-    samples: list[dict[str, Any]] = []
+    samples: list[Row] = []
     for start in range(0, len(rows), BATCH):
         part = rows[start : start + BATCH]
         columns = encode({name: [row.get(name) for row in part] for name in part[0]})
@@ -25,5 +34,5 @@ def encoded(rows: Rows, encode: Callable[[Columns], Columns]) -> Any:
 
 
 def pieces(ids: list[int], length: int, *, least: int = 2) -> list[list[int]]:
-    """A long row in rows of at most `length`; what is left over and shorter than `least` is dropped."""
+    """Splits a row of ids into rows of at most `length`; a rest shorter than `least` is dropped."""
     return [ids[start : start + length] for start in range(0, len(ids), length) if len(ids) - start >= least]

@@ -4,34 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
+from trainwright._types import JSONObject
 from trainwright.cli.recipe.schema import ImagePart
 from trainwright.cli.tasks.labels import Labels, find_labels
 from trainwright.cli.tasks.models import load_config, load_model
-from trainwright.cli.tasks.source import Rows, TaskSource, is_range
+from trainwright.cli.tasks.source import ModelConfig, Rows, TaskSource, is_range
 from trainwright.cli.tasks.task_metrics import accuracy_and_f1
 from trainwright.cli.tasks.task_objects import TaskObjects, shown
 from trainwright.errors import DataError, MissingPackageError
 
+if TYPE_CHECKING:
+    from PIL import Image
+    from transformers.image_processing_utils import BaseImageProcessor
+
+    from trainwright.cli.tasks.local_files import Row
+    from trainwright.config.arguments import TrainingArguments
+
+
+Pixels: TypeAlias = "npt.NDArray[np.float32]"
+
 
 class Images:
-    """A dataset of pixels and labels."""
+    """Dataset of pixels and labels."""
 
-    def __init__(self, rows: Rows, image: Callable[[Any], Any], label_column: str, labels: Labels) -> None:
+    def __init__(self, rows: Rows, image: Callable[[Row], Pixels], label_column: str, labels: Labels) -> None:
         self._rows, self._image, self._label_column, self._labels = rows, image, label_column, labels
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> JSONObject:
         row = self._rows[int(index)]
         return {"pixel_values": self._image(row), "labels": self._labels.of(row[self._label_column])}
 
 
-def classification(material: TaskSource, args: Any) -> TaskObjects:
+def classification(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+    """Makes the objects of an image classification."""
     labels = find_labels(material, "label")
     config = load_config(material, **labels.for_config)
     processor = _processor(material)
@@ -55,8 +68,8 @@ def classification(material: TaskSource, args: Any) -> TaskObjects:
     )
 
 
-def _processor(material: TaskSource) -> Any:
-    """The model's own way with images; None for a model from scratch."""
+def _processor(material: TaskSource) -> BaseImageProcessor | None:
+    """Loads the model's image processor; None for a model from scratch."""
     import transformers
 
     kind: Any = transformers.AutoImageProcessor
@@ -65,15 +78,16 @@ def _processor(material: TaskSource) -> Any:
     if where is None:
         return None
     try:
-        return kind.from_pretrained(where, revision=model.revision)
+        found: BaseImageProcessor = kind.from_pretrained(where, revision=model.revision)
+        return found
     except (OSError, ValueError, ImportError):
         if model.tokenizer is not None:
             material.wrong("no image processor can be loaded from there.", "model", "tokenizer")
         return None
 
 
-def _of_pixels(material: TaskSource, column: str, config: Any) -> Callable[[Any], Any]:
-    """Columns of numbers, row by row of the image."""
+def _of_pixels(material: TaskSource, column: str, config: ModelConfig) -> Callable[[Row], Pixels]:
+    """Returns a reader of columns of numbers, row by row of the image."""
     part = material.recipe.data.image
     height, width = _size(part, config)
     first, _, last = column.partition("-")
@@ -82,23 +96,26 @@ def _of_pixels(material: TaskSource, column: str, config: Any) -> Callable[[Any]
         material.wrong(f"{len(names)} columns are not {part.channels} x {height} x {width} (data.image).",
                        "data", "columns", "image")  # fmt: skip
 
-    def read(row: Any) -> Any:
+    def read(row: Row) -> Pixels:
         pixels = np.asarray([float(row[name]) for name in names], dtype=np.float32)
         return scaled(pixels.reshape(height, width, part.channels), part.max_value)
 
     return read
 
 
-def _of_files(material: TaskSource, column: str, processor: Any, config: Any) -> Callable[[Any], Any]:
-    """Paths (those that are relative are beside the recipe's files), or images of a dataset."""
+def _of_files(
+    material: TaskSource, column: str, processor: BaseImageProcessor | None, config: ModelConfig
+) -> Callable[[Row], Pixels]:
+    """Returns a reader of paths (relative ones beside the recipe's files), or of images of a dataset."""
     part = material.recipe.data.image
     named = material.recipe.data.train
     base = Path(named[0]).parent if isinstance(named, list) and named else Path()
 
-    def read(row: Any) -> Any:
+    def read(row: Row) -> Pixels:
         image = opened(row[column], base)
         if processor is not None:
-            return processor(image.convert("RGB"), return_tensors="np")["pixel_values"][0]
+            values: Pixels = processor(image.convert("RGB"), return_tensors="np")["pixel_values"][0]
+            return values
         height, width = _size(part, config)
         image = image.convert("L" if part.channels == 1 else "RGB").resize((width, height))
         pixels = np.asarray(image, dtype=np.float32).reshape(height, width, part.channels)
@@ -107,8 +124,13 @@ def _of_files(material: TaskSource, column: str, processor: Any, config: Any) ->
     return read
 
 
-def opened(cell: Any, base: Path) -> Any:
-    """An image of PIL: from a path, or one that is there already."""
+def opened(cell: object, base: Path) -> Image.Image:
+    """Opens an image of PIL from a path relative to `base`, or returns a cell that is one.
+
+    Raises:
+        DataError: the cell is neither.
+        MissingPackageError: pillow is not installed.
+    """
     try:
         from PIL import Image
     except ImportError as error:
@@ -120,12 +142,13 @@ def opened(cell: Any, base: Path) -> Any:
     return Image.open(base / cell)
 
 
-def scaled(pixels: Any, max_value: float) -> Any:
-    """Rows, columns, channels of 0 to `max_value` -> channels, rows, columns of -1 to 1."""
-    return (pixels / (max_value / 2) - 1).transpose(2, 0, 1)
+def scaled(pixels: Pixels, max_value: float) -> Pixels:
+    """Converts (rows, columns, channels) of 0 to `max_value` into (channels, rows, columns) of -1 to 1."""
+    moved: Pixels = (pixels / (max_value / 2) - 1).transpose(2, 0, 1)
+    return moved
 
 
-def _size(part: ImagePart, config: Any) -> tuple[int, int]:
+def _size(part: ImagePart, config: ModelConfig) -> tuple[int, int]:
     own = getattr(config, "image_size", None) or 224
     height = part.height or (own if isinstance(own, int) else own[0])
     return height, part.width or (height if isinstance(own, int) else own[1])

@@ -1,10 +1,10 @@
-"""Labels: which there are, in what order, and the number of each."""
+"""Labels of a column: their names, order and numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from trainwright._types import JSONObject
 from trainwright.cli.tasks.source import TaskSource
 from trainwright.errors import did_you_mean
 
@@ -12,22 +12,22 @@ MOST = 1000  # more labels than this are no labels but numbers or texts
 
 
 class Labels:
-    """The labels of a run.
+    """Labels of a run.
 
     Attributes:
         names: in the order of their numbers.
-        number_of: what a cell has -> number; numbers of a table may be text there.
+        number_of: value of a cell -> number; numbers of a table may be text there.
     """
 
     def __init__(self, names: Sequence[str], number_of: dict[str, int]) -> None:
         self.names = list(names)
         self.number_of = number_of
 
-    def of(self, cell: Any) -> int:
+    def of(self, cell: object) -> int:
         return self.number_of[str(cell)]
 
     @property
-    def for_config(self) -> dict[str, Any]:
+    def for_config(self) -> JSONObject:
         return {
             "id2label": dict(enumerate(self.names)),
             "label2id": {name: number for number, name in enumerate(self.names)},
@@ -35,7 +35,11 @@ class Labels:
 
 
 def find_labels(material: TaskSource, role: str) -> Labels:
-    """The labels of a column, as the recipe names them or as they are found; a row with another one is refused."""
+    """Returns the labels of a column, as the recipe names them or as found.
+
+    Raises:
+        RecipeError: a row has another label.
+    """
     cells = {name: material.column(rows, role) for name, rows in material.parts}
     for part, column in cells.items():
         num_empty = sum(cell is None or cell == "" for cell in column)
@@ -72,7 +76,7 @@ def _renamed(names: dict[str, str]) -> Labels:
 
 
 def _declared(material: TaskSource, role: str) -> Labels | None:
-    """The names that a dataset of the package datasets brings along; its cells are numbers."""
+    """Returns the label names in a dataset of the package datasets, whose cells are numbers."""
     feature = getattr(material.train, "features", {}).get(material.recipe.column(role))
     names = getattr(getattr(feature, "feature", feature), "names", None)
     if names is None:
@@ -80,12 +84,12 @@ def _declared(material: TaskSource, role: str) -> Labels | None:
     return Labels(list(names), {str(number): number for number in range(len(names))})
 
 
-def _values(column: Iterable[Any]) -> set[str]:
+def _values(column: Iterable[object]) -> set[str]:
     return {str(one) for cell in column for one in (cell if isinstance(cell, list) else [cell])}
 
 
 def _sorted(values: Iterable[str]) -> list[str]:
-    """Numbers by size, then words."""
+    """Sorts numbers by size, then words."""
     return sorted(values, key=lambda value: (0, float(value), "") if _is_number(value) else (1, 0.0, value))
 
 

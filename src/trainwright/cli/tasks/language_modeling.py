@@ -1,19 +1,25 @@
-"""Language models: causal ones go on with a text, masked ones fill in hidden words."""
+"""Language models: causal ones continue a text, masked ones fill in hidden words."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from trainwright.cli.tasks.encoding import Columns, encoded, pieces
 from trainwright.cli.tasks.models import load_config, load_model
-from trainwright.cli.tasks.source import TaskSource, texts
-from trainwright.cli.tasks.task_metrics import best_guess, guessed_tokens
+from trainwright.cli.tasks.source import ModelConfig, TaskSource, texts
+from trainwright.cli.tasks.task_metrics import Scorer, best_guess, guessed_tokens
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def causal(material: TaskSource, args: Any) -> TaskObjects:
-    """A sample is a text with the token that ends it; a text that is too long is several samples."""
+    from trainwright.config.arguments import TrainingArguments
+
+
+def causal(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+    """Makes the objects of a causal model: samples are texts with an end token; long texts are several samples."""
     from transformers import DataCollatorForLanguageModeling
 
     tokenizer = load_tokenizer(material, args, ["text"])
@@ -28,8 +34,8 @@ def causal(material: TaskSource, args: Any) -> TaskObjects:
     return _parts(material, config, encode, tokenizer, DataCollatorForLanguageModeling(tokenizer, mlm=False))
 
 
-def masked(material: TaskSource, args: Any) -> TaskObjects:
-    """Tokens are hidden anew whenever a sample is read."""
+def masked(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+    """Makes the objects of a masked model: tokens are hidden again whenever a sample is read."""
     from transformers import DataCollatorForLanguageModeling
 
     tokenizer = load_tokenizer(material, args, ["text"])
@@ -48,7 +54,12 @@ def masked(material: TaskSource, args: Any) -> TaskObjects:
 
 
 def _parts(
-    material: TaskSource, config: Any, encode: Any, tokenizer: Any, collator: Any, scores: Any = None
+    material: TaskSource,
+    config: ModelConfig,
+    encode: Callable[[Columns], Columns],
+    tokenizer: PreTrainedTokenizerBase,
+    collator: Callable[..., object],
+    scores: Scorer | None = None,
 ) -> TaskObjects:
     train = encoded(material.train, encode)
     held = encoded(material.eval, encode) if len(material.eval) else None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainwright.cli.tasks.source import TaskSource, first_line
+from trainwright._types import JSONObject
+from trainwright.cli.tasks.source import ModelConfig, TaskSource, first_line
 from trainwright.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CLASSES = {
     "text-classification": "AutoModelForSequenceClassification",
@@ -18,8 +22,15 @@ CLASSES = {
 }
 
 
-def load_config(material: TaskSource, tokenizer: Any = None, **settings: Any) -> Any:
-    """The model's configuration; `settings` are what the data decide, such as the labels.
+def load_config(
+    material: TaskSource, tokenizer: PreTrainedTokenizerBase | None = None, **settings: object
+) -> ModelConfig:
+    """Loads or makes the model's configuration.
+
+    Args:
+        material: data and recipe.
+        tokenizer: sets the size of the vocabulary and the special tokens.
+        **settings: values that the data decide, such as the labels.
 
     Raises:
         RecipeError: there is none, its kind is not known, or the recipe sets what it does not have.
@@ -44,8 +55,8 @@ def load_config(material: TaskSource, tokenizer: Any = None, **settings: Any) ->
     return config
 
 
-def load_model(material: TaskSource, config: Any) -> Any:
-    """The model itself, with pretrained weights unless it is made from scratch."""
+def load_model(material: TaskSource, config: ModelConfig) -> PreTrainedModel:
+    """Loads the model with pretrained weights, or makes it from scratch."""
     import torch
     import transformers
 
@@ -54,14 +65,16 @@ def load_model(material: TaskSource, config: Any) -> Any:
     dtype = getattr(torch, model.dtype or "float32")
     try:
         if model.path is None or model.from_scratch:
-            return kind.from_config(config, dtype=dtype)
-        return kind.from_pretrained(model.path, config=config, revision=model.revision, dtype=dtype)
+            loaded: PreTrainedModel = kind.from_config(config, dtype=dtype)
+        else:
+            loaded = kind.from_pretrained(model.path, config=config, revision=model.revision, dtype=dtype)
+        return loaded
     except (OSError, ValueError, RuntimeError) as error:
         material.wrong(f"{config.model_type} cannot be used for {material.recipe.task}: {first_line(error)}",
                        "model", "path" if model.path is not None else "config")  # fmt: skip
 
 
-def _default_config(material: TaskSource, kind: str) -> Any:
+def _default_config(material: TaskSource, kind: str) -> ModelConfig:
     from transformers import CONFIG_MAPPING
 
     if kind not in CONFIG_MAPPING:
@@ -70,8 +83,8 @@ def _default_config(material: TaskSource, kind: str) -> Any:
     return CONFIG_MAPPING[kind]()
 
 
-def _check_names(material: TaskSource, given: dict[str, Any], config: Any) -> None:
-    """A configuration takes any name without a word; one that the model does not read is a mistake."""
+def _check_names(material: TaskSource, given: JSONObject, config: ModelConfig) -> None:
+    """Refuses names that the model does not read; a configuration takes any name without an error."""
     known = set(config.to_dict()) | set(getattr(config, "attribute_map", {}))
     problems = []
     for name in given:
@@ -82,11 +95,11 @@ def _check_names(material: TaskSource, given: dict[str, Any], config: Any) -> No
     material.tree.refuse(problems)
 
 
-def _of_tokenizer(tokenizer: Any, config: Any) -> dict[str, Any]:
-    """The size of the vocabulary and the special tokens, as the tokenizer has them."""
+def _of_tokenizer(tokenizer: PreTrainedTokenizerBase | None, config: ModelConfig) -> JSONObject:
+    """Returns the size of the vocabulary and the special tokens of a tokenizer."""
     if tokenizer is None:
         return {}
-    found: dict[str, Any] = {"vocab_size": len(tokenizer)}
+    found: JSONObject = {"vocab_size": len(tokenizer)}
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         found[name] = getattr(tokenizer, name)
     if config.is_encoder_decoder:

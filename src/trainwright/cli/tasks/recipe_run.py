@@ -6,15 +6,20 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from trainwright._types import PREFIX_CHECKPOINT_DIR, write_text
+from trainwright._types import PREFIX_CHECKPOINT_DIR, JSONObject, write_text
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree, dump
 from trainwright.cli.tasks.trainer_builder import make_trainer
 from trainwright.errors import RecipeError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from trainwright.trainer import Trainer
 
 RECIPE_NAME = "recipe.yaml"
 HEAD = "# What this run was started with; `trainwright resume` reads it. Paths are absolute, tokens are left out.\n"
@@ -42,8 +47,8 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> dict[str, float]:
     return scores
 
 
-def _last_evaluation(trainer: Any) -> dict[str, float]:
-    """The scores of the model as it is now, where it was evaluated after the last step; otherwise none."""
+def _last_evaluation(trainer: Trainer) -> dict[str, float]:
+    """Returns the scores of the evaluation after the last step; empty if there was none."""
     if trainer.args.load_best_model_at_end:
         return {}
     logged = [entry for entry in trainer.state.log_history if entry.get("step") == trainer.state.global_step]
@@ -52,7 +57,7 @@ def _last_evaluation(trainer: Any) -> dict[str, float]:
 
 
 def refuse_a_second_run(recipe: Recipe, tree: Tree) -> None:
-    """A new run beside the checkpoints of another would mix the two."""
+    """Refuses a directory with checkpoints of another run, which would mix the two."""
     training = recipe.training
     steps = CheckpointStore(training["output_dir"]).steps()
     if steps and not training.get("overwrite_output_dir") and not training.get("resume_from_checkpoint"):
@@ -66,7 +71,7 @@ def refuse_a_second_run(recipe: Recipe, tree: Tree) -> None:
 
 
 def read_run(folder: Path, overrides: Sequence[str]) -> tuple[Recipe, Tree]:
-    """The recipe of a run (or of the run that a checkpoint is of), told to go on.
+    """Reads the recipe of a run, or of the run of a checkpoint, set to resume.
 
     Raises:
         RecipeError: the directory is none of such a run.
@@ -84,22 +89,22 @@ def read_run(folder: Path, overrides: Sequence[str]) -> tuple[Recipe, Tree]:
 
 
 def readable(scores: dict[str, float]) -> str:
-    """What an evaluation found, without its times; with the perplexity where there is nothing but a loss."""
+    """Formats the scores of an evaluation without its times; with the perplexity where there is only a loss."""
     found = {name.removeprefix("eval_"): value for name, value in scores.items() if not name.endswith(NOT_SHOWN)}
     if set(found) == {"loss"} and found["loss"] < 50:
         found["perplexity"] = math.exp(found["loss"])
     return ", ".join(f"{name} {value:.4g}" for name, value in found.items())
 
 
-def plain(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as a file says it: only what differs from the defaults, without tokens."""
+def plain(recipe: Recipe) -> JSONObject:
+    """Returns the recipe as in a file: values that differ from the defaults, without tokens."""
     training = {name: value for name, value in recipe.training.items() if not name.endswith("_token")}
     training.pop("resume_from_checkpoint", None)
     return {"task": recipe.task, "model": _set(recipe.model), "data": _set(recipe.data), "training": training}
 
 
-def _set(part: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _set(part: DataclassInstance | type[DataclassInstance]) -> JSONObject:
+    found: JSONObject = {}
     for one in dataclasses.fields(part):
         value = getattr(part, one.name)
         default = one.default if one.default_factory is dataclasses.MISSING else one.default_factory()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from trainwright.cli.tasks.encoding import Columns, encoded
 from trainwright.cli.tasks.models import load_config, load_model
@@ -11,9 +11,15 @@ from trainwright.cli.tasks.task_metrics import exact_match
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
 
+if TYPE_CHECKING:
+    from trainwright.config.arguments import TrainingArguments
 
-def translation(material: TaskSource, args: Any) -> TaskObjects:
+
+def translation(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+    """Makes the objects of a translation, or any text from a text."""
     from transformers import DataCollatorForSeq2Seq
+
+    from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 
     tokenizer = load_tokenizer(material, args, ["source", "target"], begins=False)
     config = load_config(material, tokenizer)
@@ -33,6 +39,6 @@ def translation(material: TaskSource, args: Any) -> TaskObjects:
         eval=encoded(material.eval, encode) if len(material.eval) else None,
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
-        compute_metrics=exact_match(tokenizer) if args.predict_with_generate else None,
+        compute_metrics=exact_match(tokenizer) if cast(Seq2SeqTrainingArguments, args).predict_with_generate else None,
         about=f"{len(tokenizer)} tokens in the vocabulary",
     )

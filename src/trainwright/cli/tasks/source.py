@@ -6,26 +6,28 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
+from trainwright._types import JSONObject
 from trainwright.cli.recipe.paths import files
 from trainwright.cli.recipe.schema import DataPart, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks.local_files import Row, read_rows
 from trainwright.errors import DataError, MissingPackageError, did_you_mean
 
-Rows = Any  # a list of rows, or a datasets.Dataset: both have a length and give rows by number
+Rows: TypeAlias = Any  # a list of rows, or a datasets.Dataset: both have a length and give rows by number
+ModelConfig: TypeAlias = Any  # a configuration of transformers: each kind of model has its own class and fields
 
 EVAL_SPLITS = ("validation", "valid", "dev", "test")
 
 
 @dataclass
 class TaskSource:
-    """What a task works on.
+    """Data and recipe of a task.
 
     Attributes:
         train, eval: rows; `eval` is empty where nothing is held out.
-        tree: knows where in the file each entry stands.
+        tree: places of the entries in the file.
     """
 
     recipe: Recipe
@@ -35,16 +37,16 @@ class TaskSource:
 
     @property
     def parts(self) -> list[tuple[str, Rows]]:
-        """Those that have rows, by name."""
+        """Returns the parts that have rows, by name."""
         return [(name, rows) for name, rows in (("train", self.train), ("eval", self.eval)) if len(rows)]
 
     def wrong(self, problem: str, *path: str) -> NoReturn:
-        """Refuses, naming the entry."""
+        """Raises a RecipeError that names the entry at `path`."""
         self.tree.refuse([(path, f"{'.'.join(path)}: {problem}")])
         raise AssertionError
 
-    def column(self, rows: Rows, role: str) -> list[Any]:
-        """The cells of the column that has what the task calls `role`."""
+    def column(self, rows: Rows, role: str) -> list[object]:
+        """Returns the cells of the column of a role of the task."""
         name = self.recipe.column(role)
         return list(rows[name]) if hasattr(rows, "column_names") else [row.get(name) for row in rows]
 
@@ -53,11 +55,11 @@ class TaskSource:
 
 
 def load(recipe: Recipe, tree: Tree) -> TaskSource:
-    """Reads what a recipe names.
+    """Reads the data of a recipe.
 
     Raises:
         RecipeError: files or columns are not there, or no row is left.
-        DataError: a file is not what it is said to be.
+        DataError: a file is not of its format.
     """
     material = TaskSource(recipe, tree, [], [])
     try:
@@ -83,7 +85,7 @@ def load(recipe: Recipe, tree: Tree) -> TaskSource:
 
 
 def _splits(data: DataPart) -> tuple[Rows, Rows | None]:
-    """Rows to train on, and those to evaluate on where they are named."""
+    """Returns the rows to train on, and those to evaluate on where the recipe names them."""
     if data.dataset is not None:
         return _of_dataset(data)
     return _of_files(data.train, data), None if data.eval is None else _of_files(data.eval, data)
@@ -116,7 +118,7 @@ def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
 
 
 def _check_columns(material: TaskSource, rows: Rows) -> None:
-    """Each column that the task wants must be there."""
+    """Checks that the rows have each column that the task needs."""
     recipe = material.recipe
     if len(rows) == 0:
         return
@@ -137,12 +139,12 @@ def _check_columns(material: TaskSource, rows: Rows) -> None:
 
 
 def is_range(name: str) -> bool:
-    """Whether this means several columns: `0-63`."""
+    """Whether a name stands for several columns: `0-63`."""
     first, sign, last = name.partition("-")
     return bool(sign) and first.isdigit() and last.isdigit()
 
 
-def _chosen(rows: Rows, where: dict[str, Any]) -> Rows:
+def _chosen(rows: Rows, where: JSONObject) -> Rows:
     if rows is None:
         return None
     wanted = {
@@ -156,7 +158,7 @@ def _chosen(rows: Rows, where: dict[str, Any]) -> Rows:
 
 
 def _shuffled(rows: Rows, seed: int) -> Rows:
-    """Tables are often sorted by label."""
+    """Shuffles rows, since tables are often sorted by label."""
     if hasattr(rows, "column_names"):
         return rows.shuffle(seed=seed)
     return random.Random(seed).sample(rows, k=len(rows))
@@ -171,10 +173,10 @@ def _cut(rows: Rows, most: int | None) -> Rows:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another package says at first; the rest is advice about its own functions."""
+    """Returns the first line of another package's error; the rest is advice about its own functions."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def texts(cells: Iterable[Any]) -> list[str]:
-    """Cells as text; an empty one is empty text."""
+def texts(cells: Iterable[object]) -> list[str]:
+    """Converts cells to text; empty ones to empty text."""
     return ["" if cell is None else str(cell) for cell in cells]

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from trainwright.evaluation.outputs import EvalPrediction
+
 Scores = dict[str, float]
+Scorer = Callable[["EvalPrediction"], Scores]
 Span = tuple[int, int, str]
 
 
-def accuracy_and_f1(prediction: Any) -> Scores:
-    """The share of right labels, and the mean of the labels' F1 scores."""
+def accuracy_and_f1(prediction: EvalPrediction) -> Scores:
+    """Computes the share of right labels, and the mean of the labels' F1 scores."""
     guessed, labels = prediction.predictions.argmax(axis=-1), prediction.label_ids
     scores = []
     for label in np.unique(labels):
@@ -22,8 +29,8 @@ def accuracy_and_f1(prediction: Any) -> Scores:
     return {"accuracy": float(np.mean(guessed == labels)), "f1": float(np.mean(scores))}
 
 
-def of_numbers(prediction: Any) -> Scores:
-    """Pearson's correlation (0 where all predictions are alike), and two mean errors."""
+def of_numbers(prediction: EvalPrediction) -> Scores:
+    """Computes Pearson's correlation (0 where all predictions are alike), and two mean errors."""
     guessed, labels = np.ravel(prediction.predictions).astype(float), np.ravel(prediction.label_ids).astype(float)
     spread = guessed.std() * labels.std()
     pearson = float(np.mean((guessed - guessed.mean()) * (labels - labels.mean())) / spread) if spread > 0 else 0.0
@@ -31,23 +38,23 @@ def of_numbers(prediction: Any) -> Scores:
     return {"pearson": pearson, "rmse": math.sqrt(np.mean(error**2)), "mae": float(np.mean(np.abs(error)))}
 
 
-def best_guess(logits: Any, labels: Any) -> Any:
-    """Of the scores of all labels or tokens, the number of the best: all that these metrics need."""
+def best_guess(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: object) -> torch.Tensor:
+    """Returns the index of the highest score, which is all that these metrics need."""
     return (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
 
 
-def guessed_tokens(prediction: Any) -> Scores:
-    """masked-lm: the share of hidden tokens that were guessed."""
+def guessed_tokens(prediction: EvalPrediction) -> Scores:
+    """Computes the share of hidden tokens that were guessed."""
     hidden = prediction.label_ids != -100
     right = (prediction.predictions == prediction.label_ids)[hidden]
     return {"guessed": float(right.mean()) if right.size else 0.0}
 
 
-def of_spans(names: Sequence[str]) -> Callable[[Any], Scores]:
-    """Precision, recall and F1 over whole entities of the right type, where tags begin with B- and I-; and accuracy."""
+def of_spans(names: Sequence[str]) -> Callable[[EvalPrediction], Scores]:
+    """Returns the scorer of tags: accuracy; with B- and I- tags precision, recall and F1 over whole entities too."""
     has_spans = any(name.startswith(("B-", "I-")) for name in names)
 
-    def scores(prediction: Any) -> Scores:
+    def scores(prediction: EvalPrediction) -> Scores:
         hits = num_found = num_true = num_right = num_words = 0
         for guessed, labels in zip(prediction.predictions, prediction.label_ids, strict=True):
             counts = labels != -100
@@ -68,7 +75,7 @@ def of_spans(names: Sequence[str]) -> Callable[[Any], Scores]:
 
 
 def spans(tags: Sequence[str]) -> set[Span]:
-    """The entities in a row of tags: first word, word after the last, type."""
+    """Returns the entities in a row of tags: first word, word after the last, type."""
     found: set[Span] = set()
     start, kind = 0, ""
     for at, tag in enumerate([*tags, "O"]):
@@ -80,10 +87,10 @@ def spans(tags: Sequence[str]) -> set[Span]:
     return found
 
 
-def exact_match(tokenizer: Any) -> Callable[[Any], Scores]:
-    """The share of texts that were written without a mistake."""
+def exact_match(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPrediction], Scores]:
+    """Returns the scorer of texts: the share of those without a mistake."""
 
-    def scores(prediction: Any) -> Scores:
+    def scores(prediction: EvalPrediction) -> Scores:
         written, true = (
             tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
             for ids in (prediction.predictions, prediction.label_ids)

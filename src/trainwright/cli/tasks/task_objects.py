@@ -1,33 +1,44 @@
-"""What a task hands to the trainer."""
+"""TaskObjects: the objects that a task passes to the trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from trainwright._types import JSONObject
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+    from transformers.image_processing_utils import BaseImageProcessor
+
+
+Dataset: TypeAlias = Any  # rows of ours, a list, or a datasets.Dataset
+Processor: TypeAlias = "PreTrainedTokenizerBase | BaseImageProcessor"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskObjects:
-    """The objects of a Trainer's constructor, and what to say about them.
+    """Objects of a Trainer's constructor, and a text about them.
 
     Attributes:
         train, eval: samples; `eval` is None where nothing is held out.
-        about: a few words for the person who watches.
+        about: short text for the console.
         overrides: TrainingArguments that the task decides where the recipe does not.
     """
 
-    model: Any
-    train: Any
-    eval: Any
-    processing_class: Any
-    data_collator: Any = None
+    model: nn.Module
+    train: Dataset
+    eval: Dataset | None
+    processing_class: Processor | None
+    data_collator: Callable[..., object] | None = None
     compute_metrics: Callable[..., dict[str, float]] | None = None
-    preprocess_logits: Callable[..., Any] | None = None
+    preprocess_logits: Callable[..., object] | None = None
     about: str = ""
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: JSONObject = field(default_factory=dict)
 
 
 def shown(names: list[str], most: int = 8) -> str:
-    """Labels as a line shows them."""
+    """Joins at most `most` labels for one line."""
     return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")

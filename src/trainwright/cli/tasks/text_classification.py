@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trainwright._types import JSONObject
 from trainwright.cli.tasks.encoding import Columns, encoded
 from trainwright.cli.tasks.labels import find_labels
 from trainwright.cli.tasks.models import load_config, load_model
 from trainwright.cli.tasks.source import TaskSource, texts
-from trainwright.cli.tasks.task_metrics import accuracy_and_f1, of_numbers
+from trainwright.cli.tasks.task_metrics import Scorer, accuracy_and_f1, of_numbers
 from trainwright.cli.tasks.task_objects import TaskObjects, shown
 from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
 
+if TYPE_CHECKING:
+    from trainwright.config.arguments import TrainingArguments
 
-def classification(material: TaskSource, args: Any) -> TaskObjects:
+
+def classification(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+    """Makes the objects of a text classification."""
     labels = find_labels(material, "label")
     settings = {**labels.for_config, "problem_type": "single_label_classification"}
     return _parts(material, args, settings, labels.of, accuracy_and_f1, f"labels: {shown(labels.names)}")
 
 
-def regression(material: TaskSource, args: Any) -> TaskObjects:
+def regression(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+    """Makes the objects of a regression."""
     numbers = [_number(material, cell) for _, rows in material.parts for cell in material.column(rows, "label")]
     about = f"numbers from {min(numbers):g} to {max(numbers):g}"
     settings = {"num_labels": 1, "problem_type": "regression"}
@@ -29,7 +35,12 @@ def regression(material: TaskSource, args: Any) -> TaskObjects:
 
 
 def _parts(
-    material: TaskSource, args: Any, settings: dict[str, Any], label: Callable[[Any], Any], scores: Any, about: str
+    material: TaskSource,
+    args: TrainingArguments,
+    settings: JSONObject,
+    label: Callable[[Any], float],
+    scores: Scorer,
+    about: str,
 ) -> TaskObjects:
     roles = ["text", *(["text_pair"] if material.has("text_pair") else [])]
     tokenizer = load_tokenizer(material, args, roles)

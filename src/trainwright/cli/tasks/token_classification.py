@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainwright._types import IGNORE_INDEX
 from trainwright.cli.tasks.encoding import Columns, encoded
@@ -13,8 +13,11 @@ from trainwright.cli.tasks.task_metrics import best_guess, of_spans
 from trainwright.cli.tasks.task_objects import TaskObjects, shown
 from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
 
+if TYPE_CHECKING:
+    from trainwright.config.arguments import TrainingArguments
 
-def tagging(material: TaskSource, args: Any) -> TaskObjects:
+
+def tagging(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     from transformers import DataCollatorForTokenClassification
 
     _check_lengths(material)

@@ -1,14 +1,19 @@
-"""Tokenizers: loaded from where the recipe says, or learned from the training text."""
+"""Tokenizers: loaded, or learned from the training text."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.cli.recipe.schema import LearnPart
-from trainwright.cli.tasks.source import TaskSource, first_line, texts
+from trainwright.cli.tasks.source import ModelConfig, TaskSource, first_line, texts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from trainwright.config.arguments import TrainingArguments
 
 PAD, BEGIN, END, UNKNOWN, MASK = "<pad>", "<s>", "</s>", "<unk>", "<mask>"
 FOLDER = "tokenizer"  # under output_dir: where a learned one is kept, for other processes and for a resume
@@ -16,8 +21,10 @@ LIMIT = 1024  # tokens, where neither model nor tokenizer nor recipe says how lo
 NO_LIMIT = 1 << 30  # a tokenizer without a limit says a number beyond any text
 
 
-def load_tokenizer(material: TaskSource, args: Any, roles: Sequence[str], *, begins: bool = True) -> Any:
-    """The tokenizer of a run; a learned one is the same in every process, and after a resume.
+def load_tokenizer(
+    material: TaskSource, args: TrainingArguments, roles: Sequence[str], *, begins: bool = True
+) -> PreTrainedTokenizerBase:
+    """Loads or learns the tokenizer of a run; a learned one is the same in every process, and after a resume.
 
     Raises:
         RecipeError: there is none where the recipe says.
@@ -30,7 +37,7 @@ def load_tokenizer(material: TaskSource, args: Any, roles: Sequence[str], *, beg
         return _learned_once(material, args, roles, begins=begins)
     try:
         where = model.tokenizer or model.path
-        found: Any = AutoTokenizer.from_pretrained(where, revision=model.revision)
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, revision=model.revision)
     except (OSError, ValueError, KeyError) as error:
         material.wrong(
             f"no tokenizer can be loaded from there: {first_line(error)}",
@@ -42,8 +49,10 @@ def load_tokenizer(material: TaskSource, args: Any, roles: Sequence[str], *, beg
     return found
 
 
-def max_length(material: TaskSource, tokenizer: Any, config: Any, *, name: str = "max_length") -> int:
-    """Tokens at most per text."""
+def max_length(
+    material: TaskSource, tokenizer: PreTrainedTokenizerBase, config: ModelConfig, *, name: str = "max_length"
+) -> int:
+    """Returns the largest number of tokens of a text; `name` is the entry of `data` that sets it."""
     asked = getattr(material.recipe.data, name) or material.recipe.data.max_length
     positions = getattr(config, "max_position_embeddings", None)
     if asked is not None:
@@ -54,9 +63,12 @@ def max_length(material: TaskSource, tokenizer: Any, config: Any, *, name: str =
     return int(min(known, default=LIMIT))
 
 
-def _learned_once(material: TaskSource, args: Any, roles: Sequence[str], *, begins: bool) -> Any:
+def _learned_once(
+    material: TaskSource, args: TrainingArguments, roles: Sequence[str], *, begins: bool
+) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
+    assert args.output_dir is not None  # the constructor sets it
     folder = Path(args.output_dir) / FOLDER
     with args.main_process_first():
         is_first = args.local_process_index == 0
@@ -68,13 +80,19 @@ def _learned_once(material: TaskSource, args: Any, roles: Sequence[str], *, begi
     return AutoTokenizer.from_pretrained(folder)
 
 
-def learn(corpus: Iterable[str], part: LearnPart, *, begins: bool = True) -> Any:
-    """A tokenizer of these texts. `begins`: a text begins with a token of its own, beside the one that ends it."""
+def learn(corpus: Iterable[str], part: LearnPart, *, begins: bool = True) -> PreTrainedTokenizerBase:
+    """Learns a tokenizer.
+
+    Args:
+        corpus: the texts.
+        part: kind and size.
+        begins: whether texts begin with a special token, besides the one that ends them.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     special = [PAD, BEGIN, END, UNKNOWN, MASK]
-    backend: Any
+    backend: Any  # the package tokenizers types no two of these alike
     trainer: Any
     if part.kind == "bpe":
         backend = Tokenizer(models.BPE())
@@ -100,4 +118,7 @@ def learn(corpus: Iterable[str], part: LearnPart, *, begins: bool = True) -> Any
     )
     named = {"pad": PAD, "bos": BEGIN, "eos": END, "unk": UNKNOWN, "mask": MASK, "cls": BEGIN, "sep": END}
     kind: Any = PreTrainedTokenizerFast
-    return kind(tokenizer_object=backend, **{f"{name}_token": token for name, token in named.items()})
+    made: PreTrainedTokenizerBase = kind(
+        tokenizer_object=backend, **{f"{name}_token": token for name, token in named.items()}
+    )
+    return made

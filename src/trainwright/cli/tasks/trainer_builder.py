@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.training_section import make_arguments
@@ -19,7 +19,11 @@ from trainwright.cli.tasks import (
 from trainwright.cli.tasks.source import TaskSource, load
 from trainwright.cli.tasks.task_objects import TaskObjects
 
-BUILDERS: dict[str, Callable[[TaskSource, Any], TaskObjects]] = {
+if TYPE_CHECKING:
+    from trainwright.config.arguments import TrainingArguments
+    from trainwright.trainer import Trainer
+
+BUILDERS: dict[str, Callable[[TaskSource, TrainingArguments], TaskObjects]] = {
     "text-classification": text_classification.classification,
     "token-classification": token_classification.tagging,
     "causal-lm": language_modeling.causal,
@@ -32,7 +36,7 @@ BUILDERS: dict[str, Callable[[TaskSource, Any], TaskObjects]] = {
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without its bars and reports of loading: a new head is what was asked for."""
+    """Turns off transformers' bars and reports of loading: a new head is expected."""
     from transformers.utils import logging as hf_logging
 
     logs: Any = hf_logging
@@ -47,7 +51,7 @@ def quiet_transformers() -> Iterator[None]:
             logs.enable_progress_bar()
 
 
-def make_trainer(recipe: Recipe, tree: Tree, say: Callable[[str, str], None]) -> Any:
+def make_trainer(recipe: Recipe, tree: Tree, say: Callable[[str, str], None]) -> Trainer:
     """Reads the data, loads the model, and puts both into a trainer.
 
     Raises:
@@ -57,7 +61,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Callable[[str, str], None]) ->
     from trainwright.seq2seq_trainer import Seq2SeqTrainer
     from trainwright.trainer import Trainer
 
-    args: Any = make_arguments(recipe.training, generates=recipe.spec.generates)
+    args = make_arguments(recipe.training, generates=recipe.spec.generates)
     set_seed(args.seed)  # a new head is drawn at random
     material = load(recipe, tree)
     if not len(material.eval) and args.eval_strategy != "no":

@@ -1,1 +1,1 @@
-"""How much memory a training step takes, and what to change so that it fits."""
+"""Memory of a training step, and changes of settings that make it fit."""

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from trainwright.preflight.memory.memory_plan import PeakMemory
 
@@ -39,7 +40,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.moment = "forward"
         self._device = device.type
         self._block = BLOCK_BYTES.get(device.type, 1)
-        self._live: dict[int, tuple[int, str, str, Any]] = {}  # bytes, kind, module, the reference that tells its end
+        self._live: dict[int, tuple[int, str, str, object]] = {}  # bytes, kind, module, weak reference
         self._kinds: Counter[str] = Counter()
         self._modules: Counter[str] = Counter()
         self._path: list[str] = []
@@ -47,11 +48,11 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peaks: dict[str, PeakMemory] = {}
 
     def forget_peaks(self) -> None:
-        """From here on new peaks are looked for."""
+        """Resets the peaks."""
         self.peaks = {}
 
-    def count(self, tensors: Iterable[Any], kind: str) -> None:
-        """Counts tensors that are there already, or says what those are for that are counted."""
+    def count(self, tensors: Iterable[object], kind: str) -> None:
+        """Counts existing tensors as of a kind, or changes the kind of counted ones."""
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
                 continue
@@ -66,7 +67,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._kinds[kind] += size
                 self._modules[module] -= size if before == "activations" else 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # as torch has it
         result = func(*args, **(kwargs or {}))
         if func.namespace == "prim":  # questions about a tensor
             return result
@@ -108,14 +109,14 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def inside(self, model: nn.Module) -> Iterator[None]:
-        """While entered, what a module's forward makes counts as its own, and gradients as gradients."""
+        """Counts tensors of a module's forward as its own, and gradients as gradients, while entered."""
         handles = []
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(self._enters(block_of(name))))
             handles.append(module.register_forward_hook(self._leaves, always_call=True))
         for parameter in model.parameters():
             if parameter.requires_grad:
-                register: Any = parameter.register_post_accumulate_grad_hook
+                register: Callable[..., RemovableHandle] = parameter.register_post_accumulate_grad_hook
                 handles.append(register(self._gradient_is_there))
         try:
             yield
@@ -126,7 +127,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _enters(self, name: str) -> Callable[..., None]:
         return lambda *_: self._path.append(name)
 
-    def _leaves(self, *_: Any) -> None:
+    def _leaves(self, *_: object) -> None:
         self._path.pop()
 
     def _gradient_is_there(self, parameter: torch.Tensor) -> None:
@@ -134,6 +135,6 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def block_of(name: str) -> str:
-    """The part of a model that a module is shown under: up to its first number, or two names deep."""
+    """Returns the part of a model that contains a module: up to its first number, or two names deep."""
     numbered = re.match(r"(.*?\.\d+)(\.|$)", name)
     return numbered[1] if numbered else ".".join(name.split(".")[:2])

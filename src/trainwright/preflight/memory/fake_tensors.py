@@ -26,11 +26,11 @@ def fake_model(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
         return copy.deepcopy(model, memo)
 
 
-def fake_batch(batch: Mapping[str, Any], mode: FakeTensorMode) -> dict[str, Any]:
+def fake_batch(batch: Mapping[str, object], mode: FakeTensorMode) -> dict[str, Any]:
     return {name: _without_values(value, mode) for name, value in batch.items()}
 
 
-def _without_values(value: Any, mode: FakeTensorMode) -> Any:
+def _without_values(value: object, mode: FakeTensorMode) -> Any:
     if isinstance(value, torch.Tensor):
         return mode.from_tensor(value)
     if isinstance(value, Mapping):

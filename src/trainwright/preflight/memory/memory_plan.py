@@ -72,7 +72,7 @@ class MemoryPlan:
 
     @property
     def cheapest(self) -> SettingsChange | None:
-        """The first change with which the step fits; None where it fits already, or with none of them."""
+        """Returns the first change with which the step fits; None if it fits already, or with no change."""
         if self.budget_bytes is None or self.fits:
             return None
         budget = self.budget_bytes
@@ -80,7 +80,7 @@ class MemoryPlan:
         return next(fitting, None)
 
     def lines(self) -> Iterator[str]:
-        """The plan for a person."""
+        """Yields the lines of the plan for the console."""
         how = "measured" if self.peak.is_measured else "predicted"
         yield f"memory of a step, {how}: {in_words(self.peak.total_bytes)} at its peak, in {self.peak.moment}"
         for kind in KINDS:
@@ -110,7 +110,7 @@ def in_words(size: int) -> str:
 
 
 def parse_size(text: int | float | str | None) -> int | None:
-    """A number of bytes from "24GB", "80 GiB", or a number.
+    """Parses a size in bytes: "24GB", "80 GiB", or a number.
 
     Raises:
         ArgumentError: it is no size.

@@ -1,14 +1,19 @@
-"""What a short run leaves to compare: the gradients of its first step, and how far two sets of tensors are apart."""
+"""Gradients of a run's first step, and differences between two sets of tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from trainwright.callbacks.base import TrainerCallback
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+    from trainwright.state.control import TrainerControl
+    from trainwright.state.trainer_state import TrainerState
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -19,14 +24,21 @@ class GradientCapture(TrainerCallback):
     def __init__(self) -> None:
         self.gradients: dict[str, torch.Tensor] = {}
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not self.gradients:
-            named = kwargs["model"].named_parameters()
+    def on_pre_optimizer_step(
+        self,
+        args: Arguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **kwargs: object,
+    ) -> None:
+        if not self.gradients and model is not None:
+            named = model.named_parameters()
             self.gradients = {name: p.grad.detach().float().cpu() for name, p in named if p.grad is not None}
 
 
 def gap(one: Tensors, other: Tensors) -> float:
-    """The largest difference, as a share of the largest value; infinite where the names are not the same."""
+    """Returns the largest difference, as a share of the largest value; infinite where the names differ."""
     if one.keys() != other.keys() or not one:
         return float("inf")
     largest = max(float(value.abs().max()) for value in one.values() if value.numel())
@@ -35,12 +47,12 @@ def gap(one: Tensors, other: Tensors) -> float:
 
 
 def differing(one: Tensors, other: Tensors) -> list[str]:
-    """Names of tensors that are not bit for bit the same."""
+    """Returns the names of tensors that are not bit-identical."""
     return [name for name in one if name not in other or not torch.equal(one[name], other[name])]
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """The model with all its dropout at 0: what it draws depends on how samples are split into batches."""
+    """Sets all dropout of a model to 0 in place, since its draws depend on the split into batches."""
     for module in model.modules():
         for name, value in vars(module).items():
             is_rate = isinstance(value, float) and (

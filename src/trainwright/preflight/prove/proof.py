@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+
+from trainwright._types import JSONObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """One law, tried.
+    """Proof of one law.
 
     Attributes:
         law: what must hold, as a sentence.
@@ -24,13 +25,13 @@ class Proof:
     evidence: str
     cure: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         return {name: getattr(self, name) for name in ("name", "law", "holds", "evidence", "cure")}
 
 
 @dataclass(frozen=True, slots=True)
 class ProofReport:
-    """What holds for this model and these data."""
+    """Proofs for a model and its data."""
 
     proofs: tuple[Proof, ...]
 
@@ -43,15 +44,15 @@ class ProofReport:
         return next(proof for proof in self.proofs if proof.name == name)
 
     def lines(self) -> Iterator[str]:
-        """The report for a person."""
+        """Yields the lines of the report for the console."""
         for proof in self.proofs:
             word = {True: "holds", False: "FAILS", None: "not tried"}[proof.holds]
             yield f"{word:10}{proof.law}: {proof.evidence}"
             if proof.cure:
                 yield f"{'':10}-> {proof.cure}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, as for JSON."""
+    def to_dict(self) -> JSONObject:
+        """Returns plain values, as for JSON."""
         return {"proofs": [proof.to_dict() for proof in self.proofs]}
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""`trainwright verify`: whether a checkpoint is as it was written, by the sizes and checksums of its manifest."""
+"""`trainwright export` and `verify`: the model and the files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ from typing import Annotated
 import typer
 
 from trainwright.cli.exit_codes import FAILED, reporting
+
+
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or the output directory of a run.")],
+    folder: Annotated[Path, typer.Argument(help="Directory to write; it must be empty, or not there.", metavar="DIR")],
+) -> None:
+    """Write the model of a checkpoint alone, for from_pretrained."""
+    with reporting():
+        from trainwright.checkpoint.model_export import export_model
+        from trainwright.engine import sharded_state
+
+        written = export_model(checkpoint, folder, parts=sharded_state)
+        size = sum(path.stat().st_size for path in written)
+        typer.echo(f"Written: {folder}, {len(written)} files, {size / 1e6:.1f} MB")
 
 
 def verify(
@@ -35,7 +49,7 @@ def verify(
 
 
 def intact(folder: Path) -> str:
-    """What was verified."""
+    """Verifies a checkpoint and returns a line about it."""
     from trainwright.checkpoint.manifest import Manifest
 
     manifest = Manifest.read(folder)

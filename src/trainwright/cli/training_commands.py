@@ -1,4 +1,4 @@
-"""`trainwright init`: writes a configuration file for a task, which trains as it stands."""
+"""`trainwright init`, `train` and `resume`: a training from a configuration file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.exit_codes import reporting
+from trainwright.cli.exit_codes import reporting, say
+from trainwright.cli.shared_options import Config, Overrides
 
 
 def _tasks(incomplete: str) -> list[tuple[str, str]]:
@@ -37,3 +38,28 @@ def init(
         config.parent.mkdir(parents=True, exist_ok=True)
         write_text(config, template(task, with_everything=everything))
         typer.echo(f"Written: {config}. Train with\n\n    trainwright train {config}")
+
+
+def train(config: Config, overrides: Overrides = None) -> None:
+    """Train as a configuration file says; evaluate and save the model."""
+    with reporting():
+        from trainwright.cli.recipe.recipe_reader import checked, read_tree
+        from trainwright.cli.tasks.recipe_run import refuse_a_second_run, run
+
+        tree = read_tree(config, overrides or ())
+        recipe = checked(tree, config.absolute().parent)
+        refuse_a_second_run(recipe, tree)
+        run(recipe, tree, say)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="Output directory of a run, or one of its checkpoints.")],
+    overrides: Overrides = None,
+) -> None:
+    """Go on with a run from its newest intact checkpoint."""
+    with reporting():
+        from trainwright.cli.tasks.recipe_run import read_run
+        from trainwright.cli.tasks.recipe_run import run as carry_out
+
+        recipe, tree = read_run(run.absolute(), overrides or ())
+        carry_out(recipe, tree, say)

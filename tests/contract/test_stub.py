@@ -1,0 +1,9 @@
+"""Type checkers see the public names with their types, from the same modules as a running program."""
+
+from __future__ import annotations
+
+from .stub import STUB, stub
+
+
+def test_the_stub_has_every_public_name() -> None:
+    assert STUB.read_text(encoding="utf-8") == stub(), "write it with `python -m tests.contract.stub`"
