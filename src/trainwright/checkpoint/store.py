@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR
+from trainwright.checkpoint.hardlinks import link_unchanged
 from trainwright.checkpoint.manifest import Manifest, describe_files, files_below, find_problem
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
 from trainwright.host import is_process_alive
@@ -69,8 +70,6 @@ class CheckpointStore:
         files = describe_files(staging)
         before = max(self.owned_by(manifest.run_id), default=None)
         if before is not None:
-            from trainwright.checkpoint.hardlinks import link_unchanged
-
             link_unchanged(staging, files, self.path(before))
         replace(manifest, files=files).write(staging)
         _flush(staging)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright._types import JSONObject
 from trainwright.journal.record import Journal, NullJournal
+from trainwright.journal.timeline import summary
 from trainwright.state.clock import Clock
 
 if TYPE_CHECKING:
@@ -64,8 +65,6 @@ class JournalListener:
 
     def end(self) -> dict[str, float]:
         """Ends the journal after the callbacks' last event; returns seconds by phase."""
-        from trainwright.journal.timeline import summary
-
         self._warnings.write_down()
         self._warnings.stop()
         seconds = self.clock.read()

@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.retention import Keep, Saved, to_remove
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
 from trainwright.engine.base import Engine
@@ -21,9 +22,6 @@ from trainwright.errors import ArgumentError
 from trainwright.hooks import SaveHooks, is_overridden
 from trainwright.run.training import TrainingRun
 from trainwright.state.exportable_state import collect_states
-
-if TYPE_CHECKING:
-    from trainwright.checkpoint.retention import Saved
 
 logger = logging.getLogger(__name__)
 
@@ -304,8 +302,6 @@ def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best:
     plan = resolve.checkpoint(args)
     if plan.keep_last is None:
         return
-    from trainwright.checkpoint.retention import Keep, to_remove
-
     keep = Keep(last=plan.keep_last, every_steps=plan.keep_every_steps, every_s=plan.keep_every_s)
     for step in to_remove(written_by(store, run_id), keep, newest=newest, best=best):
         store.remove(step)
@@ -313,7 +309,5 @@ def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best:
 
 def written_by(store: CheckpointStore, run_id: str) -> list[Saved]:
     """The checkpoints of a run."""
-    from trainwright.checkpoint.retention import Saved
-
     manifests = ((step, Manifest.read(store.path(step))) for step in store.steps())
     return [Saved(step, m.written_at) for step, m in manifests if m is not None and m.run_id == run_id]

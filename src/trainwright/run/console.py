@@ -9,6 +9,7 @@ from typing import Any
 
 from trainwright.config import rules
 from trainwright.engine.base import Engine
+from trainwright.journal import timeline
 from trainwright.journal.listener import JournalListener
 from trainwright.journal.record import FileJournal, NullJournal
 from trainwright.loop.context import LoopContext
@@ -95,6 +96,4 @@ def begin_journal(
 
 def log_time_breakdown(args: Any, keeper: JournalListener) -> None:
     """Shows where the time of a run went, as the plan was shown at its start."""
-    from trainwright.journal import timeline
-
     show_lines(args, timeline.line(keeper.end()).splitlines())
