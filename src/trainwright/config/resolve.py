@@ -23,12 +23,11 @@ from trainwright.config.plans import (
     Lengths,
     LoaderPlan,
     LoadersOfOthers,
-    ParallelPlan,
     PrecisionPlan,
     SamplingPlan,
 )
 from trainwright.config.protocol import Arguments
-from trainwright.distributed.world import World, configured_backend, configured_deepspeed, configured_parallelism
+from trainwright.distributed.world import World, configured_backend, configured_deepspeed
 from trainwright.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -53,6 +52,8 @@ def lengths(args: Arguments, *, num_batches: int | None, num_examples: int | Non
 
 def engine(args: Arguments, layout: ModelLayout | None = None) -> EnginePlan:
     """`layout`: how the model came in parts; None: it is whole, or not there yet."""
+    from trainwright.config.parallelism import parallel
+
     shards, zero = fsdp(args), deepspeed(args)
     mixed = args.mixed_precision
     return EnginePlan(
@@ -71,18 +72,8 @@ def engine(args: Arguments, layout: ModelLayout | None = None) -> EnginePlan:
         loaders=loaders_of_others(args),
         fsdp=shards,
         deepspeed=zero,
-        parallel=_parallel(args, layout, has_fsdp=shards is not None, has_deepspeed=zero is not None),
+        parallel=parallel(args, layout, has_fsdp=shards is not None, has_deepspeed=zero is not None),
     )
-
-
-def _parallel(
-    args: Arguments, layout: ModelLayout | None, *, has_fsdp: bool, has_deepspeed: bool
-) -> ParallelPlan | None:
-    if args.parallelism_config is None and layout is None and configured_parallelism() is None:
-        return None
-    from trainwright.config.parallelism import parallel
-
-    return parallel(args, layout, has_fsdp=has_fsdp, has_deepspeed=has_deepspeed)
 
 
 def fsdp(args: Arguments) -> FSDPPlan | None:

@@ -27,7 +27,7 @@ from trainwright.engine.base import Engine
 from trainwright.engine.device_info import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
-from trainwright.hooks import Events, Gather
+from trainwright.hooks import Events
 from trainwright.journal.listener import JournalListener
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
 from trainwright.loss_normalization import LossRule
@@ -360,19 +360,21 @@ def evaluation_context(
         is_prediction: its results are kept, and labels may be missing.
     """
     from trainwright.evaluation.eval_context import EvalContext
+    from trainwright.evaluation.gather_objects import gather_results
     from trainwright.evaluation.streaming_metrics import is_streaming
 
     engine = services.engine
-    gathers_objects = args.eval_use_gather_object and engine.num_replicas > 1
     streams = args.batch_eval_metrics or is_streaming(compute_metrics)
 
     def gather(value: Any) -> Any:
-        return services.gather_function(value)
+        if not args.eval_use_gather_object or engine.num_replicas == 1:
+            return services.gather_function(value)
+        return gather_results(value, engine.objects_of_replicas)
 
     return EvalContext(
         plan=resolve.evaluation(args),
         events=events,
-        gather=_object_gatherer(engine) if gathers_objects else gather,
+        gather=gather,
         total=engine.sum,
         device=engine.device,
         compute_metrics=compute_metrics,
@@ -380,13 +382,3 @@ def evaluation_context(
         keeps_results=is_prediction or not streams,
         **parts,
     )
-
-
-def _object_gatherer(engine: Engine) -> Gather:
-    """Gathers results as objects: they may have another structure in each process."""
-    from trainwright.evaluation.gather_objects import gather_results
-
-    def gather(value: Any) -> Any:
-        return gather_results(value, engine.objects_of_replicas)
-
-    return gather
