@@ -32,18 +32,15 @@ from trainwright.config.arguments import TrainingArguments
 from trainwright.data import batch_sampler as batch_order
 from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError
-from trainwright.evaluation import eval_loop, metrics_io
+from trainwright.evaluation import metrics_io
 from trainwright.evaluation import prediction_step as eval_step
-from trainwright.evaluation.dry_run import SilentEvents
 from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
 from trainwright.hooks import is_overridden
 from trainwright.loop.context import NULL_OBSERVER
 from trainwright.loop.fit import fit, run_epoch
 from trainwright.loss_normalization import LossRule
-from trainwright.optim import factory as optimizers_of
-from trainwright.optim import optimizer_class, parameter_groups, schedule_resume, schedules, train_eval_mode
-from trainwright.patches.special_tokens import align_special_tokens
-from trainwright.run import build, checkpointing, console, dry_run, input_pipeline, resume
+from trainwright.optim import parameter_groups, schedule_resume, schedules, train_eval_mode
+from trainwright.run import build, checkpointing, console, input_pipeline, resume
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.training import TrainingRun
 from trainwright.run.uploads import result_of
@@ -59,7 +56,6 @@ if TYPE_CHECKING:
     from trainwright.search.base import BestRun
 
 Items = torch.Tensor | int | None
-QUIET = SilentEvents()
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
@@ -346,7 +342,10 @@ class Trainer:
     ) -> TrainOutput:
         """The model, then all that happens inside `_inner_training_loop`, until the last file is on the disk."""
         self._renew_model(trial)
-        align_special_tokens(self.model, self.processing_class)
+        if self.processing_class is not None:
+            from trainwright.patches.special_tokens import align_special_tokens
+
+            align_special_tokens(self.model, self.processing_class)
         if checkpoint is not None:
             self._load_from_checkpoint(checkpoint)
         checks.check_trainable(self.model, getattr(self.args, "mixed_precision", "no"))
@@ -768,9 +767,11 @@ class Trainer:
         """
         model = self.model if model is None else model
         if self.optimizer is None:
+            from trainwright.optim.factory import build_optimizer
+
             cls, kwargs = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
             decays = self.get_decay_parameter_names(model)
-            self.optimizer = optimizers_of.build_optimizer(cls, kwargs, model, args=self.args, decay_names=decays)
+            self.optimizer = build_optimizer(cls, kwargs, model, args=self.args, decay_names=decays)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -802,6 +803,8 @@ class Trainer:
             args: the settings.
             model: for optimizers that need the names of its layers.
         """
+        from trainwright.optim import optimizer_class
+
         return optimizer_class.optimizer_class_and_kwargs(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
@@ -1243,6 +1246,8 @@ class Trainer:
         Returns:
             Predictions and labels of all processes (None unless they are kept), metrics, and the number of samples.
         """
+        from trainwright.evaluation import eval_loop
+
         run, handler, engine = self._run, self.callback_handler, self._engine
         model = self._wrap_model(self.model, training=False)
         run.begin_evaluation(model, self.optimizer)
@@ -1253,7 +1258,7 @@ class Trainer:
             context = build.evaluation_context(
                 self.args,
                 self._services,
-                events=QUIET if run.is_dry else handler,
+                events=run.events(handler),
                 compute_metrics=self.compute_metrics,
                 is_prediction=description == "Prediction",
                 model=model,
@@ -1330,6 +1335,8 @@ class Trainer:
             MetricError: `metric_for_best_model` is not among what an evaluation yields.
         """
         if self.args.eval_strategy != "no" and self.eval_dataset is not None:
+            from trainwright.run import dry_run
+
             dry_run.check_evaluation(self, ignore_keys)
 
     @contextmanager

@@ -9,8 +9,7 @@ from accelerate import ParallelismConfig
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.coerce import coerce
-from trainwright.config.fields import CHOICES, RANGES, SETTINGS, batch_formers
-from trainwright.config.help import defaults_of
+from trainwright.config.fields import CHOICES, RANGES, SETTINGS, batch_formers, defaults_of
 from trainwright.config.rules import (
     RunFacts,
     Stage,

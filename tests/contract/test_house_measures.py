@@ -2,6 +2,9 @@
 
 import ast
 import inspect
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +18,11 @@ TRAINERS = ("trainer", "copied", "moved", "other")  # what a variable that holds
 MAX_SITES = 40
 MAX_LINES = 1_000  # of code in trainer.py
 MAX_STATEMENTS = 30  # of a hook
+MAX_MODULES = 120  # of the package, with its subpackages, that the two public classes load
+# What is imported where a run chooses it.
+CHOSEN = ("preflight", "hub", "search", "report", "trackers", "patches", "cli", "compat", "callbacks.progress",
+          "config.deprecated", "config.fsdp_config", "data.packing", "data.streaming.reader", "data.feistel",
+          "distributed.watchdog", "evaluation.eval_loop", "optim.factory", "run.dry_run", "run.search")  # fmt: skip
 
 
 def assigned(tree: ast.AST, owner: str) -> list[tuple[int, str]]:
@@ -79,6 +87,28 @@ def test_the_trainer_is_read_in_one_sitting() -> None:
     num_blank = sum(not line.strip() for line in text.splitlines())
     num_docs = sum(last - first + 1 for first, last in ends)
     assert len(text.splitlines()) - num_docs <= MAX_LINES + num_blank
+
+
+@pytest.mark.process
+def test_importing_trainer_and_arguments_loads_few_modules() -> None:
+    script = "import sys; from trainwright import Trainer, TrainingArguments; print(*sys.modules)"
+    path = os.pathsep.join([str(SOURCE.parent), os.environ.get("PYTHONPATH", "")])
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    own = {name.partition(".")[2] for name in found.stdout.split() if name.partition(".")[0] == "trainwright"}
+    assert {"trainer", "config.arguments"} <= own
+    assert len(own) <= MAX_MODULES, "\n".join(sorted(own))
+    assert [name for name in CHOSEN if name in own] == []
+
+
+def test_modules_that_are_imported_when_chosen_exist() -> None:
+    places = [SOURCE.joinpath(*name.split(".")) for name in CHOSEN]
+    assert [place.name for place in places if not (place.is_dir() or place.with_suffix(".py").is_file())] == []
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from transformers import BatchEncoding
 from trainwright._types import TailBatch
 from trainwright.data import device_prefetch
 from trainwright.data.device_prefetch import DevicePrefetcher
-from trainwright.run import input_pipeline
 
 from .._support.small import AugmentedStream, StopAt, data, differing, make_trainer, weights
 
@@ -162,7 +161,7 @@ DATA: dict[str, Callable[[], Any]] = {
 @pytest.fixture
 def used(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Every loader copies to the double."""
-    monkeypatch.setattr(input_pipeline, "make_prefetcher", lambda dataloader, where: copies_to(device))
+    monkeypatch.setattr(device_prefetch, "make_prefetcher", lambda dataloader, where: copies_to(device))
     yield device
     assert "copy" in device.log
 
@@ -180,7 +179,7 @@ def test_training_is_the_same_also_after_a_resume(
     plain = trainer("plain")
     plain.train()
     assert device.log == []
-    monkeypatch.setattr(input_pipeline, "make_prefetcher", lambda dataloader, where: copies_to(device))
+    monkeypatch.setattr(device_prefetch, "make_prefetcher", lambda dataloader, where: copies_to(device))
     copied = trainer("copied")
     copied.train()
     assert device.log.count("wait") == {1: 9, 3: 21}[accumulation]  # seven batches an epoch

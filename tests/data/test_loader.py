@@ -6,6 +6,8 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -311,6 +313,33 @@ trainer = Trainer(model=Net(), args=args, train_dataset=items, eval_dataset=item
 trainer.train()
 trainer.evaluate()
 """
+
+
+STUCK = """
+import functools, sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+from trainwright.data import seeding
+class Stuck(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        time.sleep(600 if index >= 2 else 0)
+        return torch.ones(2)
+seeding.end_workers_at_exit()
+start = functools.partial(seeding.start_worker, seeds={})
+batches = iter(DataLoader(Stuck(), batch_size=1, num_workers=2, worker_init_fn=start))
+sys.modules["alive until the end"] = batches
+next(batches)
+"""
+
+
+@pytest.mark.process
+def test_a_process_whose_workers_are_killed_at_its_end_ends_without_an_error() -> None:
+    """The handler that torch has for ended workers raises: the other workers would not be killed but waited for."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    done = subprocess.run([sys.executable, "-c", STUCK], env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.process

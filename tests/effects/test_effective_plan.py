@@ -26,7 +26,7 @@ def test_the_plan_of_a_run_by_epochs(bench: Bench) -> None:
         "length    4 steps, 2 epochs of 2 steps over 12 samples",
         "optimizer adamw_torch_fused, learning rate 0.1, linear after 2 warm-up steps, on cpu in full precision",
         "rhythm    logs every 2 steps, evaluates never, saves never",
-        "also      use_cpu=True, per_device_eval_batch_size=4, log_level='warning', dataloader_pin_memory=False",
+        "also      log_level='warning', per_device_eval_batch_size=4, use_cpu=True, dataloader_pin_memory=False",
     ]
 
 

@@ -12,9 +12,9 @@ import torch
 from transformers import DataCollatorForTokenClassification, LlamaConfig, LlamaForCausalLM
 
 from trainwright import Trainer
-from trainwright.data import sampler_factory
 from trainwright.data.samplers import EpochBatches
 from trainwright.data.sharding import RankShare
+from trainwright.data.streaming import lookahead_buffer
 from trainwright.data.streaming.lookahead_buffer import BatchFormer
 from trainwright.errors import DataError
 
@@ -81,7 +81,7 @@ def settings_of(name: str, workers: int, accumulation: int) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def short_look_aheads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several in an epoch of a stream this small."""
-    monkeypatch.setattr(sampler_factory, "BatchFormer", partial(BatchFormer, size=8, min_batches=2, block=3))
+    monkeypatch.setattr(lookahead_buffer, "BatchFormer", partial(BatchFormer, size=8, min_batches=2, block=3))
 
 
 @pytest.mark.parametrize(("name", "workers", "accumulation"), TABLE)

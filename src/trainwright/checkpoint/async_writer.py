@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from trainwright.checkpoint.deferred_io import IMMEDIATE, DeferredSink, FileSink
-from trainwright.checkpoint.disk_space import free_bytes, size_text
 from trainwright.checkpoint.host_copy import HostBuffers
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
@@ -277,6 +276,8 @@ def failures_named(root: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, CheckpointError) or not _is_of_the_disk(error):
             raise
+        from trainwright.checkpoint.disk_space import free_bytes, size_text
+
         free = free_bytes(root)
         left = "" if free is None else f" ({size_text(free)} free there)"
         raise CheckpointWriteError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -26,6 +26,15 @@ class OldName(Protocol):
     def meaning(self, value: Any, given: Given) -> dict[str, Any]:
         """Today's names and values. Raises ValueError with the reason where there is none."""
         ...
+
+
+@dataclass
+class Translation:
+    """Keyword arguments in today's names, and what could not be translated."""
+
+    given: dict[str, Any]
+    problems: list[str] = field(default_factory=list)
+    has_unknown: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

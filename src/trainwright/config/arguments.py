@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from trainwright.config import help, resolve, rules, summary
+from trainwright.config import resolve, rules
 from trainwright.config.accelerator import distributed_state
 from trainwright.config.coerce import DICT_FIELDS, coerce, verbosity
 from trainwright.config.constructor import FieldSignature, accept_old_names, finish
@@ -246,7 +246,11 @@ class TrainingArguments(
         return {name: value if type(value) in (bool, int, float, str) else str(value) for name, value in values.items()}
 
     def __str__(self) -> str:
+        from trainwright.config import help, summary
+
         return help.describe(self, plan=summary.arguments_summary(self._typed))
 
     def __repr__(self) -> str:
+        from trainwright.config import help
+
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in help.differing(self).items())})"

@@ -18,7 +18,6 @@ from typing import Any
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.enums import DebugOption, IntervalStrategy, SchedulerType
 from trainwright.config.fields import ALIASES, SETTINGS, names_with, value_of
-from trainwright.config.fsdp_config import coerce_fsdp
 from trainwright.config.parsing import parse_duration
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, LegacyNameWarning
@@ -193,6 +192,10 @@ def _backends(args: Arguments) -> Problems:
         args.accelerator_config = AcceleratorConfig.of(args.accelerator_config)
     except (ArgumentError, OSError, json.JSONDecodeError) as error:
         problems.append(f"accelerator_config: {error}")
+    if not args.fsdp:
+        return problems
+    from trainwright.config.fsdp_config import coerce_fsdp
+
     return problems + coerce_fsdp(args)
 
 

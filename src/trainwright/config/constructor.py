@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from trainwright.config.deprecated import Translation, translate
-from trainwright.config.fields import POSITIONS, OlderFields, OurFields
-from trainwright.config.help import defaults_of
+from trainwright.config.aliases import Translation
+from trainwright.config.fields import POSITIONS, OlderFields, OurFields, defaults_of
 from trainwright.errors import ArgumentError, UnknownArgumentError
 
 PENDING = "_translation"  # on an instance under construction only: what its names left to complain about
@@ -65,7 +64,12 @@ def _accepting(kind: type, init: Callable[..., None]) -> Callable[..., None]:
         if twice := sorted(set(positions[: len(args)]) & set(kwargs)):
             raise TypeError(f"{kind.__name__} got {', '.join(twice)} by position and by name")
         known = dict.fromkeys(names) | defaults_of(kind)
-        translation = translate({**dict(zip(positions, args, strict=False)), **kwargs}, known)
+        given = {**dict(zip(positions, args, strict=False)), **kwargs}
+        translation = Translation(given)
+        if not given.keys() <= known.keys():
+            from trainwright.config.deprecated import translate
+
+            translation = translate(given, known)
         vars(self)[PENDING] = translation
         try:
             init(self, **translation.given)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from trainwright.config.aliases import (
@@ -20,6 +20,7 @@ from trainwright.config.aliases import (
     OldName,
     Organization,
     Refused,
+    Translation,
 )
 from trainwright.config.fields import SETTINGS, OlderFields
 from trainwright.errors import LegacyNameWarning, did_you_mean
@@ -50,15 +51,6 @@ OLD_NAMES: dict[str, OldName] = {
 # How a command line reads the older names; the others are text.
 OLD_FLAGS = frozenset(name for name, row in OLD_NAMES.items() if row.reads is bool)
 OLD_NUMBERS = {name: row.reads for name, row in OLD_NAMES.items() if row.reads in (int, float)}
-
-
-@dataclass
-class Translation:
-    """Keyword arguments in today's names, and what could not be translated."""
-
-    given: dict[str, Any]
-    problems: list[str] = field(default_factory=list)
-    has_unknown: bool = False
 
 
 def translate(given: Given, defaults: Given) -> Translation:

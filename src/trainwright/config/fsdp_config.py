@@ -42,9 +42,7 @@ KEYS = frozenset(DEFAULTS) | {
 
 
 def coerce_fsdp(args: Arguments) -> list[str]:
-    """Settle both fields of `args`; returns the problems met. Without `fsdp`, the settings are left as they came."""
-    if not args.fsdp:
-        return []
+    """Settle both fields of `args`, whose `fsdp` is set; returns the problems met."""
     try:
         config = _plain_config(args.fsdp_config)
     except (OSError, json.JSONDecodeError) as error:

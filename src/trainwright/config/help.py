@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from trainwright.config.coerce import coerce
-from trainwright.config.fields import ALIASES, GROUPS
+from trainwright.config.fields import ALIASES, GROUPS, defaults_of
 from trainwright.config.protocol import Arguments
 from trainwright.config.serialization import plain, stand_in
 
@@ -27,17 +27,6 @@ def grouped(kind: type) -> dict[str, list[Field[Any]]]:
             if name in by_name:
                 groups.setdefault(vars(owner).get("group", owner.__name__), []).append(by_name.pop(name))
     return groups
-
-
-def defaults_of(kind: type) -> dict[str, Any]:
-    """The default of each field of a dataclass that has one."""
-    defaults = {}
-    for field in fields(kind):
-        if field.init and field.default is not MISSING:
-            defaults[field.name] = field.default
-        elif field.init and field.default_factory is not MISSING:
-            defaults[field.name] = field.default_factory()
-    return defaults
 
 
 def differing(args: DataclassInstance) -> dict[str, Any]:

@@ -9,9 +9,7 @@ import importlib.util
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.deepspeed_config import get, settled
 from trainwright.config.fields import value_of
-from trainwright.config.parallelism import parallel
 from trainwright.config.parsing import StepRange, parse_steps
 from trainwright.config.plans import (
     CheckpointPlan,
@@ -54,6 +52,8 @@ def lengths(args: Arguments, *, num_batches: int | None, num_examples: int | Non
 
 def engine(args: Arguments, layout: ModelLayout | None = None) -> EnginePlan:
     """`layout`: how the model came in parts; None: it is whole, or not there yet."""
+    from trainwright.config.parallelism import parallel
+
     shards, zero = fsdp(args), deepspeed(args)
     mixed = args.mixed_precision
     return EnginePlan(
@@ -97,6 +97,8 @@ def deepspeed(args: Arguments) -> DeepSpeedPlan | None:
     source = args.deepspeed or (configured_deepspeed() if configured_backend() == "deepspeed" else None)
     if source is None:
         return None
+    from trainwright.config.deepspeed_config import settled
+
     steps, size = micro_batches(args), args.per_device_train_batch_size
     mixed = args.mixed_precision
     return DeepSpeedPlan(
@@ -129,6 +131,8 @@ def zero3_config(args: Arguments) -> dict[str, Any] | None:
         return None
     if not world_of(args).launched or importlib.util.find_spec("deepspeed") is None:
         return None
+    from trainwright.config.deepspeed_config import get
+
     plan = deepspeed(args)
     if plan is None or get(plan.config, "zero_optimization.stage") != 3:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -16,10 +16,11 @@ from trainwright.data.sampler_factory import order_by
 from trainwright.data.samplers import EpochBatches, Order
 from trainwright.data.seeding import SeededCollator, SeededItems, end_workers_at_exit, start_worker
 from trainwright.data.sharding import ChunkPart, RankShare
-from trainwright.data.streaming.lookahead_buffer import BatchFormer
-from trainwright.data.streaming.reader import StreamDataLoader, StreamItems
-from trainwright.data.streaming.split_sync import RankExchange
-from trainwright.data.streaming.stream_state import check_is_whole, split_for
+
+if TYPE_CHECKING:
+    from trainwright.data.streaming.lookahead_buffer import BatchFormer
+    from trainwright.data.streaming.reader import StreamDataLoader
+    from trainwright.data.streaming.split_sync import RankExchange
 
 # Any: datasets and samplers are the user's own types.
 Collate = Callable[[list[Item]], Batch]
@@ -56,6 +57,8 @@ def build_whole(dataset: Any, plan: LoaderPlan, *, sampler: Any, collate: Collat
     """
     whole = replace(plan, batch_size=plan.batch_size * plan.num_processes, rank=0, num_processes=1)
     if isinstance(dataset, IterableDataset):
+        from trainwright.data.streaming.stream_state import check_is_whole
+
         check_is_whole(dataset, plan.num_processes, purpose="dispatch_batches")
         return DataLoader(
             dataset, batch_size=whole.batch_size, drop_last=whole.drop_last, collate_fn=collate, **_options(whole)
@@ -64,8 +67,11 @@ def build_whole(dataset: Any, plan: LoaderPlan, *, sampler: Any, collate: Collat
 
 
 def _stream_dataloader(
-    dataset: Any, plan: LoaderPlan, sampler: Any, collate: Collate, exchange: RankExchange | None
+    dataset: Any, plan: LoaderPlan, former: BatchFormer | None, collate: Collate, exchange: RankExchange | None
 ) -> StreamDataLoader:
+    from trainwright.data.streaming.reader import StreamDataLoader, StreamItems
+    from trainwright.data.streaming.stream_state import check_is_whole, split_for
+
     share, split = _share(plan), None
     if plan.is_training and exchange is not None:
         split = split_for(dataset, rank=plan.rank, num_processes=plan.num_processes)
@@ -73,7 +79,6 @@ def _stream_dataloader(
         check_is_whole(dataset, plan.num_processes, purpose="an evaluation")
     if split is not None:
         share = RankShare(batch_size=plan.batch_size)
-    former = sampler if isinstance(sampler, BatchFormer) else None
     items = StreamItems(
         dataset,
         share if former is None else replace(share, batch_size=1),

@@ -21,7 +21,6 @@ from trainwright.data.samplers import Order
 
 ROUNDS = 8
 BLOCK = 8192  # indices computed at a time: 64 KiB
-LARGE = 2**24  # samples above which "auto" takes this order: an array of indices would take over 128 MiB
 
 Numbers = npt.NDArray[np.uint64]
 

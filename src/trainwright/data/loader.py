@@ -11,9 +11,9 @@ What differs between a dataset with indices, a stream and a dataloader that the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainwright._types import Batch
 from trainwright.config.plans import OPEN_END
@@ -21,10 +21,11 @@ from trainwright.data.batch_sampler import BatchedDataset
 from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import Cursor, LoaderState, WindowSize
-from trainwright.data.device_prefetch import DevicePrefetcher
 from trainwright.data.positions import position_of
 from trainwright.data.seeding import SeededItems
-from trainwright.data.streaming.reader import StreamItems
+
+if TYPE_CHECKING:
+    from trainwright.data.device_prefetch import DevicePrefetcher
 
 _END: Any = object()
 RandomStates = dict[str, Any]  # of python, numpy and torch, as `checkpoint.rng` captures them
@@ -216,7 +217,11 @@ def may_draw_in_this_process(dataloader: object) -> bool:
 def seeds_this_process(dataloader: Any) -> bool:
     """Whether fetching seeds the generators of this process for each sample, so that they must be put back."""
     dataset = getattr(dataloader, "dataset", None)
-    seeds = isinstance(dataset, SeededItems) or (isinstance(dataset, StreamItems) and dataset.seeds_always)
+    seeds = isinstance(dataset, SeededItems)
+    if isinstance(dataset, IterableDataset):
+        from trainwright.data.streaming.reader import StreamItems
+
+        seeds = isinstance(dataset, StreamItems) and dataset.seeds_always
     return seeds and bool(dataloader.num_workers == 0)
 
 

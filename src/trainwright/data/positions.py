@@ -16,17 +16,20 @@ import copy
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from trainwright._types import Batch, has_length
 from trainwright.data.cursor import Cursor, OrderKind, WindowSize, check_same_data, is_same_order, raise_another_order
 from trainwright.data.sampler_factory import order_of_checkpoint
 from trainwright.data.samplers import EpochBatches
-from trainwright.data.streaming.reader import StreamDataLoader
 from trainwright.data.streaming.stream_state import EpochProgress, part_of, progress_at
 from trainwright.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from trainwright.data.streaming.reader import StreamDataLoader
 
 # Any: the state of a user's dataset or dataloader, and the user's dataloader itself.
 State = dict[str, Any]
@@ -311,7 +314,12 @@ class ForeignPosition(LoaderPosition):
 
 def position_of(dataloader: Any) -> LoaderPosition:
     """The kind of position that a dataloader has."""
-    if isinstance(dataloader, StreamDataLoader):
-        return StreamPosition(dataloader)
     batches = getattr(dataloader, "batch_sampler", None)
-    return IndexedPosition(dataloader, batches) if isinstance(batches, EpochBatches) else ForeignPosition(dataloader)
+    if isinstance(batches, EpochBatches):
+        return IndexedPosition(dataloader, batches)
+    if isinstance(getattr(dataloader, "dataset", None), IterableDataset):
+        from trainwright.data.streaming.reader import StreamDataLoader
+
+        if isinstance(dataloader, StreamDataLoader):
+            return StreamPosition(dataloader)
+    return ForeignPosition(dataloader)

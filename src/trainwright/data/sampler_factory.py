@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sized
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from trainwright._types import has_length
 from trainwright.config.plans import LoaderPlan, SamplingPlan
-from trainwright.data.balanced_batches import BatchRebalanceSampler
 from trainwright.data.cursor import Cursor, OrderKind, is_same_order, raise_another_order
-from trainwright.data.feistel import LARGE, FeistelOrder
-from trainwright.data.length_sampler import LengthGroupedSampler
-from trainwright.data.lengths import Lengths, lengths_digest, sample_lengths
 from trainwright.data.samplers import Order, SamplerOrder, ShuffledOrder
-from trainwright.data.streaming.lookahead_buffer import BatchFormer, formed_by_length
 from trainwright.errors import DataError
+
+if TYPE_CHECKING:
+    from trainwright.data.balanced_batches import BatchRebalanceSampler
+    from trainwright.data.length_sampler import LengthGroupedSampler
+    from trainwright.data.lengths import Lengths
+    from trainwright.data.streaming.lookahead_buffer import BatchFormer
+
+LARGE = 2**24  # samples above which "auto" computes the shuffled order: an array of indices takes over 128 MiB
 
 # Any: datasets and samplers are the user's own types.
 
@@ -44,10 +47,14 @@ def training_order(dataset: Any, plan: SamplingPlan) -> Sampler[Any] | None:
             )
         return None
     if plan.max_tokens is not None or plan.row_length is not None:
+        from trainwright.data.streaming.lookahead_buffer import formed_by_length
+
         return formed_by_length(_lengths(dataset, plan), plan, seed=plan.seed, drop_last=plan.drop_last)
     if plan.strategy == "sequential":
         return SequentialSampler(dataset)
     if plan.strategy == "group_by_length":
+        from trainwright.data.length_sampler import LengthGroupedSampler
+
         lengths = _lengths(dataset, plan).tolist()
         grouped = LengthGroupedSampler(
             plan.batch_size * plan.micro_batches, lengths=lengths, model_input_name=plan.length_of
@@ -67,7 +74,11 @@ def stream_former(dataset: object, plan: SamplingPlan) -> BatchFormer | None:
         plan: may have a budget of tokens, or rows to pack.
     """
     asked = plan.max_tokens is not None or plan.row_length is not None
-    return BatchFormer(plan) if asked and isinstance(dataset, IterableDataset) else None
+    if not asked or not isinstance(dataset, IterableDataset):
+        return None
+    from trainwright.data.streaming.lookahead_buffer import BatchFormer
+
+    return BatchFormer(plan)
 
 
 def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
@@ -93,9 +104,11 @@ def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
             return SamplerOrder(sampler, lambda: {"kind": "random_sampler"})
         is_large = plan.shuffle_method == "auto" and num > LARGE
         computed = plan.shuffle_method == "feistel" or is_large
-        return FeistelOrder(num, plan.seed) if computed else ShuffledOrder(num, plan.seed)
+        return _feistel(num, plan.seed) if computed else ShuffledOrder(num, plan.seed)
     if sampler is None or type(sampler) is SequentialSampler:
         return SamplerOrder(range(len(dataset)) if sampler is None else sampler, lambda: {"kind": "sequence"})
+    from trainwright.data.length_sampler import LengthGroupedSampler
+
     if type(sampler) is LengthGroupedSampler and sampler.generator is None:
         return SamplerOrder(sampler, partial(_length_grouping, sampler))
     return SamplerOrder(sampler)
@@ -125,7 +138,7 @@ def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dat
     elif before["kind"] == "permutation" and seed is not None:
         order = ShuffledOrder(num_samples, seed)
     elif before["kind"] == "feistel_permutation" and seed is not None:
-        order = FeistelOrder(num_samples, seed)
+        order = _feistel(num_samples, seed)
     if order is None or now["kind"] not in _SINGLE or len(order) != num_samples:
         raise_another_order(cursor, now)
     if not is_same_order(before, order.describe()):
@@ -136,7 +149,15 @@ def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dat
 _SINGLE = ("sequence", "random_sampler", "length_grouping", "permutation", "feistel_permutation", "sampler")
 
 
+def _feistel(num_samples: int, seed: int) -> Order:
+    from trainwright.data.feistel import FeistelOrder
+
+    return FeistelOrder(num_samples, seed)
+
+
 def _length_grouping(sampler: LengthGroupedSampler) -> OrderKind:
+    from trainwright.data.lengths import lengths_digest
+
     return {
         "kind": "length_grouping",
         "batch_size": sampler.batch_size,
@@ -148,6 +169,9 @@ def _length_grouping(sampler: LengthGroupedSampler) -> OrderKind:
 
 def _length_grouped_again(kind: OrderKind, dataset: Any) -> Order | None:
     """With the lengths that the dataset has where they came from; None where it has none."""
+    from trainwright.data.length_sampler import LengthGroupedSampler
+    from trainwright.data.lengths import sample_lengths
+
     column = kind["column"]
     try:
         lengths = sample_lengths(dataset, str(kind["entry"]), column=None if column is None else str(column))
@@ -159,6 +183,8 @@ def _length_grouped_again(kind: OrderKind, dataset: Any) -> Order | None:
 
 
 def _rebalanced(dataset: Any, plan: SamplingPlan) -> BatchRebalanceSampler:
+    from trainwright.data.balanced_batches import BatchRebalanceSampler
+
     return BatchRebalanceSampler(
         _lengths(dataset, plan).tolist(),
         plan.batch_size * plan.micro_batches * plan.num_processes,
@@ -170,4 +196,6 @@ def _rebalanced(dataset: Any, plan: SamplingPlan) -> BatchRebalanceSampler:
 
 
 def _lengths(dataset: Any, plan: SamplingPlan) -> Lengths:
+    from trainwright.data.lengths import sample_lengths
+
     return sample_lengths(dataset, plan.length_of, column=plan.length_column, show_progress=plan.show_progress)

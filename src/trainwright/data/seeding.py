@@ -8,6 +8,7 @@ first sample. Where the main process reads, the `Loader` restores its random sta
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -127,6 +128,9 @@ def end_workers_at_exit() -> None:
 
 def _end_children() -> None:
     """Asks daemonic children to end, as multiprocessing would, and kills those that do not."""
+    if hasattr(signal, "SIGCHLD"):
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises at the first one that is killed
     children = [child for child in multiprocessing.active_children() if child.daemon]
     for child in children:
         child.terminate()

@@ -17,7 +17,6 @@ from torch import nn
 
 from trainwright._types import Optimizer, Prepared, Scheduler, StateDict
 from trainwright.config.plans import EnginePlan
-from trainwright.distributed.watchdog import watch_single_process
 from trainwright.engine.device_info import peak_flops
 from trainwright.engine.gradients import Gradients
 from trainwright.engine.precision import autocast_forward
@@ -424,6 +423,8 @@ class Engine(ABC):
         Args:
             interrupts: where the work counts its steps.
         """
+        from trainwright.distributed.watchdog import watch_single_process
+
         return watch_single_process(self._plan.hang_timeout_s, interrupts)
 
     def peak_flops(self) -> float | None:

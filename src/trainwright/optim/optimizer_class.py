@@ -9,7 +9,6 @@ from torch import nn
 from trainwright.errors import ArgumentError
 from trainwright.optim.constraints import one_process
 from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer
-from trainwright.optim.muon import MuonWithAdamW, muon_groups
 from trainwright.optim.optim_args import check_names, parse_optim_args, read
 from trainwright.optim.optimizer_spec import OptimizerSpec
 from trainwright.optim.optimizer_table import OPTIMIZERS
@@ -54,7 +53,9 @@ def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) 
         raise ArgumentError(f"optim={name!r} depends on the model: call get_optimizer_cls_and_kwargs(args, model).")
     if spec.whole_model:
         return cls, {**kwargs, "model": model}
-    if cls is MuonWithAdamW:
+    if not spec.projects:
+        from trainwright.optim.muon import muon_groups
+
         return cls, {**kwargs, "params": muon_groups(model)}
     settings = {**read(name, given, spec.projects), **(_adam(args) if spec.projects_adam else {})}
     return _projected(cls, kwargs, model, args, settings)

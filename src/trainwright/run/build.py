@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -17,9 +17,6 @@ from trainwright import model_facts
 from trainwright._types import has_length, is_instance_of
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
-from trainwright.callbacks.preemption import SlurmRequeue
-from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
-from trainwright.callbacks.time_limits import TimeLimits
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve, rules
@@ -30,18 +27,17 @@ from trainwright.engine.base import Engine
 from trainwright.engine.device_info import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
-from trainwright.evaluation.eval_context import EvalContext
-from trainwright.evaluation.gather_objects import gather_results
-from trainwright.evaluation.streaming_metrics import is_streaming
 from trainwright.hooks import Events
 from trainwright.journal.listener import JournalListener
-from trainwright.loop.label_smoother import LabelSmoother
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
 from trainwright.loss_normalization import LossRule
 from trainwright.run.uploads import Uploads
 from trainwright.state.clock import Clock
 from trainwright.state.memory_tracker import TrainerMemoryTracker
-from trainwright.trackers.registry import get_reporting_integration_callbacks
+
+if TYPE_CHECKING:
+    from trainwright.evaluation.eval_context import EvalContext
+    from trainwright.loop.label_smoother import LabelSmoother
 
 WITH_OPTIMIZER = 3  # times the weights: two moments of Adam
 SLOW_DISK = 100e6  # bytes a second that a save is expected to write before one has been seen
@@ -138,11 +134,12 @@ def make_callbacks(
     args: Any, callbacks: Iterable[Any] | None, *, engine: Engine, writer: CheckpointWriter, **context: Any
 ) -> CallbackHandler:
     """The handler with the flow, trackers, the user's callbacks, those of the arguments, and what shows progress."""
-    trackers = get_reporting_integration_callbacks(args.report_to)
-    handler = CallbackHandler([DefaultFlowCallback, *trackers, *(callbacks or ())], **context)
+    handler = CallbackHandler([DefaultFlowCallback, *_trackers(args), *(callbacks or ())], **context)
     handler.args = args
     plan = resolve.checkpoint(args)
     if plan.max_train_s is not None or plan.save_every_s is not None:
+        from trainwright.callbacks.time_limits import TimeLimits
+
         guess = num_bytes(context["model"]) * WITH_OPTIMIZER / SLOW_DISK
         handler.add_callback(
             TimeLimits(
@@ -154,9 +151,22 @@ def make_callbacks(
             )
         )
     if plan.requeues:
+        from trainwright.callbacks.preemption import SlurmRequeue
+
         handler.add_callback(SlurmRequeue)
+    from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
+
     handler.add_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
     return handler
+
+
+def _trackers(args: Any) -> list[type[Any]]:
+    """The classes of the trackers that `report_to` names."""
+    if args.report_to in ([], None):
+        return []
+    from trainwright.trackers.registry import get_reporting_integration_callbacks
+
+    return get_reporting_integration_callbacks(args.report_to)
 
 
 @contextmanager
@@ -270,6 +280,8 @@ def label_smoother(model: Any, epsilon: float) -> LabelSmoother | None:
             stacklevel=4,
         )
         return None
+    from trainwright.loop.label_smoother import LabelSmoother
+
     return LabelSmoother(epsilon=epsilon)
 
 
@@ -347,14 +359,18 @@ def evaluation_context(
     Args:
         is_prediction: its results are kept, and labels may be missing.
     """
+    from trainwright.evaluation.eval_context import EvalContext
+    from trainwright.evaluation.gather_objects import gather_results
+    from trainwright.evaluation.streaming_metrics import is_streaming
+
     engine = services.engine
+    streams = args.batch_eval_metrics or is_streaming(compute_metrics)
 
     def gather(value: Any) -> Any:
         if not args.eval_use_gather_object or engine.num_replicas == 1:
             return services.gather_function(value)
         return gather_results(value, engine.objects_of_replicas)
 
-    streams = args.batch_eval_metrics or is_streaming(compute_metrics)
     return EvalContext(
         plan=resolve.evaluation(args),
         events=events,

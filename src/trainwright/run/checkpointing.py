@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME
-from trainwright.checkpoint import disk_space, rng, training_state, weights
+from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.retention import Keep, Saved, to_remove
@@ -143,6 +143,8 @@ class Checkpointer:
 
     def write_model(self, model: Any, processing_class: Any, folder: Path, state_dict: dict[str, Any] | None) -> None:
         """The model so that `from_pretrained` loads it, the processing class, the arguments."""
+        from trainwright.checkpoint import weights
+
         weights.save_weights(self.engine.unwrap(model), folder, state_dict=state_dict, sink=self.writer.sink)
         if hasattr(processing_class, "save_pretrained"):
             processing_class.save_pretrained(folder)
@@ -178,6 +180,8 @@ class Checkpointer:
 
     def read_weights(self, model: Any, folder: Path) -> Any:
         """Loads the weights of a checkpoint; returns the keys that did not match."""
+        from trainwright.checkpoint import weights
+
         sharded = self.engine.weights_in_parts(folder)
         return weights.load_weights(model, folder, found=sharded, load=self.engine.load_weights)
 
@@ -268,6 +272,8 @@ def check_first_checkpoint(args: Any, folder: str, model: Any) -> None:
     """
     if args.save_strategy == "no":
         return
+    from trainwright.checkpoint import disk_space
+
     root, what = Path(folder), "A checkpoint"
     surely = disk_space.weights_bytes(model)
     likely = surely + (0 if args.save_only_model else disk_space.estimated_optimizer_bytes(model))
@@ -285,6 +291,8 @@ def check_next_checkpoint(args: Any, folder: Path, model: Any, optimizer: Any) -
     Raises:
         CheckpointWriteError: it cannot fit on the disk.
     """
+    from trainwright.checkpoint import disk_space
+
     needed = disk_space.weights_bytes(model) + (0 if args.save_only_model else disk_space.optimizer_bytes(optimizer))
     disk_space.check_free_space(folder, needed, what="The next checkpoint")
 

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainwright.config import rules
-from trainwright.config.summary import run_summary
 from trainwright.engine.base import Engine
-from trainwright.journal import environment_info, timeline
+from trainwright.journal import timeline
 from trainwright.journal.listener import JournalListener
 from trainwright.journal.record import FileJournal, NullJournal
 from trainwright.loop.context import LoopContext
@@ -41,6 +40,8 @@ def log_run_header(
         caution: what else a person should know before the first step.
         changed_args: what differs from the checkpoint that is resumed from, as lines.
     """
+    from trainwright.config.summary import run_summary
+
     for message in [*rules.advise(args), *([] if caution is None else [caution])]:
         logger.warning("%s", message)
     start = context.start
@@ -80,6 +81,8 @@ def begin_journal(
     )
     facts: dict[str, Any] = {}
     if isinstance(journal, FileJournal):
+        from trainwright.journal import environment_info
+
         facts = {
             "arguments": environment_info.arguments(args),
             "changed": environment_info.changed_arguments(args),

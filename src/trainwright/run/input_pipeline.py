@@ -19,12 +19,7 @@ from trainwright.data import columns, sampler_factory
 from trainwright.data.batch_sampler import batch_order_of
 from trainwright.data.collators import default_collator
 from trainwright.data.dataloader import build_dataloader, build_whole
-from trainwright.data.device_prefetch import make_prefetcher
 from trainwright.data.loader import Loader
-from trainwright.data.packing.collator import PackedCollator, as_tensors
-from trainwright.data.packing.isolation_check import find_layout
-from trainwright.data.packing.sampler import PackedOrder
-from trainwright.data.streaming.lookahead_buffer import BatchFormer
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError
 
@@ -75,14 +70,16 @@ def sampler_of(
 
 def packed_input(sampler: Any) -> str | None:
     """The entry whose tokens an order packs into rows; None where it packs nothing."""
-    if isinstance(sampler, BatchFormer):
-        return sampler.packed_input
-    return sampler.length_of if isinstance(sampler, PackedOrder) else None
+    return getattr(sampler, "packed_input", None)
 
 
 def sample_collator(sampler: Any, collator: Any, *, default: Any) -> Any:
     """The collator of single samples: the user's, the default one, or only tensors where rows are packed of them."""
-    return as_tensors if packed_input(sampler) is not None and collator is default else collator
+    if packed_input(sampler) is None or collator is not default:
+        return collator
+    from trainwright.data.packing.collator import as_tensors
+
+    return as_tensors
 
 
 def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Any, processing_class: Any) -> Any:
@@ -94,6 +91,9 @@ def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: An
     length_of = packed_input(sampler)
     if length_of is None:
         return collate
+    from trainwright.data.packing.collator import PackedCollator
+    from trainwright.data.packing.isolation_check import find_layout
+
     takes_positions = "position_ids" in model_facts.forward_parameters(model)
     with unchanged_random_states():
         layout = find_layout(
@@ -164,6 +164,8 @@ def samples_per_step(dataloader: Any, args: Any) -> int | None:
 
 def make_loader(dataloader: Any, device: torch.device) -> Loader:
     """What the training loop reads: batches of an epoch from any position in it."""
+    from trainwright.data.device_prefetch import make_prefetcher
+
     copies = make_prefetcher(dataloader, device)
     return Loader(dataloader, random_state=rng.capture, set_random_state=rng.restore, copies=copies)
 

@@ -9,14 +9,13 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.plans import OPEN_END, StepPlan
-from trainwright.config.resume_diff import Difference, diff_args, impossible_changes
 from trainwright.data.cursor import Cursor, LoaderState, WindowSize, plan_resume
 from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine
@@ -24,6 +23,9 @@ from trainwright.errors import CheckpointError, CheckpointNotFoundError
 from trainwright.optim import schedule_resume
 from trainwright.optim.schedules import make_schedule
 from trainwright.state.trainer_state import TrainerState
+
+if TYPE_CHECKING:
+    from trainwright.config.resume_diff import Difference
 
 logger = logging.getLogger(__name__)
 
@@ -301,6 +303,8 @@ def load_checkpoint_args(
     Raises:
         CheckpointError: two that no resume can carry out.
     """
+    from trainwright.config.resume_diff import diff_args, impossible_changes
+
     try:
         then = json.loads((Path(checkpoint) / TRAINING_ARGS_JSON_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -327,6 +331,8 @@ def apply_new_settings(
 
     `asked` is what the arguments made of both before they were loaded; `is_own` is a schedule that is not ours.
     """
+    from trainwright.config.resume_diff import Difference
+
     changed = {one.name: (one.before, one.now) for one in then.differences}
     lines = [str(one) for one in then.differences]
     rate = schedule_resume.changed_rate(optimizer, asked)

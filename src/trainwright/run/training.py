@@ -15,7 +15,7 @@ from trainwright.config import resolve
 from trainwright.config.plans import StepPlan
 from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine
-from trainwright.hooks import FirstStepObserver
+from trainwright.hooks import Events, FirstStepObserver
 from trainwright.journal.data_wait import DataWait
 from trainwright.loop.context import LoopContext, RunStart
 from trainwright.loss_normalization import LossRule
@@ -121,6 +121,14 @@ class TrainingRun:
         dry.is_training, dry.loss_rule = self.is_training, self.loss_rule
         dry.eval_mode_guard = train_eval_mode.EvalModeGuard(model, None)
         return dry
+
+    def events(self, handler: Events) -> Events:
+        """What an evaluation tells of itself: to `handler`, in a dry run to nobody."""
+        if not self.is_dry:
+            return handler
+        from trainwright.evaluation.dry_run import SilentEvents
+
+        return SilentEvents()
 
     # -- preparing -----------------------------------------------------------------------------------------------------
 

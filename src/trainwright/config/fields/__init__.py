@@ -7,6 +7,7 @@ One dataclass per group; TrainingArguments is made of all of them. Names, defaul
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
 from typing import Any
 
 from trainwright.config.fields.evaluation_fields import EvaluationFields, LoggingFields
@@ -27,7 +28,7 @@ __all__ = [
     "AcceleratorFields", "BestModelFields", "DataFields", "DistributedFields", "EvaluationFields", "GenerationFields",
     "HubFields", "LengthFields", "LoggingFields", "OlderFields", "OptimizerFields", "OurFields", "OutputFields",
     "PrecisionFields", "ResumeFields", "SavingFields", "ScriptFields", "SeedFields",
-    "batch_formers", "has_other_meaning", "names_with", "out_of_range", "value_of",
+    "batch_formers", "defaults_of", "has_other_meaning", "names_with", "out_of_range", "value_of",
 ]  # fmt: skip
 
 BY_POSITION: tuple[type[FieldGroup], ...] = (
@@ -48,6 +49,17 @@ ALIASES: Mapping[str, str] = {name: one.alias_of for name, one in SETTINGS.items
 def names_with(syntax: Syntax) -> tuple[str, ...]:
     """The fields that take this short form."""
     return tuple(name for name, one in SETTINGS.items() if syntax in one.syntax)
+
+
+def defaults_of(kind: type) -> dict[str, Any]:  # Any: the values of any dataclass
+    """The default of each field of a dataclass that has one."""
+    defaults = {}
+    for field in fields(kind):
+        if field.init and field.default is not MISSING:
+            defaults[field.name] = field.default
+        elif field.init and field.default_factory is not MISSING:
+            defaults[field.name] = field.default_factory()
+    return defaults
 
 
 def value_of(args: Any, name: str) -> Any:  # Any: arguments of any class, and the value of any field

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainwright.config.fields import value_of
-from trainwright.config.help import defaults_of
+from trainwright.config.fields import defaults_of, value_of
 from trainwright.config.parsing import parse_steps
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import RunFacts, Stage, rule

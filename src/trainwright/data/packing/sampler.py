@@ -63,7 +63,7 @@ class PackedOrder(BatchOrder):
         self.seed = seed
         self.num_samples = len(checked)
         self.unit = f"packing best_fit of {rows_per_batch} rows of {row_length}"
-        self.length_of = length_of
+        self.packed_input = length_of
         self._pieces = _cut(checked, row_length)
         self._lengths = self._pieces[:, 2] - self._pieces[:, 1]
         self._row_of = best_fit_decreasing(np.sort(self._lengths)[::-1].tolist(), row_length)
@@ -106,7 +106,7 @@ class PackedOrder(BatchOrder):
         return sum(len(batch) * max(batch) for batch in widths)
 
     def wrap(self, dataset: Any) -> PackedDataset:
-        return PackedDataset(dataset, self.length_of, splits_long=self._splits_long)
+        return PackedDataset(dataset, self.packed_input, splits_long=self._splits_long)
 
 
 class PackedDataset(BatchedDataset):
