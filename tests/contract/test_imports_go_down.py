@@ -25,6 +25,7 @@ PICTURE = (
     ("distributed",),
     ("state", "model_facts", "tensor_tree", "errors", "host", "_types"),  # the ground
 )
+CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 WINGS = PICTURE[7]
 FLOOR = {part: floor for floor, parts in enumerate(PICTURE) for part in parts}
 ONLY_FOR_THE_COMMAND_LINE = PICTURE[1]
@@ -251,3 +252,9 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
 )
 def test_a_planted_package_is_found(name: str, text: str, is_wrong: bool, tmp_path: Path) -> None:
     assert bool(out_of_place(plant(tmp_path, {name: text}))) == is_wrong
+
+
+def test_contributing_has_the_same_picture() -> None:
+    block = CONTRIBUTING.read_text(encoding="utf-8").split("```\n")
+    drawn = next(text for text in block if text.startswith("cli, __main__\n"))
+    assert [tuple(line.split("  ")[0].split(", ")) for line in drawn.splitlines()] == [*PICTURE]

@@ -112,7 +112,7 @@ def test_every_script_has_a_row() -> None:
 def test_a_few_steps(example: Example, tmp_path: Path) -> None:
     output = run([], example, tmp_path, *FEW_STEPS, *example.short, timeout_s=280)
     assert "Before training: " in output
-    assert f"After training : {example.score} " in output
+    assert re.search(rf"^After training : .*\b{example.score} ", output, re.MULTILINE)  # some have two scores
     assert (tmp_path / "model.safetensors").is_file()
 
 
