@@ -66,6 +66,8 @@ class Quiet:
     def begin(self) -> None:
         for owner, name in LOOKS_AROUND:
             self._patches.setattr(owner, name, _raises(f"{owner.__name__}.{name}", getattr(owner, name)))
+        # A torch that is built with CUDA reads the environment for it in each step of its optimizers.
+        self._patches.setattr(torch.accelerator, "is_available", lambda: False)
         self._mode = NoReadBack()
         self._mode.__enter__()
 

@@ -58,6 +58,7 @@ def test_the_weights_are_those_of_a_run_without_evaluations(settings: dict[str, 
 
 
 def test_schedule_free_weights_after_each_step(tmp_path: Path) -> None:
+    pytest.importorskip("schedulefree")
     settings = SCHEDULE_FREE
 
     class Weights(TrainerCallback):
@@ -76,6 +77,7 @@ def test_schedule_free_weights_after_each_step(tmp_path: Path) -> None:
 
 def test_a_schedule_free_run_goes_on_from_what_it_saved(tmp_path: Path) -> None:
     """A checkpoint right after an evaluation has the averaged weights; a resume goes on as the run itself did."""
+    pytest.importorskip("schedulefree")
     settings = SCHEDULE_FREE | {"save_strategy": "steps", "save_steps": 3}
     whole = ends_with(tmp_path / "whole", eval_steps=3, **settings)
     trainer = make_trainer(tmp_path / "whole", model=models.seeded(Normed), eval_dataset=data.vectors(9), max_steps=6,
