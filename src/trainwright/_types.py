@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Number
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
 
@@ -101,20 +102,23 @@ def replacing(path: str | Path) -> Iterator[Path]:
         raise
 
 
-def json_value(value: Any) -> Any:
+def json_value(value: Any, depth: int = 64) -> Any:
     """Converts a value to what strict JSON has.
 
     Args:
         value: nested mappings and sequences of anything.
+        depth: levels of nesting that are kept; what lies deeper becomes the name of its type.
 
     Returns:
         Nested dicts and lists of strings, numbers, bools and None. Numbers of libraries become Python's; numbers that
         are not finite, and all other objects, become text.
     """
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)) and depth == 0:
+        return type(value).__name__
     if isinstance(value, Mapping):
-        return {str(name): json_value(inner) for name, inner in value.items()}
+        return {str(name): json_value(inner, depth - 1) for name, inner in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [json_value(inner) for inner in value]
+        return [json_value(inner, depth - 1) for inner in value]
     value = python_number(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
@@ -127,6 +131,47 @@ def python_number(value: Any) -> Any:
         return value
     numel = getattr(value, "numel", None)  # of a tensor, whose `size` is a method
     return value.item() if (numel() if callable(numel) else getattr(value, "size", 1)) == 1 else value
+
+
+def plain_numbers(value: Any) -> Any:  # of the type that came in, but for the numbers
+    """Converts numpy scalars, and arrays and tensors of one element, at any depth into Python numbers."""
+    if isinstance(value, Mapping):
+        return {key: plain_numbers(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain_numbers(item) for item in value)
+    return python_number(value)
+
+
+def metric_number(value: object) -> float:
+    """Returns the number that a metric is; NaN for None, text, several numbers and any other object."""
+    value = python_number(value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value)
+    if isinstance(value, (int, float)):
+        return value
+    return float(value) if isinstance(value, Number) and not isinstance(value, complex) else math.nan  # type: ignore[arg-type]
+
+
+def recordable(values: Mapping[Any, object], dropped: dict[str, str]) -> dict[str, Any]:  # JSON
+    """Returns the values that JSON can hold, with plain numbers.
+
+    Args:
+        values: by name.
+        dropped: gets the name of each other value, and what it is.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        if not isinstance(name, str):
+            dropped[repr(name)] = f"named by a {type(name).__name__} instead of text"
+        elif value is None or type(value) in (float, int, str, bool):
+            kept[name] = value
+        else:
+            try:
+                kept[name] = plain_numbers(value)
+                json.dumps(kept[name], sort_keys=True)
+            except (TypeError, ValueError, RuntimeError):  # RecursionError is a RuntimeError
+                kept.pop(name, None)
+                shape = getattr(value, "shape", None)
+                dropped[name] = f"a {type(value).__name__}" + (f" of shape {tuple(shape)}" if shape else "")
+    return kept
 
 
 def read_json(path: str | Path, *, max_bytes: int) -> Any:

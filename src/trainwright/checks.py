@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -9,11 +11,13 @@ import torch
 from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
-from trainwright._types import has_length, is_instance_of
+from trainwright._types import has_length, is_instance_of, metric_number
 from trainwright.config import rules
 from trainwright.config.fields import batch_formers
 from trainwright.config.plans import StepPlan
 from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError
+
+logger = logging.getLogger(__name__)
 
 
 def check_metrics(args: Any, compute_metrics: Any) -> None:
@@ -140,7 +144,7 @@ def need_optimizer(optimizer: Any) -> Any:
 
 
 def need_best_metric(metric_for_best_model: str, metrics: Mapping[str, float]) -> float:
-    """The metric that decides which model is the best.
+    """The metric that decides which model is the best; NaN, with a warning, where it is not a number.
 
     Raises:
         MetricError: an evaluation did not give it.
@@ -151,7 +155,10 @@ def need_best_metric(metric_for_best_model: str, metrics: Mapping[str, float]) -
             f"metric_for_best_model={metric_for_best_model!r}, but the evaluation gave no {name!r}; it gave "
             f"{', '.join(sorted(metrics))}. Name one of these, or return it from compute_metrics."
         )
-    return metrics[name]
+    value = metric_number(metrics[name])
+    if value != value:
+        logger.warning("%s is %s in this evaluation, which is never the best.", name, reprlib.repr(metrics[name]))
+    return value
 
 
 def check_has_samples(dataset: Any) -> None:

@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from trainwright import checks, model_facts
-from trainwright._types import TRAINER_STATE_NAME, Batch, TailBatch, has_length, output_loss
+from trainwright._types import TRAINER_STATE_NAME, Batch, TailBatch, has_length, metric_number, output_loss
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve, rules
@@ -1122,7 +1122,7 @@ class Trainer:
             if start_time is not None:
                 tokens = state.num_input_tokens_seen - progress.first_tokens
                 logs.update(speed_metrics("train", start_time, num_tokens=tokens))
-        state.log_history.append(metrics_io.plain_numbers({**logs, "step": state.global_step}))
+        state.log_history.append(metrics_io.record_of({**logs, "step": state.global_step}, progress.unrecordable))
         self.callback_handler.fire("on_log", progress, logs=logs)
 
     def _evaluate(
@@ -1361,8 +1361,9 @@ class Trainer:
         if self.args.metric_for_best_model is None:
             return False
         state = self.state
-        value, best = checks.need_best_metric(self.args.metric_for_best_model, metrics), state.best_metric
-        is_better = value == value and (best is None or (value > best if self.args.greater_is_better else value < best))
+        value = checks.need_best_metric(self.args.metric_for_best_model, metrics)
+        best = metric_number(state.best_metric)
+        is_better = value == value and (best != best or (value > best if self.args.greater_is_better else value < best))
         if is_better:
             state.best_metric = value
             if self.args.save_strategy != "no":

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from trainwright import EarlyStoppingCallback, TrainerControl, TrainerState
 
-VALUES = st.lists(st.floats(0, 2, width=16) | st.just(float("nan")), min_size=1, max_size=12)
+NAN = float("nan")
+VALUES = st.lists(st.floats(0, 2, width=16) | st.just(NAN), min_size=1, max_size=12)
 
 
 def stops_after(cls: Any, values: list[float], args: Any, *, patience: int, threshold: float) -> tuple[int | None, int]:
@@ -22,7 +23,11 @@ def stops_after(cls: Any, values: list[float], args: Any, *, patience: int, thre
     for number, value in enumerate(values, start=1):
         callback.on_evaluate(args, state, control, metrics={"eval_loss": value})
         best = state.best_metric
-        if value == value and (best is None or (value > best if args.greater_is_better else value < best)):
+        if (
+            isinstance(value, float)
+            and value == value
+            and (best is None or (value > best if args.greater_is_better else value < best))
+        ):
             state.best_metric = value
         if control.should_training_stop:
             return number, callback.early_stopping_patience_counter
@@ -34,11 +39,22 @@ def test_it_stops_where_the_original_stops(
     values: list[float], patience: int, threshold: float, greater: bool, name: str
 ) -> None:
     args = SimpleNamespace(metric_for_best_model=name, greater_is_better=greater)
+    values = [0.5, *values]  # the original does not count a NaN before the first number
     ours, theirs = (
         stops_after(cls, values, args, patience=patience, threshold=threshold)
         for cls in (EarlyStoppingCallback, transformers.EarlyStoppingCallback)
     )
     assert ours == theirs
+
+
+@pytest.mark.parametrize("value", [NAN, None, "good", [1.0, 2.0]], ids=repr)
+def test_what_is_not_a_number_is_no_improvement(value: Any, caplog: pytest.LogCaptureFixture) -> None:
+    args = SimpleNamespace(metric_for_best_model="loss", greater_is_better=False)
+    assert stops_after(EarlyStoppingCallback, [value] * 4, args, patience=3, threshold=0.0) == (3, 3)
+    assert "as no improvement: 3 of 3" in caplog.text
+    assert repr(value) in caplog.text
+    course = [value, 1.0, value, 0.5, value, value, 0.25]
+    assert stops_after(EarlyStoppingCallback, course, args, patience=3, threshold=0.0) == (None, 0)
 
 
 def test_a_metric_that_is_not_there_is_said(caplog: pytest.LogCaptureFixture) -> None:

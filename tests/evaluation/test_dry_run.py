@@ -70,17 +70,19 @@ def test_one_of_several_sets_by_its_name(tmp_path: Path) -> None:
     assert trainer.state.best_metric == 1.0
 
 
-def test_nobody_is_asked_where_nothing_depends_on_it(tmp_path: Path) -> None:
+def test_one_batch_is_looked_at_where_nothing_depends_on_it(tmp_path: Path) -> None:
     calls: list[int] = []
 
     def compute_metrics(prediction: Any) -> dict[str, float]:
         calls.append(len(prediction.predictions))
+        if len(prediction.predictions) < 9:
+            raise TypeError("not on so few")
         return {}
 
     for metric in (None, "loss"):
         trainer, _ = judged(tmp_path, metric, compute_metrics=compute_metrics, max_steps=1)
         trainer.train()
-    assert calls == [9, 9]
+    assert calls == [8, 9, 8, 9]
 
 
 @pytest.mark.parametrize("streams", [False, True])

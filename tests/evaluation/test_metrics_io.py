@@ -12,7 +12,8 @@ import torch
 import transformers
 
 from trainwright import metrics_format
-from trainwright.evaluation.metrics_io import plain_numbers, print_metrics, save_metrics
+from trainwright._types import plain_numbers
+from trainwright.evaluation.metrics_io import print_metrics, save_metrics
 
 from .._support.small import OURS, REFERENCE, data, make_trainer
 
@@ -69,7 +70,8 @@ def test_results_of_numpy_can_be_saved(tmp_path: Path) -> None:
 
 
 def test_plain_numbers() -> None:
-    value = {"a": np.float32(0.5), "b": [torch.tensor(3), (np.int64(2),)], "c": "x", "d": torch.tensor([1, 2])}
+    value = {"a": np.float32(0.5), "b": [torch.tensor(3), (np.int64(2),)], "c": "x", "d": torch.tensor([1, 2]),
+             "e": [np.ones(1), np.array(2)]}  # fmt: skip
     plain = plain_numbers(value)
-    assert (plain["a"], plain["b"], plain["c"]) == (0.5, [3, (2,)], "x")
+    assert (plain["a"], plain["b"], plain["c"], plain["e"]) == (0.5, [3, (2,)], "x", [1.0, 2])
     assert [type(plain["a"]), type(plain["b"][0])] == [float, int]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from trainwright._types import metric_number
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.errors import ArgumentError
 from trainwright.state.control import TrainerControl
@@ -44,13 +46,21 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             args: `greater_is_better` is read.
             state: `best_metric` is read; None before the first evaluation.
             control: not used.
-            metric_value: value of `metric_for_best_model` in this evaluation.
+            metric_value: value of `metric_for_best_model` in this evaluation; NaN, None and what is not a number
+                count as no improvement, also where no evaluation was better yet.
         """
-        best = state.best_metric
-        if best is None:
+        value, best = metric_number(metric_value), metric_number(state.best_metric)
+        if value != value:
+            self.early_stopping_patience_counter += 1
+            logger.warning(
+                "Early stopping counts a metric that is %s as no improvement: %d of %d.",
+                reprlib.repr(metric_value), self.early_stopping_patience_counter, self.early_stopping_patience,
+            )  # fmt: skip
+            return
+        if best != best:
             self.early_stopping_patience_counter = 0
             return
-        gain = metric_value - best if args.greater_is_better else best - metric_value
+        gain = value - best if args.greater_is_better else best - value
         if gain > 0 and gain > (self.early_stopping_threshold or 0.0):
             self.early_stopping_patience_counter = 0
         else:
@@ -81,14 +91,13 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     ) -> None:
         name = args.metric_for_best_model or "loss"
         name = name if name.startswith("eval_") else f"eval_{name}"
-        value = metrics.get(name)
-        if value is None:
+        if name not in metrics:
             logger.warning(
                 "Early stopping looks for %s, which this evaluation did not give; it gave %s.",
                 name, ", ".join(sorted(metrics)),
             )  # fmt: skip
             return
-        self.check_metric_value(args, state, control, value)
+        self.check_metric_value(args, state, control, metrics[name])
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
 

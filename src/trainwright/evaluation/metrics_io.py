@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
+from trainwright._types import plain_numbers, recordable, write_text
 
-from trainwright._types import write_text
+logger = logging.getLogger(__name__)
 
 
 def metrics_format(metrics: Mapping[str, object]) -> dict[str, object]:
@@ -47,22 +47,30 @@ def save_metrics(output_dir: str | Path, split: str, metrics: Mapping[str, objec
         _write_json(path, {**before, **metrics})
 
 
-def plain_numbers(value: Any) -> Any:  # of the type that came in, but for the numbers
-    """Converts numpy scalars and one-element tensors at any depth into Python numbers, for JSON."""
-    if isinstance(value, Mapping):
-        return {key: plain_numbers(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(plain_numbers(item) for item in value)
-    if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
-        return value.item()
-    return value
+def record_of(values: Mapping[str, object], named: set[str]) -> dict[str, Any]:  # JSON
+    """Returns the values that the record of a run can hold; warns once about each other one.
+
+    Args:
+        values: metrics, or other logged values.
+        named: those that a warning has named already; others are added.
+    """
+    dropped: dict[str, str] = {}
+    kept = recordable(values, dropped)
+    for name in (name for name in dropped if name not in named):
+        logger.warning(
+            "The metric %s is %s, which the record of a run cannot hold: it is left out of log_history and "
+            "trainer_state.json. Return numbers (or text, or lists of them) from compute_metrics, and log them.",
+            name, dropped[name],
+        )  # fmt: skip
+    named.update(dropped)
+    return kept
 
 
 denumpify_detensorize = plain_numbers  # the original's name
 
 
 def _write_json(path: Path, values: Mapping[str, object]) -> None:
-    write_text(path, json.dumps(values, indent=4, sort_keys=True))
+    write_text(path, json.dumps(record_of(values, set()), indent=4, sort_keys=True))
 
 
 def _readable(name: str, value: Any) -> object:  # any value that a user logs

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from trainwright._types import Batch, Nested
+from trainwright._types import Batch, Nested, plain_numbers
 from trainwright.errors import DataError
 from trainwright.evaluation.eval_context import EvalContext
 from trainwright.evaluation.loss_average import LossAverage
 from trainwright.evaluation.memmap import ArrayStorage
-from trainwright.evaluation.metrics_io import plain_numbers
 from trainwright.evaluation.nested_collector import NestedCollector
 from trainwright.evaluation.outputs import EvalLoopOutput, EvalPrediction
 from trainwright.evaluation.streaming_metrics import StreamingMetric, is_streaming
@@ -120,6 +119,11 @@ def _prefixed(metrics: object, prefix: str, losses: dict[str, float]) -> dict[st
         raise DataError(
             f"compute_metrics returned a {type(metrics).__name__}; it must return a dict of names and numbers, "
             "for example {'accuracy': 0.9}."
+        )
+    if names := [name for name in metrics if not isinstance(name, str)]:
+        raise DataError(
+            f"compute_metrics returned a metric named {names[0]!r} (a {type(names[0]).__name__}); names are text, for "
+            f"example {f'class_{names[0]}'!r}."
         )
     named = dict(losses)
     for name, value in plain_numbers(metrics).items():

@@ -50,7 +50,7 @@ class JournalListener:
     ) -> None:
         self._warnings.write_down()
         values = dict(logs)
-        is_evaluation = any(name.startswith("eval_") for name in values)
+        is_evaluation = any(str(name).startswith("eval_") for name in values)
         self.journal.write("evaluation" if is_evaluation else "log", step=state.global_step, values=values)
         if values.get("num_non_finite_losses"):
             number = values["num_non_finite_losses"]

@@ -59,7 +59,7 @@ class FileJournal:
             line = json.dumps({"kind": kind, "run": self.run_id, "time": time.time(), **json_value(values)}) + "\n"
             with self._lock:
                 append(self.path, line)
-        except (OSError, ValueError, TypeError) as error:
+        except Exception as error:  # also from the text of an object that somebody logged
             is_first, self._has_failed = not self._has_failed, True  # set first: a warning is an entry itself
             if is_first:
                 logger.warning("%s cannot be written, so this run is not recorded there: %s", self.path, error)

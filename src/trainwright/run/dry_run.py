@@ -5,16 +5,18 @@ known and not guessed. It has a TrainingRun of its own, so nothing of it is noti
 from __future__ import annotations
 
 import logging
+import reprlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from trainwright import checks
+from trainwright._types import metric_number
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import rules
-from trainwright.errors import MetricError
-from trainwright.evaluation import eval_loop
+from trainwright.errors import DataError, MetricError
+from trainwright.evaluation import eval_loop, metrics_io
 from trainwright.evaluation.dry_run import FirstBatch, Guarded
 from trainwright.evaluation.streaming_metrics import is_streaming
 from trainwright.hooks import is_overridden
@@ -44,7 +46,7 @@ def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> None:
     if wanted is not None:
         _find_metric(trainer, wanted, ignore_keys)
     elif not is_overridden(trainer, "evaluation_loop", "prediction_step", "_prepare_inputs", "get_eval_dataloader"):
-        _find_labels(trainer, next(iter(names), None))
+        _look_at_metrics(trainer, next(iter(names), None), ignore_keys)
 
 
 def names_of_metrics(trainer: Any) -> set[str]:
@@ -61,12 +63,9 @@ def _find_metric(trainer: Any, wanted: rules.RequiredMetric, ignore_keys: list[s
     metrics = trainer.compute_metrics
     guard = Guarded(metrics)
     try:
-        with _rehearsing(trainer):
-            trainer.compute_metrics = metrics if is_streaming(metrics) else guard
-            batch = FirstBatch(trainer.get_eval_dataloader(wanted.eval_set))
-            output = trainer.evaluation_loop(
-                batch, "Evaluation", ignore_keys=ignore_keys, metric_key_prefix=wanted.prefix
-            )
+        trainer.compute_metrics = metrics if is_streaming(metrics) else guard
+        batch = _first_batch(trainer, wanted.eval_set)
+        found = _metrics_of(trainer, batch, wanted.prefix, ignore_keys)
     except Exception as error:
         if not guard.may_work_on_more(error):
             raise
@@ -78,20 +77,47 @@ def _find_metric(trainer: Any, wanted: rules.RequiredMetric, ignore_keys: list[s
         return
     finally:
         trainer.compute_metrics = metrics
-    found = {*(output.metrics or ()), *(f"{wanted.prefix}_{name}" for name in rules.COMPUTED_BY_EVALUATION[1:4])}
-    if wanted.name not in found:
+    names = {*found, *(f"{wanted.prefix}_{name}" for name in rules.COMPUTED_BY_EVALUATION[1:4])}
+    if wanted.name not in names:
         raise MetricError(
             f"metric_for_best_model={trainer.args.metric_for_best_model!r}, but the evaluation gives no "
-            f"{wanted.name!r}; it gives {', '.join(sorted(found))}. Name one of these, or return it from "
+            f"{wanted.name!r}; it gives {', '.join(sorted(names))}. Name one of these, or return it from "
             "compute_metrics."
+        )
+    value = found.get(wanted.name, 0.0)
+    if not isinstance(value, float) and value is not None and (number := metric_number(value)) != number:
+        raise MetricError(
+            f"metric_for_best_model={trainer.args.metric_for_best_model!r}, and the evaluation gives "
+            f"{wanted.name}={reprlib.repr(value)}, which is not a number ({type(value).__name__}). Return a number "
+            "under this name from compute_metrics, or name another metric."
         )
 
 
-def _find_labels(trainer: Any, eval_set: str | None) -> None:
+def _look_at_metrics(trainer: Any, eval_set: str | None, ignore_keys: list[str] | None) -> None:
+    """Looks for labels, and names the metrics that cannot be written down. Other errors are left to the evaluation."""
+    batch = _first_batch(trainer, eval_set)
+    if not trainer.label_names or any(batch.batch.get(name) is None for name in trainer.label_names):
+        eval_loop.raise_no_labels(trainer.label_names, batch.batch)
+    try:
+        _metrics_of(trainer, batch, "eval" if eval_set is None else f"eval_{eval_set}", ignore_keys)
+    except DataError:
+        raise
+    except Exception as error:
+        logger.info("The metrics of a single batch could not be looked at before training: %r", error)
+
+
+def _first_batch(trainer: Any, eval_set: str | None) -> FirstBatch:
     with unchanged_random_states():
-        inputs = FirstBatch(trainer.get_eval_dataloader(eval_set)).batch
-    if not trainer.label_names or any(inputs.get(name) is None for name in trainer.label_names):
-        eval_loop.raise_no_labels(trainer.label_names, inputs)
+        return FirstBatch(trainer.get_eval_dataloader(eval_set))
+
+
+def _metrics_of(trainer: Any, batch: FirstBatch, prefix: str, ignore_keys: list[str] | None) -> dict[str, Any]:
+    """What an evaluation of one batch gives; values that cannot be written down are named."""
+    with _rehearsing(trainer):
+        output = trainer.evaluation_loop(batch, "Evaluation", ignore_keys=ignore_keys, metric_key_prefix=prefix)
+    metrics = dict(output.metrics or {})
+    metrics_io.record_of(metrics, trainer._run.progress.unrecordable)
+    return metrics
 
 
 @contextmanager

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from operator import is_
 from typing import Any
+
+from trainwright._types import recordable
+
+logger = logging.getLogger(__name__)
 
 NUM_RECENT = 100  # the newest entries, which callbacks may still change, are serialized each time
 NUM_IN_PIECE = 4000  # entries: some hundred kilobytes, which are written without being copied together first
@@ -55,4 +60,10 @@ class HistoryText:
 
 
 def _line(entry: dict[str, Any]) -> bytes:
-    return ("    " + json.dumps(entry, sort_keys=True)).encode()
+    try:
+        text = json.dumps(entry, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):  # an entry that did not come through `Trainer.log`
+        dropped: dict[str, str] = {}
+        text = json.dumps(recordable(entry, dropped), sort_keys=True)
+        logger.warning("trainer_state.json is written without %s of log_history.", dropped)
+    return f"    {text}".encode()

@@ -32,6 +32,7 @@ class RunState:
         first_step: optimizer step at which this `train()` started (not 0 after a resume).
         flos: floating-point operations not yet stored in `state`.
         tokens: input tokens not yet stored in `state`, a device scalar or None while nothing is counted.
+        unrecordable: names of the metrics that a warning has named as impossible to write down.
     """
 
     def __init__(self, state: TrainerState, control: TrainerControl) -> None:
@@ -52,6 +53,7 @@ class RunState:
         self.window_start: Any = None  # state to repeat the current window from, of the loop; None between windows
         self.is_updating = False  # the weights are neither the last step's nor the next one's
         self.saved_step: int | None = None  # optimizer step of the last checkpoint
+        self.unrecordable: set[str] = set()
         self.epoch = 0  # the epoch that is being trained, from 0
         self.share_of_window = 1.0  # the current micro-batch's share of its window's samples
         self.part_of_micro_batch = 1.0  # below 1 for a part of one that was cut because it did not fit

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from trainwright._types import read_json, write_pieces
+from trainwright._types import read_json, recordable, write_pieces
 from trainwright.state.exportable_state import collect_states
 from trainwright.state.log_history import HistoryText
+
+logger = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 30
 
@@ -74,7 +77,11 @@ class TrainerState:
             json_path: the file.
         """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        text = json.dumps({**values, "log_history": []}, indent=2, sort_keys=True)
+        values["log_history"] = []
+        try:
+            text = json.dumps(values, indent=2, sort_keys=True)
+        except (TypeError, ValueError, RecursionError):
+            text = json.dumps(_writable(values), indent=2, sort_keys=True)
         # Two spaces before it: only the record's own field, not one of a callback's state.
         before, after = text.split('\n  "log_history": []', 1)
         history = self._history_text.pieces(self.log_history)
@@ -115,3 +122,15 @@ class TrainerState:
             interval = getattr(args, f"{kind}_steps")
             if interval is not None:
                 setattr(self, f"{kind}_steps", math.ceil(max_steps * interval) if interval < 1 else interval)
+
+
+def _writable(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields without what JSON cannot hold: the state of a callback, a parameter of a trial."""
+    dropped: dict[str, str] = {}
+    parts = {k: recordable(value, dropped) if isinstance(value, dict) else value for k, value in values.items()}
+    kept = recordable(parts, dropped)
+    logger.warning(
+        "trainer_state.json cannot hold %s; it is written without.",
+        " and ".join(f"{name} ({what})" for name, what in dropped.items()),
+    )
+    return kept

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
+from trainwright._types import plain_numbers
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.errors import MissingPackageError
-from trainwright.evaluation.metrics_io import plain_numbers
 from trainwright.hooks import definer
 from trainwright.journal import record
 from trainwright.trackers.tracker_thread import PendingCalls, TrackerThread
