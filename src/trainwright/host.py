@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -27,16 +30,37 @@ def available_bytes() -> int:
 
 
 def is_process_alive(pid: int, *, began: float | None = None) -> bool:
-    """Whether a process of this machine runs.
+    """Whether a process of this machine runs. One that has ended and whose parent has not asked for it does not.
 
     Args:
         pid: number of the process.
         began: when it started, in seconds since the epoch: its number may belong to a later process now. None: any
             process of that number counts.
     """
-    if began is None:
-        return psutil.pid_exists(pid)
     try:
-        return bool(abs(psutil.Process(pid).create_time() - began) < SAME_START_S)
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return began is None or bool(abs(process.create_time() - began) < SAME_START_S)
+    except psutil.AccessDenied:
+        return began is None
     except psutil.Error:
         return False
+
+
+def place_of_this_process() -> tuple[str, str]:
+    """Where a process number counts.
+
+    Returns:
+        Name of the machine; its boot and the process namespace (a container has its own), "" where there are none.
+    """
+    return socket.gethostname(), _boot_and_namespace()
+
+
+@cache
+def _boot_and_namespace() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # another system
+        return ""

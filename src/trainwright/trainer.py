@@ -329,10 +329,10 @@ class Trainer:
         run = TrainingRun.after(self._run, self.args, trial)
         self._services.use_clock(run.progress.clock)
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        with self._using_run(run), self._engine.together(run.progress.interrupts):
+        folder, engine = self._get_output_dir(trial), self._engine
+        with self._using_run(run), run.alone_in(folder, self.args, engine), engine.together(run.progress.interrupts):
             self._memory_tracker.start("train")
-            checkpoint = self._engine.agree(lambda: resume.find_checkpoint(wanted, self.args.output_dir))
-            folder = self._get_output_dir(trial)
+            checkpoint = engine.agree(lambda: resume.find_checkpoint(wanted, self.args.output_dir))
             checkpointing.prepare_output(self.args, folder, is_fresh=checkpoint is None)
             with build.callbacks_of_a_run(self.callback_handler, self.args, folder), run.under_way(self._services):
                 return self._train(run, checkpoint, trial, ignore_keys_for_eval)

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from trainwright import EarlyStoppingCallback, TrainerCallback
+from trainwright.checkpoint import lease
+from trainwright.checkpoint.lease import Lease
+from trainwright.errors import ArgumentError
 
 from .bench import Bench, StopAt, checkpoints
 from .evaluation_fields import scores
@@ -116,3 +119,16 @@ def callbacks_get_the_settings_of_the_checkpoint(bench: Bench) -> None:
 
     assert patience(restores=False) == 7
     assert patience(restores=True) == 9
+
+
+@shows("output_dir_wait_s")
+def a_run_waits_for_the_directory_of_another(bench: Bench) -> None:
+    first = bench.trainer(save_strategy="steps", save_steps=6)
+    holder = Lease(first.args.output_dir)
+    assert holder.attempt() is None
+    with pytest.raises(ArgumentError, match="in use by"):
+        first.train()
+    bench.monkeypatch.setattr(lease.time, "sleep", lambda seconds: holder.release())
+    first.args.output_dir_wait_s = 60.0
+    first.train()
+    assert checkpoints(first.args.output_dir) == [6]

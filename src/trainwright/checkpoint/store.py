@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import socket
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 _FINAL = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
 _BESIDE = re.compile(
-    rf"^\.{PREFIX_CHECKPOINT_DIR}-(?P<step>\d+)\.(?P<host>.+)\.(?P<pid>\d+)\.(?P<purpose>staging|replaced|removed)$"
+    rf"^\.{PREFIX_CHECKPOINT_DIR}-(?P<step>\d+)\.(?P<host>.+)\.(?P<pid>\d+)(\.t[0-9a-f]+)?\."
+    r"(?P<purpose>staging|replaced|removed)$"
 )
 
 
@@ -37,6 +39,7 @@ class CheckpointStore:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
+        self._token = f"t{uuid.uuid4().hex[:8]}"  # another store of this process has directories of its own
 
     def path(self, step: int) -> Path:
         return self.root / f"{PREFIX_CHECKPOINT_DIR}-{step}"
@@ -76,9 +79,10 @@ class CheckpointStore:
         replaced = self._beside(manifest.step, "replaced")
         if final.exists():
             shutil.rmtree(replaced, ignore_errors=True)
+            _IN_USE.add(replaced.absolute())  # a reader in this process must not put it back meanwhile
             final.rename(replaced)
         staging.rename(final)
-        _IN_USE.discard(staging.absolute())
+        _IN_USE.difference_update((staging.absolute(), replaced.absolute()))
         _flush_directory(self.root)
         shutil.rmtree(replaced, ignore_errors=True)
         return final
@@ -88,7 +92,8 @@ class CheckpointStore:
         shutil.rmtree(staging, ignore_errors=True)
 
     def _beside(self, step: int, purpose: str) -> Path:
-        return self.root / f".{PREFIX_CHECKPOINT_DIR}-{step}.{socket.gethostname()}.{os.getpid()}.{purpose}"
+        owner = f"{socket.gethostname()}.{os.getpid()}.{self._token}"
+        return self.root / f".{PREFIX_CHECKPOINT_DIR}-{step}.{owner}.{purpose}"
 
     def remove(self, step: int) -> None:
         logger.info("Deleting checkpoint %s (save_total_limit).", self.path(step))

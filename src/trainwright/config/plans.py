@@ -321,6 +321,11 @@ class CheckpointPlan:
     saves_on_exception: bool = False
     requeues: bool = False
 
+    @property
+    def may_save(self) -> bool:
+        """Whether a run with these settings may write a checkpoint."""
+        return self.saves_on_interrupt or self.saves_on_exception
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationPlan:

@@ -92,6 +92,10 @@ class Checkpointer:
         world, cursor = self.args.world_size, run.cursor()
         manifest = Manifest(step=step, run_id=run.run_id, world_size=world, cursor=cursor)
 
+        def check() -> None:
+            run.lease.confirm()
+            check_next_checkpoint(self.args, store.root, hooks.model, hooks.optimizer)
+
         def write(folder: Path) -> None:
             for part in CONTENTS:
                 if not (part.is_for_resume and self.args.save_only_model):
@@ -103,7 +107,7 @@ class Checkpointer:
             company=self.engine,
             writes=self.args.should_save,
             in_background=asynchronous,
-            check=lambda: check_next_checkpoint(self.args, store.root, hooks.model, hooks.optimizer),
+            check=check,
             write=write,
             after=lambda: rotate(store, self.args, run_id=manifest.run_id, newest=step, best=best),
         )

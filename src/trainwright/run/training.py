@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from trainwright._types import Batch
+from trainwright.checkpoint.lease import Lease, NullLease, take
 from trainwright.config import resolve
+from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine
@@ -66,6 +68,7 @@ class TrainingRun:
         pending_actions: what its checkpoint's run was about to do.
         checkpoint_args: the arguments of the checkpoint that it resumes from; None for a fresh run.
         changed_args: what differs from them, as lines.
+        lease: its claim on the directory where it saves.
         eval_mode_guard: holds how training left the model, from an evaluation until the next step.
         flops: estimates the operations of a micro-batch.
     """
@@ -87,6 +90,7 @@ class TrainingRun:
         self.pending_actions = PendingActions()
         self.checkpoint_args: CheckpointArguments | None = None
         self.changed_args: list[str] = []
+        self.lease: Lease | NullLease = NullLease()
         self.eval_mode_guard: train_eval_mode.EvalModeGuard | None = None
         self.flops = FlopEstimator()
         self._data_wait: DataWait | None = None
@@ -129,6 +133,22 @@ class TrainingRun:
         from trainwright.evaluation.dry_run import SilentEvents
 
         return SilentEvents()
+
+    @contextmanager
+    def alone_in(self, folder: str, args: Any, engine: Engine) -> Iterator[None]:
+        """Around a training: where it may save, no other run saves into its directory. All processes call it.
+
+        Raises:
+            ArgumentError: another live run does.
+        """
+        self.lease = lease = Lease(folder)
+        try:
+            if resolve.checkpoint(args).may_save:
+                take(lease, engine.agree, folder=folder, wait_s=value_of(args, "output_dir_wait_s"))
+            yield
+        finally:
+            self.lease = NullLease()
+            lease.release()
 
     # -- preparing -----------------------------------------------------------------------------------------------------
 

@@ -143,6 +143,13 @@ class OurFields(FieldGroup):
         searchable=False,
         choices=("stop", "continue"),
     )
+    output_dir_wait_s: float = setting(
+        0.0,
+        "Seconds to wait for another live run that holds output_dir, before this one is refused (0: at once).",
+        on_resume=PER_START,
+        searchable=False,
+        limits=NOT_NEGATIVE,
+    )
     pad_to_multiple_of: int | None = setting(
         None,
         "The default collator pads to a multiple of so many tokens, so there are fewer shapes to compile.",

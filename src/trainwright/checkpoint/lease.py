@@ -1,0 +1,277 @@
+"""Lease: the claim of one live run on its output directory, in a file. What is saved there is no concern of this file.
+
+The file `.lease-<n>.json` names the holder; a thread touches it every few seconds. It is created by a hard link, which
+fails where the name exists, also on network disks; no lock of the system is used. Whether a holder still lives is read
+
+- from its process, where it runs in this boot and process namespace of this machine: number and start time;
+- elsewhere from the time of the file: a lease that was not touched for `STALE_S`, by the clock of the disk, is stale.
+
+A stale lease n is taken over by creating n + 1, so of several runs that find it stale one alone gets it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+
+from trainwright._types import read_json
+from trainwright.errors import ArgumentError, CheckpointWriteError
+from trainwright.host import is_process_alive, place_of_this_process
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 5.0
+STALE_S = 60.0
+POLL_S = 0.5  # between two attempts
+MAX_BYTES = 1 << 16
+_NAME = re.compile(r"^\.lease-(\d+)\.json$")
+_HELD: set[str] = set()  # tokens of the leases that trainers of this process hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Contents of a lease.
+
+    Attributes:
+        host: name of the machine.
+        place: boot and process namespace in which `pid` counts; "" where the system has none.
+        pid: of the process.
+        began: start of the process, in seconds since the epoch.
+        since: when the lease was taken, likewise.
+        token: of this lease alone.
+    """
+
+    host: str
+    place: str
+    pid: int
+    began: float
+    since: float
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @classmethod
+    def of_this_process(cls) -> Holder:
+        host, place = place_of_this_process()
+        began = psutil.Process().create_time()
+        return cls(host=host, place=place, pid=os.getpid(), began=began, since=time.time())
+
+    @classmethod
+    def read(cls, path: Path) -> Holder | None:
+        """Returns the contents of a file; None if it cannot be read as a lease."""
+        try:
+            holder = cls(**read_json(path, max_bytes=MAX_BYTES))
+        except (OSError, ValueError, TypeError):
+            return None
+        numbers = (holder.began, holder.since)
+        is_sound = type(holder.pid) is int and all(isinstance(number, (int, float)) for number in numbers)
+        return holder if is_sound else None
+
+    def is_alive(self) -> bool | None:
+        """Whether the process lives; None where this process cannot tell."""
+        if self.token in _HELD:
+            return True
+        if (self.host, self.place) != place_of_this_process():
+            return None
+        if self.pid == os.getpid() or not is_process_alive(self.pid):
+            return False
+        return True if is_process_alive(self.pid, began=self.began) else None  # None: the clock may have been set
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        here = ", this process" if self.token in _HELD else ""
+        return f"process {self.pid} on {self.host}{here}, since {since}"
+
+
+class NullLease:
+    """Lease of a trainer that does not train."""
+
+    def confirm(self) -> None:
+        """Does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a lease could not be taken: who holds it, and whether that run is known to live."""
+
+    holder: str
+    is_alive: bool
+
+
+class Lease:
+    """Lease on a directory. Only the process that writes checkpoints takes one.
+
+    Args:
+        folder: made if missing. Where nothing can be written into it, the run has no lease and says so.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._path: Path | None = None
+        self._token = ""
+        self._seen: dict[Path, tuple[int, float]] = {}  # time of a foreign lease, and when it was first seen with it
+        self._is_over = threading.Event()
+
+    def attempt(self) -> Obstacle | None:
+        """Tries to take the lease; None: it is taken, or this directory cannot have one."""
+        mine = Holder.of_this_process()
+        draft = self._folder / f".lease.{mine.token}.partial"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps(asdict(mine)), encoding="utf-8")
+            now = draft.stat().st_mtime
+            before = self._leases()
+            obstacle = self._obstacle(before, now)
+            if obstacle is not None:
+                return obstacle
+            path = self._folder / f".lease-{max((number for number, _ in before), default=0) + 1}.json"
+            if not _create(draft, path):
+                return Obstacle("another run that starts now", is_alive=False)
+            _HELD.add(mine.token)
+            self._path, self._token, self._is_over = path, mine.token, threading.Event()
+            threading.Thread(target=self._beat, name="trainwright-lease", daemon=True).start()
+            obstacle = self._obstacle([one for one in self._leases() if one[1] != path], now)
+            if obstacle is not None:  # two numbers at the same time: both withdraw, and try again
+                self.release()
+                return obstacle
+            for _, stale in before:
+                logger.warning("The run of %s ended without releasing %s; it is taken over.",
+                               Holder.read(stale) or "an unknown process", self._folder)  # fmt: skip
+                stale.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s cannot be claimed for this run alone (%s): another run in it will not be noticed.",
+                           self._folder, error)  # fmt: skip
+            return None
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+        return None
+
+    def confirm(self) -> None:
+        """Makes sure before a save that the lease is this run's. One that nobody has is taken: somebody deleted it, or
+        only a callback asks for a save.
+
+        Raises:
+            CheckpointWriteError: another run has the directory.
+        """
+        if self._path is not None and _is_of(self._path, self._token):
+            return
+        had_it = self._path is not None
+        self.release()
+        obstacle = self.attempt()
+        if obstacle is None or not (had_it or obstacle.is_alive):
+            return
+        why = f" since this run gave no sign of life for {STALE_S:g} s" if had_it else ""
+        raise CheckpointWriteError(
+            f"{self._folder} belongs to {obstacle.holder},{why} and two runs would replace each other's checkpoints. "
+            "This run saves nothing there; start or resume it with another output_dir."
+        )
+
+    def release(self) -> None:
+        """Gives the directory back. Nothing happens without a lease."""
+        self._is_over.set()
+        _HELD.discard(self._token)
+        path, self._path = self._path, None
+        if path is not None and _is_of(path, self._token):
+            with suppress(OSError):
+                path.unlink()
+
+    def _beat(self) -> None:
+        path, is_over = self._path, self._is_over
+        while path is not None and not is_over.wait(BEAT_S):
+            with suppress(OSError):
+                os.utime(path)
+
+    def _leases(self) -> list[tuple[int, Path]]:
+        found = [(match, path) for path in self._folder.iterdir() if (match := _NAME.match(path.name))]
+        return [(int(match[1]), path) for match, path in found]
+
+    def _obstacle(self, leases: list[tuple[int, Path]], now: float) -> Obstacle | None:
+        """Returns the first of these leases that is not stale.
+
+        Args:
+            leases: numbers and paths.
+            now: time by the clock of the disk, in seconds.
+        """
+        for _, path in leases:
+            holder = Holder.read(path)
+            is_alive = None if holder is None else holder.is_alive()
+            if is_alive is None:
+                is_alive = self._has_moved(path, now)
+            if is_alive is not False:
+                return Obstacle(str(holder or "an unknown process"), is_alive=is_alive is True)
+        return None
+
+    def _has_moved(self, path: Path, now: float) -> bool | None:
+        """Whether a lease was touched since it was first seen; False once it is stale, None until either shows."""
+        try:
+            touched = path.stat()
+        except FileNotFoundError:
+            return False
+        seen, since = self._seen.setdefault(path, (touched.st_mtime_ns, time.monotonic()))
+        if touched.st_mtime_ns != seen:
+            return True
+        is_stale = now - touched.st_mtime > STALE_S or time.monotonic() - since > STALE_S
+        return False if is_stale else None
+
+
+def take(lease: Lease, agree: Callable[[Callable[[], bool]], bool], *, folder: str, wait_s: float) -> None:
+    """Takes a lease for a run, or waits for it. All processes call it, and the main one decides.
+
+    Args:
+        lease: of the main process; those of others stay unused.
+        agree: calls a function in the main process, and returns its result in all.
+        folder: the directory, for messages.
+        wait_s: seconds to wait for a run that holds it.
+
+    Raises:
+        ArgumentError: another live run holds it.
+    """
+    begun = time.monotonic()
+    told: list[str] = []
+
+    def attempt() -> bool:
+        obstacle = lease.attempt()
+        if obstacle is None:
+            return True
+        if obstacle.is_alive and time.monotonic() - begun >= wait_s:
+            raise ArgumentError(
+                f"output_dir={folder!r} is in use by {obstacle.holder}: two runs would replace each other's "
+                "checkpoints. Choose another output_dir, end that run, or wait for it (output_dir_wait_s=3600)."
+            )
+        if obstacle.holder not in told:
+            told.append(obstacle.holder)
+            logger.warning("Waiting for output_dir=%r, which is held by %s.", folder, obstacle.holder)
+        return False
+
+    while not agree(attempt):
+        time.sleep(POLL_S)
+
+
+def _create(draft: Path, path: Path) -> bool:
+    """Gives a file its final name too, if nobody has it yet."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a disk without links
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(draft.read_text(encoding="utf-8"))
+        except FileExistsError:
+            return False
+    return True
+
+
+def _is_of(path: Path, token: str) -> bool:
+    holder = Holder.read(path)
+    return holder is not None and holder.token == token
