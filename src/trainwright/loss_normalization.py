@@ -14,8 +14,9 @@ Worked example: a window of two micro-batches with 3 and 1 label tokens, losses 
 Items are counted where the loss counts them: a causal loss compares position i with label i + 1, so label 0 is never
 a target and must not enter the divisor; with sequences of S tokens that would be wrong by (S - 1)/S.
 
-    items     a mean again, but weighted by the items it was taken over (`loss_weighting="items"`): the window's loss is
-              the mean over all its items, whatever the micro-batches' sizes:  2.0 * 3/4 + 6.0 * 1/4 = 3.0
+    items     a mean again, but weighted by the items it was taken over (`loss_weighting="items"`; the default for
+              models told the number of items that ignore it, as BERT does): the window's loss is the mean over all
+              its items, whatever the micro-batches' sizes:  2.0 * 3/4 + 6.0 * 1/4 = 3.0
 
 An auxiliary loss that a model adds to its own (a mixture of experts' balance) is a mean over each micro-batch, not a
 share of the window's sum: it is weighted by the micro-batch's share of the window's samples, so that a window's
@@ -97,6 +98,8 @@ class LossRule:
         if scaled:
             return loss * 0.0 if _stands_in(batch) else loss
         if self.weights_items and num_items is not None:
+            if micro_batches == share == self.num_processes == 1:
+                return loss
             return loss * (self._num_items(batch) * self.num_processes / num_items)
         if isinstance(batch, TailBatch):
             loss = loss * batch.weight

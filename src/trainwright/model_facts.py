@@ -5,8 +5,12 @@ Read once, when a trainer is made or a run starts. Nothing here runs the model o
 
 from __future__ import annotations
 
+import ast
+import dis
 import functools
 import inspect
+import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +85,7 @@ def accepts_loss_kwargs(model: Any) -> bool:
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in forward_parameters(model).values())
 
 
+_COUNT = "num_items_in_batch"
 _MEANS = {"CrossEntropyLoss", "BCEWithLogitsLoss", "BCELoss", "MSELoss", "L1Loss", "NLLLoss"}
 
 
@@ -88,15 +93,57 @@ def ignores_item_count(model: Any) -> bool:
     """Whether `forward` accepts `num_items_in_batch` like any other keyword and still returns a mean.
 
     So do the heads of BERT and T5: their code makes one of torch's mean losses, and uses neither the count nor the
-    model's loss function, which would divide by it. False wherever the code does not show it.
+    model's loss function, which would divide by it. So do classifiers on top of Llama, whose code calls that function
+    without the keywords that `forward` was given. False wherever the code does not show it.
     """
-    if not accepts_loss_kwargs(model):
+    core = core_model(model)
+    forward = inspect.unwrap(type(core).forward)
+    code = getattr(forward, "__code__", None)
+    if code is None or not accepts_loss_kwargs(model):
         return False
-    code = getattr(inspect.unwrap(type(core_model(model)).forward), "__code__", None)
+    constants = {word for word in code.co_consts if isinstance(word, str)}
+    words = {*code.co_names, *code.co_varnames, *constants}
+    if _COUNT in words or {"sum", "none"} & constants:
+        return False
+    if "loss_function" in words:
+        return _drops_keywords(forward) or _has_mean_loss_function(core)
+    return bool(_MEANS & words)
+
+
+def _has_mean_loss_function(core: Any) -> bool:
+    """Whether the loss function of a classifier is one for regression or several labels, which takes no count."""
+    config, name = getattr(core, "config", None), getattr(core.loss_function, "__name__", "")
+    kind = getattr(config, "problem_type", None)
+    is_regression = kind is None and getattr(config, "num_labels", 0) == 1
+    return name == "ForSequenceClassificationLoss" and (
+        is_regression or kind in ("regression", "multi_label_classification")
+    )
+
+
+@functools.cache
+def _drops_keywords(forward: Callable[..., object]) -> bool:
+    """Whether each call of the model's loss function leaves out the keywords that `forward` took."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
+    except (OSError, SyntaxError, TypeError):
+        return False
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    losses = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "loss_function"]
+    return bool(losses) and all(keyword.arg is not None for call in losses for keyword in call.keywords)
+
+
+def uses_item_count(compute_loss: Callable[..., object]) -> bool:
+    """Whether an override of `compute_loss` reads `num_items_in_batch` itself; True where its code cannot be seen.
+
+    One that hands the count to the `compute_loss` above it leaves the decision to the model.
+    """
+    code = getattr(inspect.unwrap(compute_loss), "__code__", None)
     if code is None:
+        return True
+    if "compute_loss" in code.co_names:
         return False
-    words = {*code.co_names, *code.co_varnames, *(word for word in code.co_consts if isinstance(word, str))}
-    return bool(_MEANS & words) and not {"num_items_in_batch", "loss_function"} & words
+    loads = (step.argval for step in dis.get_instructions(code) if step.opname.startswith("LOAD"))
+    return any(_COUNT in (value if isinstance(value, tuple) else (value,)) for value in loads)
 
 
 def shifts_labels(model: Any) -> bool:

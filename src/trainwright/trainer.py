@@ -396,9 +396,9 @@ class Trainer:
         context = self._prepare_run(args, resume_from_checkpoint, trial, ignore_keys_for_eval)
         folder = self._get_output_dir(trial)
         engine.agree(lambda: checkpointing.check_first_checkpoint(args, folder, self.model))
-        caution = build.warning_of_summed_means(self.model, args, context.rule)
+        loss_note = build.note_of_mean(self.model, args, context.rule)
         note, changed = run.resume_note, run.changed_args
-        console.log_run_header(context, args, self.state, engine, note=note, caution=caution, changed_args=changed)
+        console.log_run_header(context, args, self.state, engine, note=note, loss_note=loss_note, changed_args=changed)
         self._dry_run_evaluation(ignore_keys_for_eval)
         data = {"train": self.train_dataset, "eval": self.eval_dataset}
         console.begin_journal(
@@ -986,6 +986,8 @@ class Trainer:
             self.args,
             accepts_loss_kwargs=self.model_accepts_loss_kwargs,
             has_loss_func=self.compute_loss_func is not None,
+            own_loss=self.compute_loss if is_overridden(self, "compute_loss") else None,
+            smooths_labels=self.label_smoother is not None,
             is_scaled=self.loss_is_scaled_for_ga,
             num_processes=self._engine.num_replicas,
         )

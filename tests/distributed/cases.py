@@ -54,6 +54,11 @@ WINDOWS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "means, accumulated": (lambda: models.ReturnsDict(0.0), data.vectors(17), {"gradient_accumulation_steps": 2}),
     "counted": (CountsItems, rows(22), {}),
     "counted, accumulated": (CountsItems, rows(17), {"gradient_accumulation_steps": 2}),
+    "told and ignored": (
+        models.bert,
+        data.texts(22),
+        {"gradient_accumulation_steps": 2, "optim": "sgd", "learning_rate": 0.1},
+    ),
     "weighted": (CountsItems, rows(17), {"loss_weighting": "items"}),
 }
 

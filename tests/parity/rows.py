@@ -4,7 +4,8 @@ A `Task` is a model with the data that suits it; a `Row` is a task with settings
 result, the row says so with `changes`: then `test_table_is_not_vacuous.py` holds it against the same task without it.
 
 BERT and T5 take `**kwargs` and so are handed `num_items_in_batch`, which their own loss ignores: under accumulation of
-4 the original adds four means, and logs four times the loss. The rows hold us to what it does.
+4 the original adds four means, and logs four times the loss. The rows hold us to what it does with
+`loss_weighting="original"`; by default, they hold us to a run in whole batches.
 """
 
 from collections.abc import Callable

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional
 from transformers import (
@@ -13,11 +14,12 @@ from transformers import (
     BertForTokenClassification,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForTokenClassification,
     T5Config,
     T5ForConditionalGeneration,
 )
 
-from trainwright import Trainer, TrainingArguments
+from trainwright import Trainer, TrainingArguments, model_facts
 from trainwright.errors import EvaluationMemoryError
 
 VOCABULARY, LENGTH = 23, 9
@@ -70,7 +72,15 @@ def t5() -> nn.Module:
     return T5ForConditionalGeneration(T5Config(vocab_size=VOCABULARY, decoder_start_token_id=0, **sizes))
 
 
+def llama_classifier() -> nn.Module:
+    """Calls the loss function of its model, without the keywords that it took."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=VOCABULARY, num_labels=VOCABULARY, num_key_value_heads=2, **sizes)
+    return LlamaForTokenClassification(config)
+
+
 MODELS = {"counted": llama, "mean": MeanOfTokens, "auxiliary": WithBalance, "bert": bert, "t5": t5}
+HEADS = {"bert": bert, "llama_classifier": llama_classifier}
 MEANS = ("mean", "bert", "t5")
 
 
@@ -89,15 +99,16 @@ def samples(number: int) -> list[dict[str, torch.Tensor]]:
 def gradients(kind: str, folder: Path, *, batch: int, micro_batches: int, number: int = 8, **how: Any) -> torch.Tensor:
     """The change of all weights after one epoch of plain SGD without clipping: rate times the gradients."""
     torch.manual_seed(0)
-    model = how.pop("model", None) or MODELS[kind]()
+    model, trainer = how.pop("model", None) or (MODELS | HEADS)[kind](), how.pop("trainer", Trainer)
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
     args = TrainingArguments(
         str(folder), use_cpu=True, disable_tqdm=True, save_strategy="no", num_train_epochs=1,
-        loss_weighting="items", lr_scheduler_type="constant", max_grad_norm=0, train_sampling_strategy="sequential",
+        loss_weighting=how.pop("weighting", "items"), lr_scheduler_type="constant", max_grad_norm=0,
+        train_sampling_strategy="sequential",
         per_device_train_batch_size=batch, gradient_accumulation_steps=micro_batches, **how,
     )  # fmt: skip
     sgd = (torch.optim.SGD, {"lr": 0.1})
-    Trainer(model, args, train_dataset=samples(number), optimizer_cls_and_kwargs=sgd).train()
+    trainer(model, args, train_dataset=samples(number), optimizer_cls_and_kwargs=sgd).train()
     return torch.cat([p.detach().flatten() for p in model.parameters()]) - before
 
 
@@ -113,19 +124,90 @@ def test_accumulating_equals_the_full_batch(
     assert whole.abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(("kind", "grows"), [("bert", True), ("t5", True), ("counted", False), ("mean", False)])
-def test_a_model_that_ignores_the_count_is_named_where_its_gradients_grow(
-    kind: str, grows: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+class OwnMean(Trainer):
+    """A loss of the user's own that does not look at the count."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten())
+        return (loss, outputs) if return_outputs else loss
+
+
+class OwnCount(Trainer):
+    """A loss of the user's own that is counted, in a nested function."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        labels = inputs.pop("labels")
+
+        def mean(total: torch.Tensor) -> torch.Tensor:
+            return total / ((labels != -100).sum() if num_items_in_batch is None else num_items_in_batch)
+
+        outputs = model(**inputs)
+        loss = mean(functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten(), reduction="sum"))
+        return (loss, outputs) if return_outputs else loss
+
+
+class Doubled(Trainer):
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        return (2 * loss[0], loss[1]) if isinstance(loss, tuple) else 2 * loss
+
+
+OWN = {"head": Trainer, "own mean": OwnMean, "own count": OwnCount, "doubled": Doubled}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("trainer", OWN)
+def test_by_default_a_head_that_ignores_the_count_trains_on_the_mean_of_the_window(
+    kind: str, trainer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As they do in the original, whose numbers are the default."""
-    settings = {"max_steps": 1, "gradient_accumulation_steps": 4, "report_to": "none", "per_device_train_batch_size": 2}
-    for weighting, said in (("batches", grows), ("items", False)):
+    """Whoever computes the loss; `original` gives the sum of four means, but for the loss that is counted."""
+    how: dict[str, Any] = {"trainer": OWN[trainer], "report_to": "none"}
+    whole = gradients(kind, tmp_path, batch=8, micro_batches=1, weighting=None, **how)
+    parts = {"batch": 2, "micro_batches": 4}
+    torch.testing.assert_close(gradients(kind, tmp_path, weighting=None, **parts, **how), whole, **CLOSE)
+    ratio = gradients(kind, tmp_path, weighting="original", **parts, **how).norm() / whole.norm()
+    assert (3.0 < ratio < 5.0) == (trainer != "own count")
+    ratio = gradients(kind, tmp_path, weighting="batches", **parts, **how).norm() / whole.norm()
+    assert 0.7 < ratio < 1.3
+
+
+def test_the_start_of_a_run_says_where_the_mean_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    how: dict[str, Any] = {"report_to": "none", "log_level": "info"}
+    for kind, weighting, said in (
+        ("bert", None, True), ("bert", "original", False), ("bert", "batches", False), ("counted", None, False),
+        ("mean", None, False),
+    ):  # fmt: skip
         caplog.clear()
-        args = TrainingArguments(
-            str(tmp_path), use_cpu=True, disable_tqdm=True, save_strategy="no", loss_weighting=weighting, **settings
-        )
-        Trainer(MODELS[kind](), args, train_dataset=samples(8)).train()
-        assert ("its gradients are 4 times those of one batch" in caplog.text) == said
+        gradients(kind, tmp_path, batch=2, micro_batches=4, weighting=weighting, **how)
+        assert ("mean over the 4 micro-batches of a step" in caplog.text) == said
+
+
+SMALL = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "ignores"),
+    [
+        ("BertForSequenceClassification", {}, True),
+        ("BertForMaskedLM", {}, True),
+        ("RobertaForSequenceClassification", {}, True),
+        ("LlamaForSequenceClassification", {}, True),
+        ("LlamaForTokenClassification", {}, True),
+        ("LlamaForCausalLM", {}, False),
+        ("BertLMHeadModel", {"is_decoder": True}, False),
+        ("ViTForImageClassification", {"image_size": 8, "patch_size": 4}, False),
+        ("ViTForImageClassification", {"image_size": 8, "patch_size": 4, "num_labels": 1}, True),
+    ],
+)
+def test_which_heads_ignore_the_count(name: str, more: dict[str, Any], ignores: bool) -> None:
+    model = getattr(transformers, name)
+    assert model_facts.ignores_item_count(model(model.config_class(**SMALL, **more))) == ignores
 
 
 class Small(nn.Module):

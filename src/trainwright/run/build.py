@@ -20,6 +20,7 @@ from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve, rules
+from trainwright.config.fields import value_of
 from trainwright.config.parsing import WARM_UP
 from trainwright.config.plans import StepPlan
 from trainwright.data.seeding import enable_full_determinism, set_seed
@@ -286,32 +287,52 @@ def label_smoother(model: Any, epsilon: float) -> LabelSmoother | None:
 
 
 def loss_rule(
-    model: Any, args: Any, *, accepts_loss_kwargs: bool, has_loss_func: bool, is_scaled: bool | None, num_processes: int
+    model: Any,
+    args: Any,
+    *,
+    accepts_loss_kwargs: bool,
+    has_loss_func: bool,
+    own_loss: Callable[..., object] | None,
+    smooths_labels: bool,
+    is_scaled: bool | None,
+    num_processes: int,
 ) -> LossRule:
-    by_items = getattr(args, "loss_weighting", "batches") == "items"
-    is_mean = by_items and model_facts.ignores_item_count(model)
+    """The arithmetic of a run's loss.
+
+    Args:
+        model: the user's model.
+        args: of any class.
+        accepts_loss_kwargs: the model is given `num_items_in_batch`.
+        has_loss_func: `compute_loss_func` makes the loss.
+        own_loss: `compute_loss` where a subclass defines it, else None.
+        smooths_labels: label smoothing makes the loss, and divides by the items.
+        is_scaled: what the user says of the losses; None: nothing.
+        num_processes: whose gradients are averaged.
+    """
+    weighting = value_of(args, "loss_weighting")
+    counts = has_loss_func or smooths_labels or (own_loss is not None and model_facts.uses_item_count(own_loss))
+    is_mean = weighting != "original" and not counts and model_facts.ignores_item_count(model)
+    by_items = weighting == "items"
     return LossRule(
-        counts_items=(accepts_loss_kwargs and not is_mean) or has_loss_func,
+        counts_items=(accepts_loss_kwargs and not is_mean) or has_loss_func or (by_items and smooths_labels),
         shifts_labels=model_facts.shifts_labels(model),
         is_scaled=is_scaled,
         has_loss_func=has_loss_func,
-        weights_items=by_items,
+        weights_items=(by_items and not smooths_labels) or (is_mean and weighting is None),
         aux_coefficient=model_facts.auxiliary_coefficient(model),
         num_processes=num_processes if args.average_tokens_across_devices else 1,
     )
 
 
-def warning_of_summed_means(model: Any, args: Any, rule: LossRule) -> str | None:
-    """Says that a model's gradients grow with the micro-batches of a step, where they do so as in the original."""
+def note_of_mean(model: Any, args: Any, rule: LossRule) -> str:
+    """Says that a run divides the loss of a model where transformers adds up means; "" where it does not."""
     factor = args.gradient_accumulation_steps * rule.num_processes
-    counts = rule.counts_items and not rule.has_loss_func and rule.is_scaled is None
-    if factor == 1 or not counts or not model_facts.ignores_item_count(model):
-        return None
+    if factor == 1 or not rule.weights_items or value_of(args, "loss_weighting") is not None:
+        return ""
     name = type(model_facts.core_model(model)).__name__
     return (
-        f"{name} returns the mean of a micro-batch whatever num_items_in_batch is: over {factor} micro-batches a step "
-        f"its gradients are {factor} times those of one batch, as under transformers. loss_weighting='items' makes "
-        "them equal."
+        f"mean over the {factor} micro-batches of a step, since {name} ignores num_items_in_batch; "
+        "loss_weighting='original' adds up their means, as transformers does"
     )
 
 

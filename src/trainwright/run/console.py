@@ -26,7 +26,7 @@ def log_run_header(
     engine: Engine,
     *,
     note: str,
-    caution: str | None,
+    loss_note: str,
     changed_args: Iterable[object],
 ) -> None:
     """Shows the effective plan when training starts, and says once which settings have no effect.
@@ -37,15 +37,17 @@ def log_run_header(
         state: its record.
         engine: its backend.
         note: what a resume in batches of another size changes.
-        caution: what else a person should know before the first step.
+        loss_note: where the loss is divided otherwise than in transformers.
         changed_args: what differs from the checkpoint that is resumed from, as lines.
     """
     from trainwright.config.summary import run_summary
 
-    for message in [*rules.advise(args), *([] if caution is None else [caution])]:
+    for message in rules.advise(args):
         logger.warning("%s", message)
     start = context.start
     lines = run_summary(args, context.plan, state, device=engine.device, num_replicas=engine.num_replicas)
+    if loss_note:
+        lines.append(f"loss      {loss_note}")
     if start.checkpoint is not None:
         where = f"step {state.global_step}, {start.batches} batches into epoch {start.epoch + 1}"
         lines.append(f"resumes   {start.checkpoint}: {where}")

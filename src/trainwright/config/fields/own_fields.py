@@ -76,12 +76,12 @@ class OurFields(FieldGroup):
         searchable=True,
         syntax=("dict",),
     )
-    loss_weighting: str = setting(
-        "batches",
-        "Micro-batches of a step whose loss is a mean: batches (each counts the same), items (by its label items).",
+    loss_weighting: str | None = setting(
+        None,
+        "Micro-batches whose loss is a mean: batches (alike), items (by labels), original (HF's); None: by model.",
         on_resume=HERE,
         searchable=True,
-        choices=("batches", "items"),
+        choices=("batches", "items", "original"),
     )
     max_tokens_per_batch: int | None = setting(
         None,

@@ -167,7 +167,7 @@ def accumulation(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
     evidence = f"the gradients of {WINDOW} samples differ by {seen:.2g} of the largest"
     if seen <= allowed:
         return True, evidence, ""
-    if getattr(trainer.args, "loss_weighting", None) == "batches":
+    if getattr(trainer.args, "loss_weighting", "items") != "items":
         cured = gap(*both(loss_weighting="items"))
         if cured <= allowed:
             return False, evidence, f"loss_weighting='items': tried, and then they differ by {cured:.2g}."
