@@ -122,6 +122,7 @@ class Trainer:
     accelerator: Any = _owned_by("_services.engine", "accelerator")
     gather_function: Any = _owned_by("_services", "gather_function")
     callback_handler: Any = _owned_by("_services", "callback_handler")
+    deepspeed: Any = _owned_by("_services.flags", "deepspeed")
     is_deepspeed_enabled: bool = _owned_by("_services.flags", "is_deepspeed_enabled")
     is_fsdp_enabled: bool = _owned_by("_services.flags", "is_fsdp_enabled")
     push_in_progress: Any = _owned_by("_services.uploads", "in_progress")
@@ -140,7 +141,6 @@ class Trainer:
     model_wrapped: Any
     optimizer: Any
     lr_scheduler: Any
-    deepspeed: Any = None
     hub_model_id: str | None = None
 
     # -- construction --------------------------------------------------------------------------------------------------
