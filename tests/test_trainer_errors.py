@@ -15,7 +15,7 @@ from transformers import BertModel
 
 from trainwright import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, errors
 
-from ._support.small import StopAt, data, differing, make_trainer, models, module, weights
+from ._support.small import OURS, REFERENCE, StopAt, data, differing, logged, make_trainer, models, module, weights
 
 
 def says(error: pytest.ExceptionInfo[BaseException], *words: str) -> None:
@@ -90,6 +90,164 @@ def test_samples_without_labels_for_a_model_of_transformers(kind: Any, tmp_path:
     says(error, "returned no loss", "logits", "It was given input_ids", "'labels'")
 
 
+# -- losses ----------------------------------------------------------------------------------------------------------
+
+
+class LossOf(nn.Module):
+    """Returns what a function makes of the mean loss, or of a loss without parameters."""
+
+    def __init__(self, make: Any, *, num_parameters: int = 2, trainable: bool = True) -> None:
+        super().__init__()
+        self.make = make
+        self.linear = nn.Linear(6, 3) if num_parameters else torch.nn.Identity()
+        self.requires_grad_(trainable)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        return self.make(nn.functional.cross_entropy(self.linear(x), labels % x.shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda loss: loss.item(), ("compute_loss returned a float", "without .item()")),
+        (lambda loss: None, ("compute_loss returned a NoneType", "return statement")),
+        (lambda loss: [loss], ("compute_loss returned a list", "one scalar tensor")),
+        (lambda loss: (loss, {}), ("compute_loss returned a tuple", "return_outputs=True")),
+        (lambda loss: loss.detach(), ("has no gradient", "torch.no_grad()", ".detach()")),
+        (lambda loss: loss.repeat(3), ("the shape (3,)", "loss.mean()")),
+        (lambda loss: loss[None], ("the shape (1,)", "loss.mean()")),
+        (lambda loss: loss + 0j, ("torch.complex64", "floating-point")),
+        (lambda loss: loss.long(), ("has no gradient",)),  # divided by the micro-batches, so no integer any more
+    ],
+    ids=["float", "None", "list", "tuple", "detached", "vector", "vector-of-1", "complex", "integer"],
+)
+def test_a_loss_of_another_kind_from_compute_loss(made: Any, words: tuple[str, ...], tmp_path: Path) -> None:
+    class Own(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return made(super().compute_loss(*args, **kwargs))
+
+    trainer = make_trainer(tmp_path, cls=Own, gradient_accumulation_steps=2)
+    with pytest.raises(errors.ModelError) as error:
+        trainer.train()
+    says(error, *words)
+    assert error.value.__cause__ is not None, "the original error is shown too"
+    assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (LossOf(lambda loss: {"loss": loss}, num_parameters=0), ("LossOf has no parameters", "nn.Parameter")),
+        (
+            LossOf(lambda loss: {"loss": loss}, trainable=False),
+            ("has 2 parameters, all of them frozen", "requires_grad"),
+        ),
+        (LossOf(lambda loss: {"loss": loss.item()}), ("LossOf returned a float as the loss",)),
+        (LossOf(lambda loss: {"loss": loss.repeat(2)}), ("the shape (2,)",)),
+    ],
+    ids=["no-parameters", "frozen", "float", "vector"],
+)
+def test_a_model_that_cannot_be_trained(model: nn.Module, words: tuple[str, ...], tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, model=model)
+    with pytest.raises(errors.ModelError) as error:
+        trainer.train()
+    says(error, *words)
+    assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize("loss", [None, 1.0])
+def test_a_loss_function_that_returns_no_tensor(loss: Any, tmp_path: Path) -> None:
+    with pytest.raises(errors.ModelError) as error:
+        make_trainer(tmp_path, compute_loss_func=lambda outputs, labels, num_items_in_batch=None: loss).train()
+    says(error, f"compute_loss_func returned a {type(loss).__name__}")
+
+
+def test_another_error_in_the_backward_pass_stays_what_it_is(tmp_path: Path) -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("in the kernel")
+
+    with pytest.raises(RuntimeError, match="in the kernel"):
+        make_trainer(tmp_path, model=LossOf(lambda loss: {"loss": Fails.apply(loss)})).train()
+
+
+OUTSIDE = nn.Linear(6, 3)
+
+
+class TrainsOutside(nn.Module):
+    """Has no parameters; its loss has a gradient all the same."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor]:
+        return (OUTSIDE(x).square().mean(),)
+
+
+@pytest.mark.framework
+def test_a_model_without_parameters_trains_where_the_original_trains(tmp_path: Path) -> None:
+    losses = []
+    for side in (OURS, REFERENCE):
+        nn.init.ones_(OUTSIDE.weight), nn.init.zeros_(OUTSIDE.bias)
+        optimizer = torch.optim.SGD(OUTSIDE.parameters(), lr=0.1)
+        trainer = make_trainer(tmp_path / side.name, side, model=TrainsOutside(), optimizers=(optimizer, None),
+                               max_steps=3, save_strategy="no")  # fmt: skip
+        trainer.train()
+        losses.append(logged(trainer, "loss"))
+    assert [len(of_side) for of_side in losses] == [3, 3]
+    assert losses[0][0] == losses[1][0]  # later ones differ: the original clears gradients of the model only
+
+
+# -- calls inside of calls -------------------------------------------------------------------------------------------
+
+
+class Calls(TrainerCallback):
+    """Calls a method of its trainer after the first step."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.trainer: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 1:
+            getattr(self.trainer, self.name)()
+
+
+def test_train_is_refused_inside_of_train(tmp_path: Path) -> None:
+    callback = Calls("train")
+    callback.trainer = trainer = make_trainer(tmp_path, callbacks=[callback], max_steps=2)
+    with pytest.raises(errors.NestedCallError) as error:
+        trainer.train()
+    says(error, "train() was called while this trainer trains (step 1)", "callback", "should_training_stop")
+    assert isinstance(error.value, RuntimeError)
+    trainer.pop_callback(callback)
+    assert trainer.train().global_step == 2, "it can train again afterwards"
+
+
+def test_evaluate_in_a_callback_is_allowed(tmp_path: Path) -> None:
+    callback = Calls("evaluate")
+    callback.trainer = trainer = make_trainer(tmp_path, callbacks=[callback], max_steps=2, eval_dataset=data.vectors(4))
+    trainer.train()
+    assert len(logged(trainer, "eval_loss")) == 1
+
+
+@pytest.mark.parametrize("during", ["training", "evaluate"])
+@pytest.mark.parametrize("method", ["evaluate", "train"])
+def test_calls_inside_of_compute_metrics_are_refused(method: str, during: str, tmp_path: Path) -> None:
+    made: list[Any] = []
+    trainer = make_trainer(tmp_path, eval_dataset=data.vectors(4), eval_strategy="epoch",
+                           compute_metrics=lambda prediction: getattr(made[0], method)())  # fmt: skip
+    made.append(trainer)
+    with pytest.raises(errors.NestedCallError) as error:
+        trainer.train() if during == "training" else trainer.evaluate()
+    says(error, f"{method}() was called while this trainer {'evaluates' if method == 'evaluate' else 'trains'}")
+    assert trainer.state.global_step == 0, "said before step 1"
+    trainer.compute_metrics = None
+    assert "eval_loss" in trainer.evaluate()
+
+
 # -- data ------------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +300,18 @@ def test_evaluate_without_data(tmp_path: Path) -> None:
     with pytest.raises(errors.DataError) as error:
         make_trainer(tmp_path).evaluate()
     says(error, "eval_dataset")
+
+
+@pytest.mark.parametrize("make", [lambda: (x for x in data.vectors(8)), lambda: iter(data.vectors(8)), lambda: {1, 2}],
+                         ids=["generator", "iterator", "set"])  # fmt: skip
+def test_a_generator_is_no_dataset(make: Any, tmp_path: Path) -> None:
+    trainers = [make_trainer(tmp_path, train_dataset=make(), max_steps=2),
+                make_trainer(tmp_path, eval_dataset=make(), eval_strategy="steps", max_steps=2)]  # fmt: skip
+    for trainer, name in zip(trainers, ("training", "evaluation"), strict=True):
+        with pytest.raises(errors.DataError) as error:
+            trainer.train()
+        says(error, f"The {name} dataset is a {type(make()).__name__}", "IterableDataset", "a list")
+        assert trainer.state.global_step == 0
 
 
 def test_evaluations_asked_for_without_data(tmp_path: Path) -> None:

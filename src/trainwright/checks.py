@@ -35,14 +35,73 @@ def check_metrics(args: Any, compute_metrics: Any) -> None:
         )
 
 
-def raise_no_loss(model: Any, inputs: Mapping[str, Any], outputs: Any) -> NoReturn:
-    """A model that returned no loss: says what it returned, and what it was given."""
+def raise_no_loss(model: Any, inputs: Mapping[str, Any], outputs: Any, loss: object, *, made_by: object) -> NoReturn:
+    """A loss that is no tensor: says what the model returned, and what it was given.
+
+    Args:
+        model: of the user, or wrapped.
+        inputs: the batch that it was given.
+        outputs: what it returned.
+        loss: taken out of the outputs, or what the loss function returned.
+        made_by: the user's loss function; None where the loss is the model's.
+
+    Raises:
+        ModelError: always.
+    """
+    if made_by is not None or loss is not None:
+        _raise_no_tensor(loss, "compute_loss_func" if made_by is not None else type(model).__name__)
     returned = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
     raise ModelError(
         f"{type(model).__name__} returned no loss, only {returned}. It was given {', '.join(inputs)}. A model "
         "returns a loss when it gets labels: give the samples a 'labels' entry, or pass compute_loss_func, or override "
         "compute_loss."
     )
+
+
+def explain_loss(loss: object, model: Any, error: Exception) -> None:
+    """Raises a ModelError where an error in the backward pass comes from the kind of loss; else returns.
+
+    Args:
+        loss: what `compute_loss` returned, or the same scaled for the window.
+        model: the user's.
+        error: what was raised.
+
+    Raises:
+        ModelError: from the error; says what is wrong with the loss, and what to change.
+    """
+    if not isinstance(loss, torch.Tensor):
+        _raise_no_tensor(loss, "compute_loss", error)
+    if loss.numel() != 1:
+        raise ModelError(
+            f"The loss has the shape {tuple(loss.shape)}, and a loss is one number. Reduce it, for example with "
+            "loss.mean(), where it is computed (the model, compute_loss or compute_loss_func)."
+        ) from error
+    if not loss.is_floating_point():
+        raise ModelError(f"The loss has the type {loss.dtype}; gradients need a real floating-point loss.") from error
+    if loss.requires_grad:
+        return
+    parameters = list(model.parameters())
+    name = type(model).__name__
+    if not any(parameter.requires_grad for parameter in parameters):
+        what = "has no parameters" if not parameters else f"has {len(parameters)} parameters, all of them frozen"
+        raise ModelError(
+            f"{name} {what}, so there is nothing to train. "
+            + ("Register its weights as nn.Parameter." if not parameters else "Set requires_grad=True on some of them.")
+        ) from error
+    raise ModelError(
+        f"The loss of {name} has no gradient: no trainable weight takes part in it. It may be computed under "
+        "torch.no_grad(), from .detach(), .item() or numpy, or from outputs that only frozen layers make; with "
+        "gradient_checkpointing and frozen embeddings call model.enable_input_require_grads()."
+    ) from error
+
+
+def _raise_no_tensor(loss: object, maker: str, error: Exception | None = None) -> NoReturn:
+    cure = "Return the tensor itself, without .item(), float() or numpy."
+    if loss is None:
+        cure = "Return the loss (is a return statement missing?)."
+    elif isinstance(loss, (Mapping, list, tuple)):
+        cure = "Return one scalar tensor; compute_loss returns a tuple (loss, outputs) only for return_outputs=True."
+    raise ModelError(f"{maker} returned a {type(loss).__name__} as the loss, which is no tensor. {cure}") from error
 
 
 def check_models(model: Any, model_init: Any) -> None:
@@ -165,6 +224,26 @@ def check_has_samples(dataset: Any) -> None:
     """Raises DataError for a training set without a single sample."""
     if has_length(dataset) and len(dataset) == 0:
         raise DataError("train_dataset is empty: it has no sample to train on. Look at how it was made or filtered.")
+
+
+def check_is_dataset(dataset: Any, description: str) -> None:
+    """Whether torch's DataLoader can read samples.
+
+    Args:
+        dataset: of the user.
+        description: what it is for.
+
+    Raises:
+        DataError: a generator, an iterator or a set: it has no samples by index, and is no IterableDataset.
+    """
+    is_stream = isinstance(dataset, IterableDataset) or is_instance_of(dataset, "datasets", "IterableDataset")
+    if is_stream or any(hasattr(dataset, name) for name in ("__getitem__", "__getitems__")):
+        return
+    raise DataError(
+        f"The {description.lower()} dataset is a {type(dataset).__name__}, which has no samples by index. Make a "
+        "list of it, or a torch.utils.data.IterableDataset whose __iter__ begins anew each epoch "
+        "(datasets.IterableDataset.from_generator makes one of a generator function)."
+    )
 
 
 def check_sets_have_samples(eval_dataset: Any) -> None:

@@ -63,6 +63,10 @@ class MetricError(TrainwrightError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class NestedCallError(TrainwrightError, RuntimeError):
+    """`train()` or `evaluate()` was called from inside of what it calls itself."""
+
+
 class EvaluationMemoryError(TrainwrightError, RuntimeError):
     """An evaluation in the middle of training did not fit into memory; the training itself did."""
 

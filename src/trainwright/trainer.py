@@ -324,7 +324,9 @@ class Trainer:
 
         Raises:
             CheckpointError: there is no such checkpoint, or it is damaged or of another run.
+            NestedCallError: this trainer is training already, for example where a callback calls it.
         """
+        self._run.check_not_training()
         self._hp_search_setup(trial)
         run = TrainingRun.after(self._run, self.args, trial)
         self._services.use_clock(run.progress.clock)
@@ -506,6 +508,7 @@ class Trainer:
             is_training: batches of training: in another order each epoch, equally many in all processes.
             dataloader_key: under which it is kept for the next evaluation, with `dataloader_persistent_workers`.
         """
+        checks.check_is_dataset(dataset, description)
         # The order first: a column of lengths is none that the model takes.
         length_of, model = input_pipeline.length_input(self.processing_class), self.model
         sampler = input_pipeline.sampler_of(
@@ -896,9 +899,13 @@ class Trainer:
             engine.empty_cache()
         micro_batches, share = self.current_gradient_accumulation_steps, progress.part_of_micro_batch
         rule = run.loss_rule or self._loss_rule()
-        loss = rule.apply(loss, batch, num_items_in_batch, micro_batches=micro_batches, share=share)
-        clock.mark(BACKWARD)
-        engine.backward(loss)
+        try:
+            loss = rule.apply(loss, batch, num_items_in_batch, micro_batches=micro_batches, share=share)
+            clock.mark(BACKWARD)
+            engine.backward(loss)
+        except (AttributeError, TypeError, RuntimeError) as error:
+            checks.explain_loss(loss, self.model, error)
+            raise
         return loss.detach()
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
@@ -972,7 +979,7 @@ class Trainer:
         else:
             loss = output_loss(outputs)
         if not isinstance(loss, torch.Tensor):
-            checks.raise_no_loss(model, inputs, outputs)
+            checks.raise_no_loss(model, inputs, outputs, loss, made_by=self.compute_loss_func)
         rule = run.loss_rule or self._loss_rule()
         loss = rule.undo_averaging(loss, outputs, num_items_in_batch)
         if model.training:
@@ -1169,7 +1176,11 @@ class Trainer:
 
         Returns:
             `<prefix>_loss`, the metrics, run time in seconds and rates per second.
+
+        Raises:
+            NestedCallError: an evaluation of this trainer is under way, for example where `compute_metrics` calls it.
         """
+        self._run.check_not_evaluating()
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, dict):
             results: dict[str, float] = {}

@@ -9,11 +9,11 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainwright._types import Batch
-from trainwright.errors import DataError
+from trainwright.errors import DataError, TrainwrightError
 
 # A metric that fails like this fails on any data. Other errors may come from a batch that is too small to be judged
 # (a class that is not in it, a variance of one value).
-HOPELESS = (NameError, AttributeError, TypeError, ImportError)
+HOPELESS = (NameError, AttributeError, TypeError, ImportError, TrainwrightError)
 
 
 class SilentEvents:

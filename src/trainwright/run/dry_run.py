@@ -15,7 +15,7 @@ from trainwright import checks
 from trainwright._types import metric_number
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import rules
-from trainwright.errors import DataError, MetricError
+from trainwright.errors import MetricError, TrainwrightError
 from trainwright.evaluation import eval_loop, metrics_io
 from trainwright.evaluation.dry_run import FirstBatch, Guarded
 from trainwright.evaluation.streaming_metrics import is_streaming
@@ -34,10 +34,14 @@ def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> None:
         ignore_keys: entries of the model's output that are no predictions.
 
     Raises:
-        DataError: an evaluation set without samples; metrics, and no labels for them.
+        DataError: an evaluation set without samples, or that is no dataset; metrics, and no labels for them.
         MetricError: `metric_for_best_model` is not among what an evaluation yields.
     """
     checks.check_sets_have_samples(trainer.eval_dataset)
+    if not is_overridden(trainer, "evaluate", "_evaluate", "get_eval_dataloader"):
+        sets = trainer.eval_dataset
+        for dataset in sets.values() if isinstance(sets, dict) else [sets]:
+            checks.check_is_dataset(dataset, "Evaluation")
     has_metrics = trainer.compute_metrics is not None and not trainer.args.prediction_loss_only
     if not has_metrics or is_overridden(trainer, "evaluate", "_evaluate"):
         return
@@ -100,7 +104,7 @@ def _look_at_metrics(trainer: Any, eval_set: str | None, ignore_keys: list[str] 
         eval_loop.raise_no_labels(trainer.label_names, batch.batch)
     try:
         _metrics_of(trainer, batch, "eval" if eval_set is None else f"eval_{eval_set}", ignore_keys)
-    except DataError:
+    except TrainwrightError:
         raise
     except Exception as error:
         logger.info("The metrics of a single batch could not be looked at before training: %r", error)

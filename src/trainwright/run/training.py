@@ -17,6 +17,7 @@ from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine
+from trainwright.errors import NestedCallError
 from trainwright.hooks import Events, FirstStepObserver
 from trainwright.journal.data_wait import DataWait
 from trainwright.loop.context import LoopContext, RunStart
@@ -60,6 +61,7 @@ class TrainingRun:
     Attributes:
         run_id: whose checkpoints it writes; a resume goes on with the id of its checkpoint.
         is_training: between the beginning and the end of `train()`.
+        is_evaluating: inside of an evaluation loop.
         plan: how far it goes; None while that is not known.
         loader: its batches, from any position.
         batch_size: samples of a micro-batch, per device.
@@ -82,6 +84,7 @@ class TrainingRun:
         self.is_dry = is_dry
         self.run_id = resume.new_run_id()
         self.is_training = False
+        self.is_evaluating = False
         self.plan: StepPlan | None = None
         self.loader: Loader | None = None
         self.batch_size = 0
@@ -282,6 +285,24 @@ class TrainingRun:
         finally:
             self.is_training = False
 
+    def check_not_training(self) -> None:
+        """Raises NestedCallError where a callback, a hook or compute_metrics calls `train()` of its own trainer."""
+        if self.is_training:
+            raise NestedCallError(
+                f"train() was called while this trainer trains (step {self.progress.state.global_step}), for example "
+                "from a callback. End the first training with control.should_training_stop = True and call train() "
+                "when it has returned, or make another Trainer."
+            )
+
+    def check_not_evaluating(self) -> None:
+        """Raises NestedCallError where compute_metrics or a hook of an evaluation calls `evaluate()`."""
+        if self.is_evaluating:
+            raise NestedCallError(
+                "evaluate() was called while this trainer evaluates, for example from compute_metrics. Compute the "
+                "metrics from the predictions that it is given; evaluate another set from on_evaluate of a callback, "
+                "or pass several sets as eval_dataset={'name': dataset}."
+            )
+
     def begin_epoch(self) -> None:
         """A new epoch starts without a state that the model kept."""
         self.forward = self._fresh_forward()
@@ -306,12 +327,12 @@ class TrainingRun:
     @contextmanager
     def evaluating(self, rule: LossRule) -> Iterator[None]:
         """While it lasts, losses are those of one process, and a state that the model keeps is the evaluation's own."""
-        before = self.loss_rule, self.forward
-        self.loss_rule, self.forward = rule.of_one_process(), self._fresh_forward()
+        before = self.loss_rule, self.forward, self.is_evaluating
+        self.loss_rule, self.forward, self.is_evaluating = rule.of_one_process(), self._fresh_forward(), True
         try:
             yield
         finally:
-            self.loss_rule, self.forward = before
+            self.loss_rule, self.forward, self.is_evaluating = before
 
     def _fresh_forward(self) -> Forward:
         fresh: Callable[[], Forward] | None = getattr(self.forward, "fresh", None)

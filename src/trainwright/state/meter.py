@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from trainwright.errors import ModelError
+
 COMPACT_AFTER = 1024  # single losses held as one tensor each before they are packed into one
 
 
@@ -57,8 +59,18 @@ class LossMeter:
 
         Args:
             loss: a detached scalar.
+
+        Raises:
+            ModelError: it is not a scalar.
         """
-        self.total += loss
+        try:
+            self.total += loss
+        except RuntimeError as error:
+            if getattr(loss, "ndim", 0) == 0:
+                raise
+            raise ModelError(
+                f"The loss of a micro-batch has the shape {tuple(loss.shape)}; return a scalar, as loss.mean() is."
+            ) from error
         self._hold(loss)
 
     def _hold(self, loss: torch.Tensor) -> None:
