@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 NOT_QUICK = ("slow", "gpu", "examples", "process", "framework", "costly")
-# Not DeepSpeed: accelerate imports it by itself where it is installed.
-FRAMEWORKS = frozenset({"sentence_transformers", "setfit", "trl", "lightning", "pytorch_lightning", "ray", "wandb",
-                        "mlflow", "comet_ml", "dvclive", "neptune", "swanlab", "trackio"})  # fmt: skip
+FRAMEWORKS = frozenset({"sentence_transformers", "setfit", "trl", "lightning", "pytorch_lightning",
+                        "deepspeed", "ray", "wandb", "mlflow", "comet_ml", "dvclive", "neptune", "swanlab",
+                        "trackio"})  # fmt: skip
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 _FACTS = ("git", "uname")  # each training asks for its commit and its platform, and does without
 _SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(1000000))"

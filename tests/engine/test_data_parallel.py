@@ -48,6 +48,7 @@ def trainer_of(case: str, folder: Path, *, devices: int, **more: Any) -> Any:
     return OURS.make(models.seeded(build), folder, settings | more, **parts)
 
 
+@pytest.mark.framework  # accelerate imports DeepSpeed to unwrap a model, where it is installed
 @pytest.mark.parametrize("case", CASES)
 def test_two_devices_train_and_evaluate_as_one(case: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     alone = trainer_of(case, tmp_path / "one", devices=1)
