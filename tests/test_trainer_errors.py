@@ -290,10 +290,14 @@ def test_no_training_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("empty", [[], data.Stream([])], ids=["list", "stream"])
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
-def test_an_empty_evaluation_set(method: str, empty: Any, tmp_path: Path) -> None:
-    with pytest.raises(errors.DataError) as error:
-        getattr(make_trainer(tmp_path), method)(empty)
-    says(error, "empty", "at least one sample")
+def test_an_empty_evaluation_set_gives_no_loss_as_in_transformers(
+    method: str, empty: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(tmp_path, log_level="warning")
+    found = getattr(trainer, method)(empty)
+    metrics = found if method == "evaluate" else found.metrics
+    assert not any(name.endswith("_loss") for name in metrics)
+    assert "evaluation set is empty" in caplog.text
 
 
 def test_evaluate_without_data(tmp_path: Path) -> None:
@@ -453,9 +457,7 @@ def test_an_unknown_argument(tmp_path: Path) -> None:
     says(error, "learning_rat", "learning_rate")
 
 
-@pytest.mark.parametrize(
-    "optim_args", ["momentum", "momentum=0.9,speed=3", "momentum=fast"], ids=["no-value", "unknown", "no-number"]
-)
+@pytest.mark.parametrize("optim_args", ["momentum", "momentum=fast"], ids=["no-value", "no-number"])
 def test_optim_args_that_make_no_sense(optim_args: str, tmp_path: Path) -> None:
     with pytest.raises(errors.ArgumentError) as error:
         make_trainer(tmp_path, optim="sgd", optim_args=optim_args).train()

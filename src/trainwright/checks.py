@@ -246,25 +246,37 @@ def check_is_dataset(dataset: Any, description: str) -> None:
     )
 
 
-def check_sets_have_samples(eval_dataset: Any) -> None:
-    """Raises DataError for an evaluation set, or one of several, without a single sample."""
-    sets = eval_dataset if isinstance(eval_dataset, dict) else {None: eval_dataset}
-    for name, dataset in sets.items():
-        if has_length(dataset) and len(dataset) == 0:
-            which = "eval_dataset" if name is None else f"eval_dataset[{name!r}]"
-            raise DataError(
-                f"{which} is empty: there is no sample to evaluate on. Look at how it was made or filtered, or leave "
-                "it out and set eval_strategy='no'."
-            )
+def check_sets_have_samples(args: Any, eval_dataset: Any) -> None:
+    """A metric that decides which model is the best needs a sample to be computed on.
 
-
-def check_has_batches(dataloader: Any) -> None:
-    """Raises DataError when all samples together make no batch."""
-    if has_length(dataloader) and len(dataloader) == 0:
+    Raises:
+        DataError: the evaluation set has none; where there are several, none of them has.
+    """
+    sets = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
+    is_empty = bool(sets) and all(has_length(dataset) and len(dataset) == 0 for dataset in sets)
+    if is_empty and args.metric_for_best_model is not None:
         raise DataError(
-            "The training dataloader gives no batch. With dataloader_drop_last=True a dataset smaller than one batch "
-            "is dropped whole: lower per_device_train_batch_size, or set dataloader_drop_last=False."
+            f"metric_for_best_model={args.metric_for_best_model!r} cannot be computed: eval_dataset is empty. Look at "
+            "how it was made or filtered, or leave it out and set eval_strategy='no'."
         )
+
+
+def check_has_batches(dataloader: Any, args: Any) -> None:
+    """Warns when all samples together make no batch.
+
+    Raises:
+        DataError: that is so, and the length of the run would follow from it.
+    """
+    if not has_length(dataloader) or len(dataloader) > 0:
+        return
+    message = (
+        "The training dataloader gives no batch. With dataloader_drop_last=True a dataset smaller than one batch of "
+        f"per_device_train_batch_size={args.per_device_train_batch_size} is dropped whole: lower that size, or set "
+        "dataloader_drop_last=False."
+    )
+    if args.max_steps <= 0:
+        raise DataError(message)
+    logger.warning("%s No step is trained.", message)
 
 
 def check_ends_together(plan: StepPlan, chunk: int | None, num_processes: int) -> None:

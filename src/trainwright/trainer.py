@@ -415,9 +415,9 @@ class Trainer:
         run, engine = self._run, self._engine
         checks.check_has_samples(self.train_dataset)
         dataloader = self.get_train_dataloader()
-        checks.check_has_batches(dataloader)
+        checks.check_has_batches(dataloader, args)
         plan = build.step_plan(args, self.set_initial_training_values(args, dataloader))
-        rules.check_run(args, build.rule_facts(plan, self, engine.device))
+        console.check_run(args, build.rule_facts(plan, self, engine.device))
         loader = run.read_from(dataloader, plan, engine, batch_size=self._train_batch_size)
         if not resolve.dispatches(args, engine.num_replicas):
             checks.check_ends_together(plan, loader.chunk, engine.num_replicas)

@@ -1,6 +1,7 @@
 """Each rule beside the nearest legal case. A rule without a row fails."""
 
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,8 @@ from trainwright.config.rules import (
     Stage,
     advice,
     advise,
+    caution,
+    cautions,
     check,
     check_run,
     construction,
@@ -48,9 +51,8 @@ ALONE = [
         "parallelism_config tp_size",
         {"parallelism_config": SimpleNamespace(**SIZES, tp_size=1)},
     ),
-    ("logging_interval", {"logging_steps": 0}, "logging_strategy logging_steps", {"logging_steps": 1}),
+    ("logging_interval", {"logging_steps": 0}, "logging_strategy logging_steps", {"logging_steps": -3}),
     ("logging_interval", {"logging_steps": 1.5}, "logging_steps=1.5", {"logging_steps": 0.5}),
-    ("logging_interval", {"logging_steps": -3}, "logging_steps=-3", {"logging_steps": -3, "logging_strategy": "no"}),
     (
         "eval_interval",
         {"eval_strategy": "steps", "logging_steps": 0, "logging_strategy": "no"},
@@ -58,7 +60,7 @@ ALONE = [
         {"eval_strategy": "steps", "logging_steps": 0, "logging_strategy": "no", "eval_steps": 3},
     ),
     ("eval_interval", {"eval_strategy": "steps", "eval_steps": 2.5}, "eval_steps=2.5", STEPS),
-    ("save_interval", {"save_steps": 0}, "save_strategy save_steps", {"save_steps": 0, "save_strategy": "no"}),
+    ("save_interval", {"save_steps": None}, "save_strategy save_steps", {"save_steps": 0}),
     ("save_interval", {"save_steps": 7.5}, "save_steps=7.5", {"save_steps": 7.0}),
     ("share_of_the_layer_above", {"layerwise_lr_decay": 0}, "layerwise_lr_decay=0", {"layerwise_lr_decay": 0.01}),
     ("share_of_the_layer_above", {"layerwise_lr_decay": 1.1}, "layerwise_lr_decay=1.1", {"layerwise_lr_decay": 1}),
@@ -68,8 +70,7 @@ ALONE = [
     ("rates_by_pattern", {"lr_groups": '{"head": -1}'}, "-1 'head'", {"lr_groups": '{"head": 0}'}),
     ("profiled_steps", {"profile": "5-3"}, "profile '5-3' last", {"profile": "3-5"}),
     ("profiled_steps", {"profile": "some"}, "profile 'some' '10-15'", {"profile": 3}),
-    ("whole_warmup", {"warmup_steps": 2.5}, "warmup_steps=2.5", {"warmup_steps": 0.25}),
-    ("best_needs_evaluation", {**BEST, "save_strategy": "no"}, "eval_strategy", {**BEST, "eval_strategy": "steps"}),
+    ("best_needs_evaluation", {**BEST, "save_strategy": "epoch"}, "eval_strategy", {**BEST, "save_strategy": "no"}),
     (
         "best_needs_matching_saves",
         {**BEST, "eval_strategy": "epoch"},
@@ -89,12 +90,6 @@ ALONE = [
         {**BEST, "eval_strategy": "steps", "eval_steps": 0.1, "save_steps": 0.3},
     ),
     (
-        "saving_the_best_needs_evaluation",
-        {"save_strategy": "best", "metric_for_best_model": "loss"},
-        "eval_strategy",
-        {"save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "epoch"},
-    ),
-    (
         "saving_the_best_needs_a_metric",
         {"save_strategy": "best", "eval_strategy": "epoch"},
         "metric_for_best_model",
@@ -112,12 +107,6 @@ ALONE = [
         "greedy",
         {"lr_scheduler_type": "greedy", "eval_strategy": "epoch"},
     ),
-    (
-        "known_inputs_of_metrics",
-        {"include_for_metrics": ["input"]},
-        "inputs",
-        {"include_for_metrics": ["inputs", "loss"]},
-    ),
     ("one_precision", {"fp16": True, "bf16": True}, "fp16 bf16", {"fp16": True}),
     (
         "one_eval_precision",
@@ -125,7 +114,6 @@ ALONE = [
         "fp16_full_eval bf16_full_eval",
         {"bf16_full_eval": True},
     ),
-    ("tf32_needs_a_gpu", {"tf32": True, "use_cpu": True}, "tf32 use_cpu", {"tf32": False, "use_cpu": True}),
     (
         "nccl_needs_a_gpu",
         {"ddp_backend": "nccl", "use_cpu": True},
@@ -174,12 +162,6 @@ ALONE = [
         {"dataloader_multiprocessing_context": "spawn", "dataloader_num_workers": 1},
     ),
     (
-        "generated_predictions_are_kept",
-        {"predict_with_generate": True, "prediction_loss_only": True},
-        "predict_with_generate prediction_loss_only",
-        {"predict_with_generate": True},
-    ),
-    (
         "one_way_to_form_batches",
         {**BUDGET, **PACKING},
         "max_tokens_per_batch=64 packing='best_fit'",
@@ -210,12 +192,6 @@ ALONE = [
         {**BUDGET, "accelerator_config": {"even_batches": False}},
     ),
     ("packing_needs_a_length", {"packing": "best_fit"}, "packing='best_fit' packing_length", PACKING),
-    (
-        "one_order_of_samples",
-        {"sortish_sampler": True, "train_sampling_strategy": "sequential"},
-        "sortish_sampler train_sampling_strategy",
-        {"sortish_sampler": True},
-    ),
 ]
 
 # rule: settings, facts, words of the message, legal settings and facts
@@ -243,54 +219,6 @@ RUN = [
         ({"lr_scheduler_type": "inverse_sqrt", "num_train_epochs": 1.5}, {"has_open_end": True}),
         "num_train_epochs=1.5 max_steps",
         ({"lr_scheduler_type": "inverse_sqrt", "num_train_epochs": 2}, {"has_open_end": True}),
-    ),
-    (
-        "warmup_fits",
-        ({"warmup_steps": 100}, {"max_steps": 5}),
-        "warmup_steps=100 num_train_epochs 5",
-        ({"warmup_steps": 5}, {"max_steps": 5}),
-    ),
-    (
-        "logging_is_reached",
-        ({"logging_steps": 10}, {"max_steps": 5}),
-        "logging_steps=10 5",
-        ({"logging_steps": 500}, {"max_steps": 5}),
-    ),
-    (
-        "evaluation_is_reached",
-        ({"eval_strategy": "steps", "eval_steps": 10}, {"max_steps": 5}),
-        "eval_steps=10 num_train_epochs",
-        ({"eval_strategy": "steps", "eval_steps": 5}, {"max_steps": 5}),
-    ),
-    (
-        "evaluation_is_reached",
-        ({"eval_strategy": "steps", "logging_steps": 10, "logging_strategy": "no"}, {"max_steps": 5}),
-        "eval_steps=10",
-        ({"eval_strategy": "steps", "logging_steps": 0.2}, {"max_steps": 5}),
-    ),
-    (
-        "saving_is_reached",
-        ({"save_steps": 1000}, {"max_steps": 20}),
-        "save_steps=1000 save_strategy",
-        ({"save_steps": 1000, "save_strategy": "no"}, {"max_steps": 20}),
-    ),
-    (
-        "profiled_steps_are_reached",
-        ({"profile": "4-9"}, {"max_steps": 8}),
-        "profile='4-9' 8 num_train_epochs",
-        ({"profile": "4-8"}, {"max_steps": 8}),
-    ),
-    (
-        "evaluation_is_not_delayed_away",
-        ({"eval_strategy": "steps", "eval_steps": 2, "eval_delay": 9}, {"max_steps": 8}),
-        "eval_delay=9 eval_strategy",
-        ({"eval_strategy": "steps", "eval_steps": 2, "eval_delay": 8}, {"max_steps": 8}),
-    ),
-    (
-        "lengths_need_a_map",
-        ({"train_sampling_strategy": "group_by_length", "max_steps": 5}, {"is_stream": True}),
-        "train_sampling_strategy='group_by_length' stream",
-        ({"train_sampling_strategy": "group_by_length", "max_steps": 5}, {"is_stream": False}),
     ),
     (
         "evaluation_needs_data",
@@ -355,6 +283,95 @@ RUN = [
     ),
 ]
 
+# rule: settings, facts, words of the warning, settings and facts without one
+CAUTION = [
+    (
+        "warmup_fits",
+        ({"warmup_steps": 100}, {"max_steps": 5}),
+        "warmup_steps=100 num_train_epochs 5",
+        ({"warmup_steps": 5}, {"max_steps": 5}),
+    ),
+    (
+        "logging_is_reached",
+        ({"logging_steps": 10}, {"max_steps": 5}),
+        "logging_steps=10 5",
+        ({"logging_steps": 500}, {"max_steps": 5}),
+    ),
+    (
+        "evaluation_is_reached",
+        ({"eval_strategy": "steps", "eval_steps": 10}, {"max_steps": 5}),
+        "eval_steps=10 num_train_epochs",
+        ({"eval_strategy": "steps", "eval_steps": 5}, {"max_steps": 5}),
+    ),
+    (
+        "evaluation_is_reached",
+        ({"eval_strategy": "steps", "logging_steps": 10, "logging_strategy": "no"}, {"max_steps": 5}),
+        "eval_steps=10",
+        ({"eval_strategy": "steps", "logging_steps": 0.2}, {"max_steps": 5}),
+    ),
+    (
+        "saving_is_reached",
+        ({"save_steps": 1000}, {"max_steps": 20}),
+        "save_steps=1000 save_strategy",
+        ({"save_steps": 1000, "save_strategy": "no"}, {"max_steps": 20}),
+    ),
+    (
+        "profiled_steps_are_reached",
+        ({"profile": "4-9"}, {"max_steps": 8}),
+        "profile='4-9' 8 num_train_epochs",
+        ({"profile": "4-8"}, {"max_steps": 8}),
+    ),
+    (
+        "evaluation_is_not_delayed_away",
+        ({"eval_strategy": "steps", "eval_steps": 2, "eval_delay": 9}, {"max_steps": 8}),
+        "eval_delay=9 eval_strategy",
+        ({"eval_strategy": "steps", "eval_steps": 2, "eval_delay": 8}, {"max_steps": 8}),
+    ),
+    (
+        "evaluation_is_not_delayed_away",
+        ({"eval_strategy": "epoch", "eval_delay": 9}, {"max_steps": 80, "num_epochs": 3}),
+        "eval_delay=9 epochs eval_strategy",
+        ({"eval_strategy": "epoch", "eval_delay": 9}, {"max_steps": 80}),
+    ),
+    (
+        "some_step_is_trained",
+        ({"num_train_epochs": 0}, {"max_steps": 0}),
+        "num_train_epochs=0",
+        ({"num_train_epochs": 0}, {"max_steps": 1}),
+    ),
+    ("warmup_is_whole", ({"warmup_steps": 2.5}, {}), "warmup_steps=2.5 2:", ({"warmup_steps": 0.25}, {})),
+    (
+        "logging_is_reached",
+        ({"logging_steps": -3}, {"max_steps": 5}),
+        "logging_steps=-3 never",
+        ({"logging_steps": -3, "logging_strategy": "no"}, {"max_steps": 5}),
+    ),
+    (
+        "saving_is_reached",
+        ({"save_steps": 0}, {"max_steps": 5}),
+        "save_steps=0 never last",
+        ({"save_steps": 0, "save_strategy": "no"}, {"max_steps": 5}),
+    ),
+    (
+        "best_is_evaluated",
+        ({**BEST, "save_strategy": "no"}, {}),
+        "load_best_model_at_end=True eval_strategy='no'",
+        ({**BEST, "save_strategy": "best", "eval_strategy": "epoch"}, {}),
+    ),
+    (
+        "best_is_evaluated",
+        ({"save_strategy": "best", "metric_for_best_model": "loss"}, {}),
+        "save_strategy='best' eval_strategy='no'",
+        ({"save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "epoch"}, {}),
+    ),
+    (
+        "lengths_need_a_map",
+        ({"train_sampling_strategy": "group_by_length", "max_steps": 5}, {"is_stream": True}),
+        "train_sampling_strategy='group_by_length' stream",
+        ({"train_sampling_strategy": "group_by_length", "max_steps": 5}, {"is_stream": False}),
+    ),
+]
+
 # rule: settings without effect, the nearest settings with one
 IDLE = [
     ("checkpointing_settings", {"activation_checkpointing_kwargs": {"a": 1}}, {"activation_checkpointing": True}),
@@ -384,6 +401,20 @@ IDLE = [
         {"ddp_timeout": 1800, "ddp_static_graph": None},
     ),
     ("generation_configuration", {"generation_config": "some/model"}, {"predict_with_generate": True}),
+    (
+        "generated_predictions_are_kept",
+        {"predict_with_generate": True, "prediction_loss_only": True},
+        {"prediction_loss_only": False},
+    ),
+    (
+        "one_order_of_samples",
+        {"sortish_sampler": True, "train_sampling_strategy": "sequential"},
+        {"train_sampling_strategy": "random"},
+    ),
+    ("known_inputs_of_metrics", {"include_for_metrics": ["input"]}, {"include_for_metrics": ["inputs", "loss"]}),
+    ("tf32_needs_a_gpu", {"tf32": True, "use_cpu": True}, {"tf32": False}),
+    ("unusual_numbers", {"max_grad_norm": -1.0}, {"max_grad_norm": 0}),
+    ("unusual_numbers", {"save_total_limit": 0, "weight_decay": -0.1}, {"save_total_limit": 1, "weight_decay": 0}),
     ("tpu_cores", {"tpu_num_cores": 8}, {"tpu_num_cores": None}),
     ("ray_scope", {"ray_scope": "all"}, {"ray_scope": "last"}),
     ("generation_length", {"generation_max_length": 5}, {"predict_with_generate": True}),
@@ -413,7 +444,12 @@ def unchecked(**settings):
 
 
 def test_every_rule_has_a_row():
-    for table, stage in ((ALONE, Stage.CONSTRUCTION), (RUN, Stage.START), (IDLE, Stage.ADVICE)):
+    for table, stage in (
+        (ALONE, Stage.CONSTRUCTION),
+        (RUN, Stage.START),
+        (CAUTION, Stage.WARNING),
+        (IDLE, Stage.ADVICE),
+    ):
         names = [rule.check.__name__ for rule in of_stage(stage)]
         assert {row[0] for row in table} == set(names)
         assert len(set(names)) == len(names)
@@ -432,7 +468,7 @@ class Recorded(Seq2SeqTrainingArguments):
 
 TRIED = [
     *(row[1] for row in ALONE if row[0] != "profiled_steps"),
-    *(row[1][0] for row in RUN),
+    *(row[1][0] for row in [*RUN, *CAUTION]),
     *(row[1] for row in IDLE),
 ]
 
@@ -470,6 +506,19 @@ def test_a_contradiction_of_the_run_is_refused_and_its_neighbour_is_not(name, re
     check_run(TrainingArguments(**settings), RunFacts(**facts))
 
 
+@pytest.mark.parametrize(("name", "pointless", "words", "useful"), CAUTION)
+def test_what_a_run_cannot_make_use_of_is_a_warning(name, pointless, words, useful):
+    settings, facts = pointless
+    args = TrainingArguments(**settings)
+    check_run(args, RunFacts(**facts))
+    (message,) = cautions(args, RunFacts(**facts))
+    assert message == getattr(caution, name)(args, RunFacts(**facts))
+    for word in words.split():
+        assert word in message
+    settings, facts = useful
+    assert cautions(TrainingArguments(**settings), RunFacts(**facts)) == []
+
+
 @pytest.mark.parametrize(("name", "settings", "cure"), IDLE)
 def test_what_has_no_effect_is_said(name, settings, cure):
     args = Seq2SeqTrainingArguments(**settings)
@@ -493,14 +542,9 @@ def test_a_save_on_an_exception_is_for_one_process(monkeypatch):
     ]
 
 
-def test_the_length_of_the_run_may_be_in_the_arguments():
-    with pytest.raises(ArgumentError, match=r"warmup_steps=100 .*max_steps=5"):
-        TrainingArguments(warmup_steps=100, max_steps=5)
-
-
 def test_an_explicit_eval_interval_in_an_unreached_run_is_said_once():
     args = TrainingArguments(eval_strategy="steps", logging_steps=10)
-    assert [message.split("=")[0] for message in violations(args, RunFacts(max_steps=5))] == ["logging_steps"]
+    assert [message.split("=")[0] for message in cautions(args, RunFacts(max_steps=5))] == ["logging_steps"]
 
 
 def test_defaults_are_no_contradiction_and_have_effect():
@@ -514,15 +558,18 @@ def test_arguments_of_transformers_are_checked_too():
     import transformers
 
     args = transformers.TrainingArguments(warmup_steps=100, use_cpu=True, dataloader_persistent_workers=True)
-    with pytest.raises(ArgumentError, match=r"(?s)2 problems.*dataloader_persistent_workers.*warmup_steps"):
+    with pytest.raises(ArgumentError, match=r"^dataloader_persistent_workers"):
         check_run(args, RunFacts(max_steps=5))
-    args.dataloader_persistent_workers, args.warmup_steps = False, 0
+    args.dataloader_persistent_workers = False
     check_run(args, RunFacts(max_steps=5))
+    (message,) = cautions(args, RunFacts(max_steps=5))
+    assert message.startswith("warmup_steps=100 ")
 
 
-BELOW = [(name, limits.low - 1) for name, limits in RANGES.items()]
-OPEN = [(name, limits.low) for name, limits in RANGES.items() if limits.open_low]
-ABOVE = [(name, limits.high + (not limits.open_high)) for name, limits in RANGES.items() if limits.high is not None]
+STRICT = {name: limits for name, limits in RANGES.items() if not limits.only_warns and limits.low > -math.inf}
+BELOW = [(name, limits.low - 1) for name, limits in STRICT.items()]
+OPEN = [(name, limits.low) for name, limits in STRICT.items() if limits.open_low]
+ABOVE = [(name, limits.high + (not limits.open_high)) for name, limits in STRICT.items() if limits.high is not None]
 HALF = [(name, 2.5) for name, limits in RANGES.items() if limits.whole]
 TEXT = [(name, "5e-5") for name in RANGES]
 NONE = [(name, None) for name, limits in RANGES.items() if not limits.optional]
@@ -536,7 +583,16 @@ def test_a_value_out_of_range_is_refused(name, value):
         Seq2SeqTrainingArguments(**{name: value})
 
 
-LEGAL = [(name, limits.low) for name, limits in RANGES.items() if not limits.open_low]
+UNUSUAL = [(name, -7) for name, limits in RANGES.items() if limits.only_warns]
+
+
+@pytest.mark.parametrize(("name", "value"), UNUSUAL)
+def test_a_number_that_trains_though_nobody_means_it_is_said(name, value):
+    (message,) = [m for m in advise(Seq2SeqTrainingArguments(**{name: value})) if "meant to" in m]
+    assert message.startswith(f"{name}=-7 is out of range: it is meant to be ")
+
+
+LEGAL = [(name, limits.low) for name, limits in STRICT.items() if not limits.open_low]
 LEGAL += [(name, None) for name, limits in RANGES.items() if limits.optional and name != "tpu_num_cores"]  # type: ignore[misc]
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _is_due(step: int, interval: float | None) -> bool:
-    return interval is not None and interval > 0 and step % interval == 0
+    return bool(interval) and step % interval == 0  # transformers counts with negative intervals too
 
 
 class DefaultFlowCallback(TrainerCallback):
@@ -37,7 +37,7 @@ class DefaultFlowCallback(TrainerCallback):
             and (is_last or _is_due(step, state.eval_steps))
         ):
             control.should_evaluate = True
-        if args.save_strategy == "steps" and (is_last or _is_due(step, state.save_steps)):
+        if args.save_strategy == "steps" and (is_last or _is_due(step, max(state.save_steps or 0, 0))):
             control.should_save = True
         if is_last:
             control.should_training_stop = True

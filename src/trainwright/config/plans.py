@@ -59,7 +59,7 @@ class StepPlan:
             num_examples=num_examples,
             num_train_samples=num_samples or 0,
             total_batch_size=total_batch,
-            max_grad_norm=max_grad_norm or 0.0,
+            max_grad_norm=max(max_grad_norm or 0.0, 0.0),
         )
 
 
@@ -72,7 +72,7 @@ class Lengths:
     micro_batches: int
     total_batch_size: int
     num_train_epochs: float
-    max_steps: int  # <= 0: decided by epochs
+    max_steps: int  # below 0: decided by epochs
 
     def values(self) -> tuple[int, int, int, float, int, int, int]:
         if self.num_batches is None:
@@ -86,7 +86,7 @@ class Lengths:
         else:
             epochs = math.ceil(self.num_train_epochs)
             samples = examples * self.num_train_epochs
-            max_steps = math.ceil(self.num_train_epochs * steps_per_epoch)
+            max_steps = math.ceil(self.num_train_epochs * steps_per_epoch) if self.max_steps < 0 else 0
         return epochs, steps_per_epoch, examples, samples, self.total_batch_size, self.num_batches, max_steps
 
     def _of_stream(self) -> tuple[int, int, int, float, int, int, int]:
@@ -161,11 +161,6 @@ class SamplingPlan:
     splits_long: bool = False
     drop_last: bool = False
     show_progress: bool = False
-
-    @property
-    def forms_batches(self) -> bool:
-        """Whether a batch is more than so many samples in a row of the order."""
-        return self.max_tokens is not None or self.row_length is not None or self.strategy == "batch_rebalance"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,11 +39,11 @@ def training_order(dataset: Any, plan: SamplingPlan) -> Sampler[Any] | None:
         DataError: batches are to be formed by length, and nobody knows how long the samples are.
     """
     if dataset is None or not has_length(dataset) or isinstance(dataset, IterableDataset):
-        if plan.forms_batches and dataset is not None:
+        if (plan.max_tokens or plan.row_length) is not None and dataset is not None:
             raise DataError(
                 f"The training data is a {type(dataset).__name__} that is read as a stream, and batches cannot be "
                 "formed by the lengths of samples that are not known. Use a dataset with a length, or drop "
-                "max_tokens_per_batch, packing or train_sampling_strategy='batch_rebalance'."
+                "max_tokens_per_batch or packing."
             )
         return None
     if plan.max_tokens is not None or plan.row_length is not None:

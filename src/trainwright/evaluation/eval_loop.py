@@ -6,6 +6,7 @@ others; what it makes of it does not count.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -18,6 +19,8 @@ from trainwright.evaluation.prediction_accumulator import PredictionAccumulator
 from trainwright.hooks import EvalHooks
 from trainwright.state.run_state import RunState
 from trainwright.tensor_tree import find_batch_size
+
+logger = logging.getLogger(__name__)
 
 
 def evaluation_loop(
@@ -36,7 +39,7 @@ def evaluation_loop(
         Predictions and labels as arrays (None unless kept), metrics, and the number of samples.
 
     Raises:
-        DataError: there is no batch, or `compute_metrics` needs labels that the batches lack.
+        DataError: `compute_metrics` needs labels that the batches lack.
     """
     known = _num_samples(dataloader, hooks)
     results = PredictionAccumulator(session, known)
@@ -48,7 +51,7 @@ def evaluation_loop(
     if known is None:
         num_seen = int(session.total(torch.tensor(num_seen)))
     if num_seen == 0 and known in (None, 0):
-        raise DataError("The evaluation set is empty: its dataloader gave no batch. Give it at least one sample.")
+        logger.warning("The evaluation set is empty: its dataloader gave no batch, so there is no loss and no metric.")
     return results.output(prefix, num_samples=num_seen if known is None else known, found_labels=found_labels)
 
 

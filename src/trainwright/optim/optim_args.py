@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,6 +10,8 @@ from trainwright.errors import ArgumentError, did_you_mean
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 UNSET = object()
 TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
@@ -86,14 +89,14 @@ def parse_optim_args(text: str | None) -> dict[str, str]:
     return values
 
 
-def check_names(optimizer: str, given: Mapping[str, str], known: Options) -> None:
-    """Raises ArgumentError for a name that the optimizer does not take."""
+def warn_of_unknown_names(optimizer: str, given: Mapping[str, str], known: Options) -> None:
+    """Warns of names that the optimizer does not take; transformers ignores them without a word."""
     for name in given:
         if name not in known:
             guess = did_you_mean(name, known, quoted=True)
             takes = ", ".join(sorted(known)) or "no options"
-            raise ArgumentError(
-                f"optim_args names {name!r}, which optim={optimizer!r} does not take; it takes {takes}.{guess}"
+            logger.warning(
+                "optim_args names %r, which has no effect: optim=%r takes %s.%s", name, optimizer, takes, guess
             )
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from trainwright.errors import ArgumentError
 from trainwright.optim.constraints import one_process
 from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer
-from trainwright.optim.optim_args import check_names, parse_optim_args, read
+from trainwright.optim.optim_args import parse_optim_args, read, warn_of_unknown_names
 from trainwright.optim.optimizer_spec import OptimizerSpec
 from trainwright.optim.optimizer_table import OPTIMIZERS
 from trainwright.optim.packages import OptimizerClass, load_class
@@ -41,7 +41,7 @@ def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) 
     if problems:
         raise ArgumentError("\n".join(problems))
     given = parse_optim_args(args.optim_args)
-    check_names(name, given, {**spec.options, **spec.projects})
+    warn_of_unknown_names(name, given, {**spec.options, **spec.projects})
     cls = load_class(name, spec)
     kwargs = {"lr": args.learning_rate, **_from_args(spec, args), **read(name, given, spec.options), **spec.fixed}
     if "beta3" in kwargs:  # AdEMAMix takes its three in one

@@ -5,6 +5,7 @@ this is the file that imports them.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainwright.errors import ArgumentError, did_you_mean
 from trainwright.optim import schedule_factors
+
+logger = logging.getLogger(__name__)
 
 # Name -> what makes it: a function of transformers.optimization, or a class whose parameters are its settings.
 BUILDERS: dict[str, str] = {
@@ -37,6 +40,7 @@ NEEDS = {
     "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
     "warmup_stable_decay": ("num_decay_steps",),
 }
+WITHOUT_OPTIONS = ("constant", "constant_with_warmup")  # transformers ignores them
 REEXPORTED = ("Adafactor", "AdafactorSchedule", "GreedyLR", "get_scheduler", *BUILDERS.values())
 
 
@@ -95,10 +99,13 @@ def _check_options(name: str, options: Mapping[str, object]) -> None:
     for option in options:
         if option not in known:
             guess = did_you_mean(option, known, quoted=True)
-            raise ArgumentError(
+            message = (
                 f"lr_scheduler_kwargs names {option!r}, which lr_scheduler_type={name!r} does not take; it takes "
                 f"{', '.join(known) or 'none'}.{guess}"
             )
+            if name not in WITHOUT_OPTIONS:
+                raise ArgumentError(message)
+            logger.warning("%s It has no effect.", message)
     needed = NEEDS.get(name, ())
     if needed and not any(options.get(option) is not None for option in needed):
         raise ArgumentError(

@@ -353,6 +353,7 @@ def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.RunFac
     eval_dataset = parts.eval_dataset
     return rules.RunFacts(
         max_steps=None if plan.has_open_end else plan.max_steps,
+        num_epochs=None if parts.args.max_steps > 0 else parts.args.num_train_epochs,
         has_open_end=plan.has_open_end,
         has_own_schedule=parts.lr_scheduler is not None and not parts._created_lr_scheduler,
         is_stream=not has_length(parts.train_dataset),

@@ -57,6 +57,21 @@ def log_run_header(
     show_lines(args, (f"changed   {change}" for change in changed_args), level=logging.WARNING)
 
 
+def check_run(args: Any, facts: rules.RunFacts) -> None:
+    """Raises what is wrong with the settings of a run; shows once what it cannot make use of.
+
+    Args:
+        args: of the run.
+        facts: what is known of it.
+
+    Raises:
+        ArgumentError: lists all that is wrong.
+    """
+    rules.check_run(args, facts)
+    for message in rules.cautions(args, facts):
+        logger.warning("%s", message)
+
+
 def show_lines(args: Any, lines: Iterable[str], *, level: int = logging.INFO) -> None:
     """Lines for the person who watches; into the log where nobody does, or where only errors are shown."""
     shown = args.should_log and not args.disable_tqdm and logger.isEnabledFor(logging.WARNING)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trainwright import checks
-from trainwright._types import metric_number
+from trainwright._types import has_length, metric_number
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import rules
 from trainwright.errors import MetricError, TrainwrightError
@@ -34,10 +34,10 @@ def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> None:
         ignore_keys: entries of the model's output that are no predictions.
 
     Raises:
-        DataError: an evaluation set without samples, or that is no dataset; metrics, and no labels for them.
+        DataError: metrics, and no labels for them; an evaluation set that is no dataset, or has no sample to judge by.
         MetricError: `metric_for_best_model` is not among what an evaluation yields.
     """
-    checks.check_sets_have_samples(trainer.eval_dataset)
+    checks.check_sets_have_samples(trainer.args, trainer.eval_dataset)
     if not is_overridden(trainer, "evaluate", "_evaluate", "get_eval_dataloader"):
         sets = trainer.eval_dataset
         for dataset in sets.values() if isinstance(sets, dict) else [sets]:
@@ -99,6 +99,9 @@ def _find_metric(trainer: Any, wanted: rules.RequiredMetric, ignore_keys: list[s
 
 def _look_at_metrics(trainer: Any, eval_set: str | None, ignore_keys: list[str] | None) -> None:
     """Looks for labels, and names the metrics that cannot be written down. Other errors are left to the evaluation."""
+    dataset = trainer.eval_dataset if eval_set is None else trainer.eval_dataset[eval_set]
+    if has_length(dataset) and len(dataset) == 0:  # its evaluation gives no metric, and says so
+        return
     batch = _first_batch(trainer, eval_set)
     if not trainer.label_names or any(batch.batch.get(name) is None for name in trainer.label_names):
         eval_loop.raise_no_labels(trainer.label_names, batch.batch)

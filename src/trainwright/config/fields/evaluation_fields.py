@@ -107,7 +107,7 @@ class EvaluationFields(FieldGroup):
         "Epochs or steps (as eval_strategy) before the first evaluation.",
         on_resume=HERE,
         searchable=True,
-        limits=Range(0, optional=True),
+        limits=Range(0, optional=True, only_warns=True),
     )
     per_device_eval_batch_size: int = setting(
         8,

@@ -9,7 +9,16 @@ from typing import Any, ClassVar
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.aliases import Entry, Item, Renamed, Switch
 from trainwright.config.enums import DebugOption
-from trainwright.config.fields.setting import BY_RULES, HERE, MAYBE_COUNT, ORDER, PER_START, FieldGroup, Range, setting
+from trainwright.config.fields.setting import (
+    BY_RULES,
+    HERE,
+    MAYBE_COUNT,
+    ORDER,
+    PER_START,
+    FieldGroup,
+    Range,
+    setting,
+)
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
@@ -34,7 +43,7 @@ class SeedFields(FieldGroup):
         "Seed of the order of samples (None: seed).",
         on_resume="no effect on a resume: the checkpoint's order of samples goes on",
         searchable=True,
-        limits=Range(0, 2**64 - 1, whole=True, optional=True),
+        limits=Range(0, 2**64 - 1, whole=True, optional=True, only_warns=True),
     )
     use_cpu: bool = setting(
         False,
@@ -155,7 +164,7 @@ class DistributedFields(FieldGroup):
         "Seconds after which a collective operation gives up.",
         on_resume=HERE,
         searchable=False,
-        limits=Range(0, open_low=True),
+        limits=Range(0, open_low=True, only_warns=True),
     )
     fsdp: str | None = setting(  # True and lists too; argument parsers want one type that text converts to
         None,

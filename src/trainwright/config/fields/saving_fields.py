@@ -43,7 +43,7 @@ class SavingFields(FieldGroup):
         "Checkpoints to keep, the best and the newest always (None: all).",
         on_resume=HERE,
         searchable=True,
-        limits=Range(1, whole=True, optional=True, hint="None keeps all; save_strategy='no' saves none."),
+        limits=Range(1, whole=True, optional=True, only_warns=True, hint="All checkpoints are kept, as with None."),
     )
     enable_jit_checkpoint: bool = setting(
         False, "On SIGTERM, save a checkpoint before ending.", on_resume=HERE, searchable=True

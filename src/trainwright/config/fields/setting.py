@@ -7,6 +7,7 @@ elsewhere; rules between fields are in `rules/`.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -30,7 +31,7 @@ PER_START = None  # differs between starts of one run, and nothing follows from 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from `low` to `high`; None only where `optional`."""
+    """Numbers from `low` to `high`; None only where `optional`. `only_warns`: others train too, as in transformers."""
 
     low: float
     high: float | None = None
@@ -39,6 +40,7 @@ class Range:
     open_low: bool = False
     open_high: bool = False
     hint: str = ""
+    only_warns: bool = False
 
     def problem(self, name: str, value: Any) -> str | None:  # Any: what a user passed
         if value is None and self.optional:
@@ -46,9 +48,19 @@ class Range:
         if not isinstance(value, Integral if self.whole else Real):
             text = " It is text; YAML reads 5e-5 as text, write 5.0e-5." if isinstance(value, str) else ""
             return f"{name}={value!r} is not {'a whole' if self.whole else 'a'} number.{text}"
-        if self.allows(float(value)):
+        if self.only_warns or self.allows(float(value)):
             return None
-        return f"{name}={value!r} is out of range: it must be {self}.{' ' + self.hint if self.hint else ''}"
+        return self._outside(name, value)
+
+    def caution(self, name: str, value: Any) -> str | None:  # Any: what a user passed
+        """A message about a number that trains, though it is outside of the range."""
+        if not self.only_warns or not isinstance(value, Real) or self.allows(float(value)):
+            return None
+        return self._outside(name, value)
+
+    def _outside(self, name: str, value: object) -> str:
+        must = "is meant to" if self.only_warns else "must"
+        return f"{name}={value!r} is out of range: it {must} be {self}.{' ' + self.hint if self.hint else ''}"
 
     def allows(self, number: float) -> bool:
         above = number > self.low if self.open_low else number >= self.low
@@ -63,7 +75,9 @@ class Range:
 COUNT = Range(1, whole=True)
 MAYBE_COUNT = Range(1, whole=True, optional=True)
 NOT_NEGATIVE = Range(0)
-BETA = Range(0, 1, open_high=True)
+USUALLY_NOT_NEGATIVE = Range(0, only_warns=True)
+ANY_NUMBER, ANY_WHOLE = Range(-math.inf), Range(-math.inf, whole=True)
+SHARE = Range(0, 1, open_high=True, only_warns=True)
 BY_RULES = None  # what the numbers may be depends on other fields, or on more than limits: rules/ checks it
 
 

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from trainwright.config.aliases import APEX, Renamed, Switch, share_of_steps
 from trainwright.config.enums import OptimizerNames, SchedulerType
 from trainwright.config.fields.setting import (
-    BETA,
+    ANY_NUMBER,
+    ANY_WHOLE,
     COUNT,
     HERE,
     LENGTH,
@@ -18,7 +19,9 @@ from trainwright.config.fields.setting import (
     PER_START,
     RATE,
     SHAPE,
+    SHARE,
     SIZE,
+    USUALLY_NOT_NEGATIVE,
     FieldGroup,
     Range,
     setting,
@@ -57,7 +60,7 @@ class LengthFields(FieldGroup):
         "Passes over the training data; may be a fraction.",
         on_resume=LENGTH,
         searchable=True,
-        limits=NOT_NEGATIVE,
+        limits=ANY_NUMBER,
         summarized=True,
     )
     max_steps: int = setting(
@@ -65,7 +68,7 @@ class LengthFields(FieldGroup):
         "Optimizer steps to train, instead of num_train_epochs (-1: by epochs).",
         on_resume=LENGTH,
         searchable=True,
-        limits=Range(-1, whole=True, hint="-1 trains by num_train_epochs."),
+        limits=ANY_WHOLE,
         summarized=True,
     )
 
@@ -116,16 +119,16 @@ class OptimizerFields(FieldGroup):
         "Weight decay; not applied to biases and normalisation layers.",
         on_resume=HERE,
         searchable=True,
-        limits=NOT_NEGATIVE,
+        limits=USUALLY_NOT_NEGATIVE,
     )
     adam_beta1: float = setting(
-        0.9, "Adam: decay of the running mean of gradients.", on_resume=HERE, searchable=True, limits=BETA
+        0.9, "Adam: decay of the running mean of gradients.", on_resume=HERE, searchable=True, limits=SHARE
     )
     adam_beta2: float = setting(
-        0.999, "Adam: decay of the running mean of squared gradients.", on_resume=HERE, searchable=True, limits=BETA
+        0.999, "Adam: decay of the running mean of squared gradients.", on_resume=HERE, searchable=True, limits=SHARE
     )
     adam_epsilon: float = setting(
-        1e-08, "Adam: added to the denominator.", on_resume=HERE, searchable=True, limits=NOT_NEGATIVE
+        1e-08, "Adam: added to the denominator.", on_resume=HERE, searchable=True, limits=USUALLY_NOT_NEGATIVE
     )
     optim_target_modules: list[str] | str | None = setting(
         None,
@@ -152,10 +155,10 @@ class OptimizerFields(FieldGroup):
         "Clip gradients to this global norm (0: no clipping).",
         on_resume=HERE,
         searchable=True,
-        limits=Range(0, optional=True, hint="0 turns clipping off."),
+        limits=Range(0, optional=True, only_warns=True, hint="Nothing is clipped, as with 0."),
     )
     label_smoothing_factor: float = setting(
-        0.0, "Share of the target spread over all labels, 0 to below 1.", on_resume=HERE, searchable=True, limits=BETA
+        0.0, "Share of the target spread over all labels, 0 to below 1.", on_resume=HERE, searchable=True, limits=SHARE
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from trainwright.config.accelerator import AcceleratorConfig
-from trainwright.config.fields import SETTINGS, value_of
+from trainwright.config.fields import RANGES, SETTINGS, value_of
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, rule
 
 PROJECTED = ("galore", "apollo")
 TAKES_NO_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
+
+UNUSUAL = tuple(name for name, limits in RANGES.items() if limits.only_warns)
 
 # Settings of one thing.
 OF_TRACKERS = ("run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
@@ -99,6 +101,37 @@ def generation_configuration(args: Arguments) -> str | None:
     return _without(args, "generation_config", "predict_with_generate")
 
 
+@rule(Stage.ADVICE, "predict_with_generate", "prediction_loss_only")
+def generated_predictions_are_kept(args: Arguments) -> str | None:
+    if value_of(args, "predict_with_generate") and args.prediction_loss_only:
+        return "predict_with_generate has no effect with prediction_loss_only=True, which keeps no predictions."
+    return None
+
+
+@rule(Stage.ADVICE, "train_sampling_strategy", "sortish_sampler")
+def one_order_of_samples(args: Arguments) -> str | None:
+    if value_of(args, "sortish_sampler") and args.train_sampling_strategy == "sequential":
+        return "sortish_sampler has no effect with train_sampling_strategy='sequential', which keeps the data's order."
+    return None
+
+
+@rule(Stage.ADVICE, "include_for_metrics")
+def known_inputs_of_metrics(args: Arguments) -> str | None:
+    unknown = [word for word in args.include_for_metrics or [] if word not in ("inputs", "loss")]
+    return f"include_for_metrics: {unknown} has no effect; 'inputs' and 'loss' have." if unknown else None
+
+
+@rule(Stage.ADVICE, "tf32", "use_cpu")
+def tf32_needs_a_gpu(args: Arguments) -> str | None:
+    return "tf32=True has no effect with use_cpu=True: it is a mode of GPUs." if args.tf32 and args.use_cpu else None
+
+
+@rule(Stage.ADVICE, *UNUSUAL)
+def unusual_numbers(args: Arguments) -> str | None:
+    found = (RANGES[name].caution(name, value_of(args, name)) for name in UNUSUAL)
+    return " ".join(message for message in found if message) or None
+
+
 @rule(Stage.ADVICE, "tpu_num_cores")
 def tpu_cores(args: Arguments) -> str | None:
     return _family(args, ("tpu_num_cores",), "without a TPU")
@@ -148,7 +181,7 @@ def last_batch_of_a_budget(args: Arguments) -> str | None:
 
 @rule(Stage.ADVICE, "save_total_limit", "save_keep_every", "save_keep_every_steps")
 def kept_beyond_no_limit(args: Arguments) -> str | None:
-    if args.save_total_limit:
+    if (args.save_total_limit or 0) > 0:
         return None
     family = ("save_keep_every", "save_keep_every_steps")
     return _family(args, family, "without save_total_limit: all checkpoints are kept")
@@ -157,7 +190,7 @@ def kept_beyond_no_limit(args: Arguments) -> str | None:
 @rule(Stage.ADVICE, "save_strategy", "save_total_limit", "max_train_time", "save_every")
 def limit_without_saves(args: Arguments) -> str | None:
     by_time = any(value_of(args, name) for name in ("save_every", "max_train_time"))
-    if args.save_total_limit is not None and args.save_strategy == "no" and not by_time:
+    if (args.save_total_limit or 0) > 0 and args.save_strategy == "no" and not by_time:
         return f"save_total_limit={args.save_total_limit} has no effect with save_strategy='no'."
     return None
 

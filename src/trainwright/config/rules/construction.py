@@ -35,10 +35,11 @@ def save_interval(args: Arguments) -> str | None:
 
 
 def _interval(args: Arguments, what: str) -> str | None:
+    """No save is a legal interval of saves; transformers counts with negative ones, so a run warns of them."""
     steps = getattr(args, f"{what}_steps")
     if getattr(args, f"{what}_strategy") != "steps":
         return None
-    if not _is_number(steps) or steps <= 0:
+    if not _is_number(steps) or (steps == 0 and what != "save"):
         also = " (eval_steps falls back to logging_steps)" if what == "eval" else ""
         return (
             f"{what}_strategy='steps' with {what}_steps={steps!r} never comes due{also}. "
@@ -59,22 +60,15 @@ def profiled_steps(args: Arguments) -> str | None:
     return None
 
 
-@rule(Stage.CONSTRUCTION, "warmup_steps")
-def whole_warmup(args: Arguments) -> str | None:
-    if args.warmup_steps > 1 and args.warmup_steps != int(args.warmup_steps):
-        return f"warmup_steps={args.warmup_steps!r}: a number of steps is whole; only a share of all, below 1, is not."
-    return None
-
-
 # -- evaluation and the best checkpoint -------------------------------------------------------------------------------
 
 
-@rule(Stage.CONSTRUCTION, "eval_strategy", "load_best_model_at_end")
+@rule(Stage.CONSTRUCTION, "eval_strategy", "save_strategy", "load_best_model_at_end")
 def best_needs_evaluation(args: Arguments) -> str | None:
-    if args.load_best_model_at_end and args.eval_strategy == "no":
+    if args.load_best_model_at_end and args.eval_strategy == "no" and args.save_strategy in ("steps", "epoch"):
         return (
-            "load_best_model_at_end=True needs evaluations, and eval_strategy='no' has none. "
-            "Set eval_strategy='epoch' or 'steps', or load_best_model_at_end=False."
+            f"load_best_model_at_end=True needs evaluations at the saves of save_strategy={_word(args.save_strategy)}, "
+            "and eval_strategy='no' has none. Set eval_strategy='epoch' or 'steps', or load_best_model_at_end=False."
         )
     return None
 
@@ -115,16 +109,6 @@ def _is_multiple(save: Any, evaluate: Any) -> bool:
     return bool(round(save * 1_000_000) % round(evaluate * 1_000_000) == 0)
 
 
-@rule(Stage.CONSTRUCTION, "eval_strategy", "save_strategy")
-def saving_the_best_needs_evaluation(args: Arguments) -> str | None:
-    if args.save_strategy == "best" and args.eval_strategy == "no":
-        return (
-            "save_strategy='best' saves after evaluations, and eval_strategy='no' has none. "
-            "Set eval_strategy='epoch' or 'steps', or another save_strategy."
-        )
-    return None
-
-
 @rule(Stage.CONSTRUCTION, "save_strategy", "metric_for_best_model")
 def saving_the_best_needs_a_metric(args: Arguments) -> str | None:
     if args.save_strategy == "best" and args.metric_for_best_model is None:
@@ -142,12 +126,6 @@ def schedule_needs_evaluation(args: Arguments) -> str | None:
     return None
 
 
-@rule(Stage.CONSTRUCTION, "include_for_metrics")
-def known_inputs_of_metrics(args: Arguments) -> str | None:
-    unknown = [word for word in args.include_for_metrics or [] if word not in ("inputs", "loss")]
-    return f"include_for_metrics holds {unknown}. Allowed: 'inputs', 'loss'." if unknown else None
-
-
 # -- precision and devices --------------------------------------------------------------------------------------------
 
 
@@ -162,13 +140,6 @@ def one_precision(args: Arguments) -> str | None:
 def one_eval_precision(args: Arguments) -> str | None:
     if args.fp16_full_eval and args.bf16_full_eval:
         return "fp16_full_eval=True and bf16_full_eval=True exclude each other. Keep one."
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "tf32", "use_cpu")
-def tf32_needs_a_gpu(args: Arguments) -> str | None:
-    if args.tf32 and args.use_cpu:
-        return "tf32=True is a mode of GPUs, and use_cpu=True trains without one. Drop either."
     return None
 
 
@@ -340,26 +311,6 @@ def packing_needs_a_length(args: Arguments) -> str | None:
         return (
             f"packing={packing!r} fills rows of packing_length tokens, and there is none. Set packing_length, for "
             "example to the longest sample."
-        )
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "prediction_loss_only", "predict_with_generate")
-def generated_predictions_are_kept(args: Arguments) -> str | None:
-    if value_of(args, "predict_with_generate") and args.prediction_loss_only:
-        return (
-            "predict_with_generate=True makes predictions, and prediction_loss_only=True throws them away. "
-            "Set one of them to False."
-        )
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "train_sampling_strategy", "sortish_sampler")
-def one_order_of_samples(args: Arguments) -> str | None:
-    if value_of(args, "sortish_sampler") and args.train_sampling_strategy == "sequential":
-        return (
-            "sortish_sampler=True puts samples of similar length together, and train_sampling_strategy='sequential' "
-            "keeps the order of the data. Drop one of them."
         )
     return None
 

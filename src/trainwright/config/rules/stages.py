@@ -18,7 +18,11 @@ class Stage(Enum):
 
     CONSTRUCTION = "construction"  # the arguments show it by themselves; an error when they are made
     START = "start"  # the run shows it; an error when it starts
+    WARNING = "warning"  # the run shows that a setting is pointless; said once when it starts, and it trains
     ADVICE = "advice"  # a setting has no effect; said once when a run starts, never an error
+
+
+OF_THE_RUN = (Stage.START, Stage.WARNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +30,7 @@ class RunFacts:
     """What is known when training starts. None: not known, and then no rule speaks about it."""
 
     max_steps: int | None = None
+    num_epochs: float | None = None
     has_open_end: bool | None = None  # the run ends when data of unknown length do
     has_own_schedule: bool = False
     is_stream: bool | None = None  # the training data has no length
@@ -44,7 +49,7 @@ class Rule:
 
     Attributes:
         fields: all fields that the check reads.
-        check: takes the arguments; at the start of a run, its facts too.
+        check: takes the arguments; where the run shows something, its facts too.
     """
 
     stage: Stage
@@ -52,7 +57,7 @@ class Rule:
     check: Callable[..., str | None]
 
     def message(self, args: Arguments, facts: RunFacts) -> str | None:
-        return self.check(args, facts) if self.stage is Stage.START else self.check(args)
+        return self.check(args, facts) if self.stage in OF_THE_RUN else self.check(args)
 
 
 RULES: list[Rule] = []

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainwright.config.fields import defaults_of, value_of
-from trainwright.config.parsing import parse_steps
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import RunFacts, Stage, rule
 
-BY_LENGTH = ("group_by_length", "batch_rebalance")
 # Schedules whose rate at a step is the same however long the run is.
 WITHOUT_LENGTH = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy")
 COMPUTED_BY_EVALUATION = ("loss", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
@@ -74,88 +71,7 @@ def open_end_is_possible(args: Arguments, facts: RunFacts) -> str | None:
     )
 
 
-@rule(Stage.START, "num_train_epochs", "max_steps", "warmup_steps")
-def warmup_fits(args: Arguments, facts: RunFacts) -> str | None:
-    length = facts.max_steps
-    if length is None or args.warmup_steps < 1 or args.warmup_steps <= length:
-        return None
-    return (
-        f"warmup_steps={args.warmup_steps} is longer than the run of {length} steps ({_length_field(args)}): the rate "
-        "would never reach learning_rate. Lower warmup_steps (below 1 it is a share of all steps), or train longer."
-    )
-
-
-@rule(Stage.START, "num_train_epochs", "max_steps", "logging_strategy", "logging_steps")
-def logging_is_reached(args: Arguments, facts: RunFacts) -> str | None:
-    return _never(args, facts, "logging")
-
-
-@rule(Stage.START, "num_train_epochs", "max_steps", "logging_strategy", "logging_steps", "eval_strategy", "eval_steps")
-def evaluation_is_reached(args: Arguments, facts: RunFacts) -> str | None:
-    if args.eval_steps == args.logging_steps:
-        return None if args.logging_strategy == "steps" else _never(args, facts, "eval")
-    return _never(args, facts, "eval")
-
-
-@rule(Stage.START, "num_train_epochs", "max_steps", "save_strategy", "save_steps")
-def saving_is_reached(args: Arguments, facts: RunFacts) -> str | None:
-    return _never(args, facts, "save")
-
-
-def _never(args: Arguments, facts: RunFacts, what: str) -> str | None:
-    steps = getattr(args, f"{what}_steps")
-    if facts.max_steps is None or getattr(args, f"{what}_strategy") != "steps" or steps is None:
-        return None
-    is_default = steps == defaults_of(type(args)).get(f"{what}_steps")  # nobody chose it: a short run need not reach it
-    if is_default or steps <= facts.max_steps:
-        return None
-    return (
-        f"{what}_steps={steps} is never reached in a run of {facts.max_steps} steps ({_length_field(args)}). "
-        f"Lower {what}_steps (below 1 it is a share of all steps), or set {what}_strategy='epoch' or 'no'."
-    )
-
-
-@rule(Stage.START, "num_train_epochs", "max_steps", "profile")
-def profiled_steps_are_reached(args: Arguments, facts: RunFacts) -> str | None:
-    steps = value_of(args, "profile")
-    if facts.max_steps is None or steps is None:
-        return None
-    last = parse_steps(steps).last
-    if last is None or last <= facts.max_steps:
-        return None
-    return (
-        f"profile={steps!r} names steps beyond the run of {facts.max_steps} steps ({_length_field(args)}). "
-        "Name earlier ones."
-    )
-
-
-@rule(Stage.START, "num_train_epochs", "max_steps", "eval_strategy", "eval_delay")
-def evaluation_is_not_delayed_away(args: Arguments, facts: RunFacts) -> str | None:
-    if args.eval_strategy != "steps" or facts.max_steps is None or not args.eval_delay:
-        return None
-    if args.eval_delay <= facts.max_steps:
-        return None
-    return (
-        f"eval_delay={args.eval_delay} is longer than the run of {facts.max_steps} steps ({_length_field(args)}), so "
-        "eval_strategy='steps' never evaluates. Lower eval_delay, or set eval_strategy='no'."
-    )
-
-
-def _length_field(args: Arguments) -> str:
-    return f"max_steps={args.max_steps}" if args.max_steps > 0 else f"num_train_epochs={args.num_train_epochs}"
-
-
 # -- data and evaluation ----------------------------------------------------------------------------------------------
-
-
-@rule(Stage.START, "train_sampling_strategy")
-def lengths_need_a_map(args: Arguments, facts: RunFacts) -> str | None:
-    if facts.is_stream and args.train_sampling_strategy in BY_LENGTH:
-        return (
-            f"train_sampling_strategy={args.train_sampling_strategy!r} sorts samples by length, and the training data "
-            "is a stream. Use 'random', or a dataset with a length."
-        )
-    return None
 
 
 @rule(Stage.START, "eval_strategy")
@@ -173,7 +89,10 @@ def first_evaluation_needs_data(args: Arguments, facts: RunFacts) -> str | None:
     return None
 
 
-@rule(Stage.START, "lr_scheduler_type", "save_strategy", "load_best_model_at_end", "metric_for_best_model")
+@rule(
+    Stage.START, "lr_scheduler_type", "eval_strategy", "save_strategy", "load_best_model_at_end",
+    "metric_for_best_model",
+)  # fmt: skip
 def best_metric_names_its_set(args: Arguments, facts: RunFacts) -> str | None:
     if not facts.eval_names or not _decides_by_metric(args):
         return None
@@ -187,7 +106,10 @@ def best_metric_names_its_set(args: Arguments, facts: RunFacts) -> str | None:
     )
 
 
-@rule(Stage.START, "lr_scheduler_type", "save_strategy", "load_best_model_at_end", "metric_for_best_model")
+@rule(
+    Stage.START, "lr_scheduler_type", "eval_strategy", "save_strategy", "load_best_model_at_end",
+    "metric_for_best_model",
+)  # fmt: skip
 def best_metric_is_computed(args: Arguments, facts: RunFacts) -> str | None:
     metric = str(args.metric_for_best_model)
     if facts.has_compute_metrics is not False or not _decides_by_metric(args):
@@ -202,7 +124,7 @@ def best_metric_is_computed(args: Arguments, facts: RunFacts) -> str | None:
 
 def _decides_by_metric(args: Arguments) -> bool:
     follows = args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
-    return bool(args.load_best_model_at_end or args.save_strategy == "best" or follows)
+    return args.eval_strategy != "no" and bool(args.load_best_model_at_end or args.save_strategy == "best" or follows)
 
 
 # -- the device -------------------------------------------------------------------------------------------------------
