@@ -70,6 +70,7 @@ def test_metadata_is_what_any_argument_parser_understands():
             assert set(field.metadata) <= {"help", "choices", "nargs", "const", "aliases"}
 
 
+@pytest.mark.framework
 def test_the_protocol_has_what_both_kinds_of_arguments_have():
     shared = {name for name in SETTINGS if name not in {**OlderFields.settings, **OurFields.settings}}
     shared &= {field.name for field in dataclasses.fields(transformers.TrainingArguments)}

@@ -21,6 +21,9 @@ from trainwright.config.fields import POSITIONS, OlderFields, OurFields
 from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.distributed.world import ParallelMode
 
+# Names, defaults and forms are those of one version of transformers.
+pytestmark = pytest.mark.framework
+
 OURS_ONLY = {field.name for group in (OlderFields, OurFields) for field in dataclasses.fields(group)}
 PAIRS = [
     (TrainingArguments, transformers.TrainingArguments),

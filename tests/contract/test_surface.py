@@ -35,6 +35,7 @@ def test_a_method_has_its_frozen_signature(name: str) -> None:
     assert without_annotations(getattr(trainwright.Trainer, name)) == METHODS[name]
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize("name", [name for name in METHODS if hasattr(transformers.Trainer, name)])
 def test_a_method_has_the_signature_of_the_installed_transformers(name: str) -> None:
     assert METHODS[name] == without_annotations(getattr(transformers.Trainer, name))

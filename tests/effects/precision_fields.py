@@ -101,7 +101,7 @@ def activations_are_recomputed_in_training_only(bench: Bench) -> None:
     assert logged(trainer, "loss") == logged(plain, "loss")
 
 
-@shows("activation_checkpointing_kwargs")
+@shows("activation_checkpointing_kwargs", marks="framework")  # transformers 5.23
 def some_layers_and_options(bench: Bench) -> None:
     how = {"every_n_layers": 2, "determinism_check": "none", "use_reentrant": False}
     settings = {"activation_checkpointing": True, "activation_checkpointing_kwargs": how}
@@ -118,7 +118,7 @@ def the_older_name_does_the_same(bench: Bench) -> None:
     assert seen == 2 * [4 * [True]]
 
 
-@shows("gradient_checkpointing_kwargs")
+@shows("gradient_checkpointing_kwargs", marks="framework")  # transformers 5.23
 def the_older_name_of_the_options_does_the_same(bench: Bench) -> None:
     settings = {"activation_checkpointing": True, "gradient_checkpointing_kwargs": {"every_n_layers": 4}}
     with pytest.warns(LegacyNameWarning, match="activation_checkpointing_kwargs"):

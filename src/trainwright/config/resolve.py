@@ -155,7 +155,7 @@ def ddp(args: Arguments) -> DDPPlan:
         bucket_cap_mb=args.ddp_bucket_cap_mb,
         broadcast_buffers=args.ddp_broadcast_buffers,
         static_graph=args.ddp_static_graph,
-        recomputes_activations=args.activation_checkpointing,
+        recomputes_activations=value_of(args, "activation_checkpointing"),
         environment=world_of(args).variables(),
         sync_each_batch=bool(accumulation.get("sync_each_batch", False)),
     )

@@ -131,7 +131,7 @@ class Watchdog:
     def _check_store(self, store: Store) -> None:
         if self._signal is not None and not self._is_published:
             self._is_published = True
-            store.compare_set("signal", "", str(self._signal))
+            store.compare_set("signal", "", str(int(self._signal)))  # an IntEnum, whose text is a name
             store.set("news", "signal")
         if not store.check(["news"]):
             return

@@ -37,6 +37,11 @@ def checkpointed_activations(model: nn.Module, options: Options | None) -> Itera
     if hasattr(model, "activation_checkpointing_enable"):
         name, extras = "activation", {"every_n_layers": layers, "offload": offload}
     elif hasattr(model, "gradient_checkpointing_enable"):
+        if layers != 1 or offload:
+            raise ModelError(
+                f"every_n_layers={layers} and offload={offload} in activation_checkpointing_kwargs need models of "
+                "transformers 5.23 or newer. Upgrade transformers, or leave them out."
+            )
         name, extras = "gradient", {}
     else:
         with _checkpointed_layers(model, rest, every_n_layers=layers, offload=offload):

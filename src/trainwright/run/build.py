@@ -253,10 +253,10 @@ def _patches(args: Any, model: Any) -> Iterator[Any]:
         from trainwright.patches.liger import apply_liger_kernel
 
         apply_liger_kernel(model, args.liger_kernel_config)
-    if args.activation_checkpointing:
+    if value_of(args, "activation_checkpointing"):
         from trainwright.patches.activation_checkpointing import checkpointed_activations
 
-        yield checkpointed_activations(model, args.activation_checkpointing_kwargs)
+        yield checkpointed_activations(model, value_of(args, "activation_checkpointing_kwargs"))
     if args.neftune_noise_alpha is not None:
         from trainwright.patches.neftune import noisy_embeddings
 

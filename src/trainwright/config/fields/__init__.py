@@ -44,6 +44,7 @@ SETTINGS: Mapping[str, Setting] = {name: one for group in WITH_GENERATION for na
 RANGES: Mapping[str, Range] = {name: one.limits for name, one in SETTINGS.items() if one.limits is not None}
 CHOICES: Mapping[str, tuple[str | None, ...]] = {name: one.allowed for name, one in SETTINGS.items() if one.choices}
 ALIASES: Mapping[str, str] = {name: one.alias_of for name, one in SETTINGS.items() if one.alias_of is not None}
+OLDER_NAMES: Mapping[str, str] = {name: older for older, name in ALIASES.items()}
 
 
 def names_with(syntax: Syntax) -> tuple[str, ...]:
@@ -63,7 +64,9 @@ def defaults_of(kind: type) -> dict[str, Any]:  # Any: the values of any datacla
 
 
 def value_of(args: Any, name: str) -> Any:  # Any: arguments of any class, and the value of any field
-    """The value of a field that the class of `args` may lack, as transformers' does: then the field's default.
+    """The value of a field that the class of `args` may lack, as transformers' does.
+
+    Then it is that of the field's older name, which an older transformers has, or the field's default.
 
     So it is, too, where `args` has a field of this name with another meaning, as TRL's SFTConfig has a `packing` that
     is True or False and that its own trainer carries out.
@@ -71,6 +74,8 @@ def value_of(args: Any, name: str) -> Any:  # Any: arguments of any class, and t
     setting = SETTINGS[name]
     if setting.shares_name and has_other_meaning(args, name):
         return setting.default
+    if not hasattr(args, name) and name in OLDER_NAMES:
+        name = OLDER_NAMES[name]
     return getattr(args, name, setting.default)
 
 
