@@ -132,7 +132,7 @@ def start(
     return Process(pid, state, files[0] if files else None, files[1] if len(files) == 2 else None)
 
 
-def run(arguments: Sequence[str], *, timeout: float = 100, **how: Any) -> subprocess.CompletedProcess[str]:
+def run(arguments: Sequence[str], *, timeout: float = 250, **how: Any) -> subprocess.CompletedProcess[str]:
     """Runs a fork to its end, as `subprocess.run(..., capture_output=True, text=True)` would."""
     process = start(arguments, **how)
     try:

@@ -17,7 +17,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run_python(
-    *arguments: str, cwd: Path | None = None, timeout_s: float = 110, code: int | None = 0, **more: str
+    *arguments: str, cwd: Path | None = None, timeout_s: float = 250, code: int | None = 0, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python ARGUMENTS` to its end, and keeps what it writes.
 

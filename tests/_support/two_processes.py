@@ -71,7 +71,7 @@ def launch(
     )  # fmt: skip
 
 
-def finish(process: subprocess.Popen[str], folder: Path, *, timeout_s: float = 100, processes: int = 2) -> Done:
+def finish(process: subprocess.Popen[str], folder: Path, *, timeout_s: float = 250, processes: int = 2) -> Done:
     """Waits for a launch and reads what its processes told; whatever still runs then is killed."""
     try:
         out = process.communicate(timeout=timeout_s)[0]
@@ -88,7 +88,7 @@ def run(
     *arguments: str,
     folder: Path,
     processes: int = 2,
-    timeout_s: float = 100,
+    timeout_s: float = 250,
     launcher: tuple[str, ...] | None = None,
     environment: dict[str, str] | None = None,
 ) -> Done:

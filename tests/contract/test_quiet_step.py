@@ -46,6 +46,7 @@ LOOKS_AROUND = (
     (builtins, "open"),
     (io, "open"),
     (os, "stat"),
+    (Path, "stat"),
     (os, "listdir"),
     (os, "scandir"),
     (os.path, "exists"),
