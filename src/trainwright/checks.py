@@ -220,6 +220,16 @@ def need_best_metric(metric_for_best_model: str, metrics: Mapping[str, float]) -
     return value
 
 
+def ranked_steps(
+    metric_for_best_model: str, history: Iterable[Mapping[str, Any]], *, is_greater_better: bool
+) -> list[int]:
+    """The evaluated steps of a log, the best first; the last evaluation of a step counts, and NaN is left out."""
+    name = metric_for_best_model if metric_for_best_model.startswith("eval_") else f"eval_{metric_for_best_model}"
+    values = {entry["step"]: metric_number(entry[name]) for entry in history if name in entry and "step" in entry}
+    numbers = {step: value for step, value in values.items() if value == value}
+    return sorted(numbers, key=lambda step: numbers[step], reverse=is_greater_better)
+
+
 def check_has_samples(dataset: Any) -> None:
     """Raises DataError for a training set without a single sample."""
     if has_length(dataset) and len(dataset) == 0:

@@ -29,6 +29,7 @@ from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve, rules
 from trainwright.config.arguments import TrainingArguments
+from trainwright.config.fields import value_of
 from trainwright.data import batch_sampler as batch_order
 from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError
@@ -352,7 +353,7 @@ class Trainer:
             self._load_from_checkpoint(checkpoint)
         checks.check_trainable(self.model, getattr(self.args, "mixed_precision", "no"))
         patched = build.patched(self.args, self.model, self._engine, keeps_outputs=self._uses_outputs())
-        with patched, run.progress.interrupts.listening():
+        with patched, run.progress.listening(grace_s=value_of(self.args, "signal_grace_s")):
             output = self._inner_training_loop(
                 batch_size=self._train_batch_size,
                 args=self.args,
@@ -1493,9 +1494,9 @@ class Trainer:
         return TrainOutput(progress.state.global_step, train_loss, metrics)
 
     def _load_best_model(self) -> None:
-        """Loads the weights of the best checkpoint."""
+        """Loads the weights of the best checkpoint, or of the next best one where its files were altered."""
         self._engine.barrier()  # the process that writes it may still be at it
-        folder = checkpointing.existing_best_checkpoint(self.state)
+        folder = self._engine.agree(lambda: checkpointing.best_to_load(self.state, self.args, self._run.run_id))
         if folder is not None:
             self._issue_warnings_after_load(self._checkpointer.read_weights(self.model, folder))
 

@@ -11,6 +11,7 @@ import pytest
 
 from trainwright import TrainerCallback
 from trainwright.callbacks.preemption import SlurmRequeue
+from trainwright.state import interrupts
 
 from .bench import Bench, checkpoints
 from .table import shows
@@ -89,3 +90,23 @@ def the_job_goes_back_into_the_queue(bench: Bench) -> None:
             trainer.train()
         assert calls == expected
     assert checkpoints(trainer.args.output_dir) == [2]
+
+
+@shows("signal_grace_s")
+def further_signals_within_it_do_not_end_a_run_at_once(bench: Bench) -> None:
+    ended: list[int] = []
+    bench.monkeypatch.setattr(interrupts.os, "kill", lambda pid, number: ended.append(number))
+    bench.monkeypatch.setattr(interrupts.os, "write", lambda file, text: None)
+    for grace_s in (10.0, 0.0):
+        trainer = bench.trainer(callbacks=[SignalsTwice()], signal_grace_s=grace_s)
+        with pytest.raises(SystemExit):
+            trainer.train()
+        assert ended == ([] if grace_s else [signal.SIGTERM])
+
+
+class SignalsTwice(TrainerCallback):
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 1:
+            for _ in range(2):
+                signal.raise_signal(signal.SIGTERM)
+                time.sleep(0.001)

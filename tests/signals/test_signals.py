@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -86,14 +87,36 @@ def test_the_last_finished_step_is_saved_and_the_run_goes_on_as_if_nothing_had_h
 
 
 @pytest.mark.process
-def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "numbers",
+    [(signal.SIGTERM, signal.SIGTERM), (signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)],
+    ids=lambda numbers: "+".join(number.name for number in numbers),
+)
+def test_a_second_signal_does_not_abort_the_save_of_the_first(
+    numbers: Sequence[signal.Signals], tmp_path: Path
+) -> None:
+    """As of GNU timeout, which signals the process and then its group, and of schedulers."""
     process = start(tmp_path, "save")
     wait_for(process, "HERE")
-    process.send_signal(signal.SIGTERM)
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(0.1)
+    said = finish(process)
+    assert process.returncode == CODES[numbers[0]], said
+    assert f"Interrupted by {numbers[0].name} after step 8, which is saved" in said
+    assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-8")
+
+
+@pytest.mark.process
+def test_ctrl_c_twice_ends_it_at_once_and_says_what_is_lost(tmp_path: Path) -> None:
+    process = start(tmp_path, "save")
+    wait_for(process, "HERE")
+    process.send_signal(signal.SIGINT)
     time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    finish(process)
-    assert process.returncode == -signal.SIGTERM
+    process.send_signal(signal.SIGINT)
+    said = finish(process)
+    assert process.returncode == -signal.SIGINT
+    assert "SIGINT again: the process ends at once; it is at step 8, and none is saved." in said
     assert get_last_checkpoint(tmp_path) is None
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainwright import checks
 from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
-from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.retention import Keep, Saved, to_remove
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
@@ -225,14 +226,32 @@ def log_load_result(load_result: Any) -> None:
         )
 
 
-def existing_best_checkpoint(state: Any) -> Path | None:
-    """The folder of the best checkpoint; None, with a warning, if it was deleted."""
-    folder = Path(state.best_model_checkpoint)
-    if not folder.is_dir():
-        logger.warning("The best model, %s, was deleted meanwhile; the model keeps the last weights.", folder)
+def best_to_load(state: Any, args: Any, run_id: str) -> Path | None:
+    """The best checkpoint whose files are all as they were written; None if it was deleted, or none is left.
+
+    Args:
+        state: the record, whose log has the metric of each evaluation.
+        args: the settings.
+        run_id: whose checkpoints take its place where it was altered.
+    """
+    best = Path(state.best_model_checkpoint)
+    if not best.is_dir():
+        logger.warning("The best model, %s, was deleted meanwhile; the model keeps the last weights.", best)
         return None
-    logger.info("Loading the best model, %s (%s).", folder, state.best_metric)
-    return folder
+    store = CheckpointStore(best.parent)
+    ranked = checks.ranked_steps(
+        args.metric_for_best_model, state.log_history, is_greater_better=args.greater_is_better
+    )
+    own = store.owned_by(run_id)
+    others = [store.path(step) for step in ranked if step in own and store.path(step) != best]
+    for folder in (best, *others):
+        problem = find_problem(folder)
+        if problem is None:
+            logger.info("Loading the best model, %s (best: %s).", folder, state.best_metric)
+            return folder
+        logger.error("The best model, %s, is not loaded: %s. The next best one takes its place.", folder, problem)
+    logger.error("No checkpoint with an evaluation is whole; the model keeps the last weights.")
+    return None
 
 
 # -- the output folder ------------------------------------------------------------------------------------------------

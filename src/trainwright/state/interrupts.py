@@ -1,7 +1,8 @@
 """Interrupts: signals that end a run, at once where nothing is half done, otherwise at the end of the step.
 
 The first signal is a request, obeyed at the end of the current step, or at once while the loop waits for data or
-evaluates. A second one ends the process as if there were no handler.
+evaluates. Schedulers and `timeout` send several: what follows within a grace period does not abort the save that the
+first one started. A signal after it, and a second SIGINT at any time, end the process as if there were no handler.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
@@ -55,11 +57,20 @@ class Interrupts:
         self.meeting: InterruptSync | None = None
         self._is_open = False
         self._is_handed_on = False
+        self._seen: dict[int, float] = {}  # signals to this process, and when each came first
+        self._grace_s = 0.0
+        self._lost: Callable[[], str] = str
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Installs the signal handlers within the context. Only the main thread can do so; others change nothing."""
+    def listening(self, *, grace_s: float = 0.0, lost: Callable[[], str] = str) -> Iterator[None]:
+        """Installs the signal handlers within the context. Only the main thread can do so; others change nothing.
+
+        Args:
+            grace_s: seconds after the first signal in which others do not end the process at once.
+            lost: says what a process that ends at once has not saved.
+        """
         self.received, self._is_open, self._is_handed_on = None, False, False
+        self._seen, self._grace_s, self._lost = {}, grace_s, lost
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -100,9 +111,16 @@ class Interrupts:
         self._is_open = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None or self._is_handed_on:
+        now = time.monotonic()
+        is_over = now - min(self._seen.values(), default=now) > self._grace_s
+        if is_over or (number == signal.SIGINT and number in self._seen):
+            text = f"{signal.Signals(number).name} again: the process ends at once; {self._lost()}.\n"
+            os.write(2, text.encode())  # a handler may interrupt a print
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+            return
+        self._seen.setdefault(number, now)
+        if self.received is not None or self._is_handed_on:
             return
         if self.meeting is not None and self.meeting.is_shared:
             self._is_handed_on = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -144,6 +145,19 @@ class RunState:
         reading = self.meter.drain()
         self.total_loss += reading.total
         return self.total_loss
+
+    def listening(self, *, grace_s: float) -> AbstractContextManager[None]:
+        """Context in which signals end this run in order.
+
+        Args:
+            grace_s: seconds after the first signal in which others do not end it at once.
+        """
+
+        def lost() -> str:
+            step, saved = self.state.global_step, self.saved_step or 0
+            return f"it is at step {step}, and {f'step {saved} is' if saved else 'none is'} saved"
+
+        return self.interrupts.listening(grace_s=grace_s, lost=lost)
 
     @property
     def is_interrupted(self) -> bool:

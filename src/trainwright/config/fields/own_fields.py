@@ -182,6 +182,13 @@ class OurFields(FieldGroup):
     save_on_exception: bool = setting(
         False, "When training ends with an error, save the last finished step first.", on_resume=HERE, searchable=True
     )
+    signal_grace_s: float = setting(
+        10.0,
+        "Seconds after a signal that ends a run in which further ones do not abort its save (Ctrl-C twice does).",
+        on_resume=HERE,
+        searchable=False,
+        limits=NOT_NEGATIVE,
+    )
     slurm_requeue: bool = setting(
         False,
         "When SIGTERM or SIGUSR1 ends a job of Slurm, put it back into the queue once the checkpoint is saved.",
