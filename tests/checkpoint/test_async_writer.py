@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from trainwright import Trainer, TrainerCallback
 from trainwright.checkpoint import deferred_io, store
+from trainwright.checkpoint.host_copy import HostBuffers
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.errors import CheckpointError, CheckpointWriteError
@@ -279,9 +281,25 @@ def test_an_error_of_training_is_not_hidden_by_one_of_the_save(
     assert "the disk" in caplog.text
 
 
-def test_where_memory_is_short_it_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_memory(*args: Any) -> None:
+    raise MemoryError
+
+
+def refused_by_the_system(*args: Any) -> None:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "patch"),
+    [(deferred_io, "available_bytes", lambda: 0), (HostBuffers, "_fill", no_memory),
+     (HostBuffers, "_reserve", refused_by_the_system)],
+    ids=["little is available", "a copy fails", "the system refuses"],
+)  # fmt: skip
+def test_where_memory_is_short_it_waits(
+    owner: Any, name: str, patch: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     written: list[str] = []
-    monkeypatch.setattr(deferred_io, "available_bytes", lambda: 0)
+    monkeypatch.setattr(owner, name, patch)
     put = deferred_io.DeferredSink.put
 
     def observed(self: Any, tree: Any, write: Any) -> None:
@@ -291,6 +309,7 @@ def test_where_memory_is_short_it_waits(monkeypatch: pytest.MonkeyPatch, tmp_pat
             put(self, tree, write)
 
     monkeypatch.setattr(deferred_io.DeferredSink, "put", observed)
-    make_trainer(tmp_path, model=module(), **SAVING).train()
+    make_trainer(tmp_path, model=module(), **SAVING | {"log_level": "warning"}).train()
     assert set(written) == AT_ONCE
+    assert "Training waits while a file of a checkpoint is written" in caplog.text
     assert verified(tmp_path / "checkpoint-7")

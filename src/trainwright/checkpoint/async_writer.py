@@ -9,6 +9,7 @@ one checkpoint, each has such a thread; these agree among themselves, and an err
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -280,9 +281,11 @@ def failures_named(root: Path) -> Iterator[None]:
 
         free = free_bytes(root)
         left = "" if free is None else f" ({size_text(free)} free there)"
+        is_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
+        cure = "Free memory of this machine" if is_memory else "Make room"
         raise CheckpointWriteError(
-            f"A checkpoint could not be written to {root}: {error}{left}. Those before it are untouched. Make "
-            "room, keep fewer (save_total_limit), save less (save_only_model=True), or choose another output_dir and "
+            f"A checkpoint could not be written to {root}: {error}{left}. Those before it are untouched. {cure}, "
+            "keep fewer (save_total_limit), save less (save_only_model=True), or choose another output_dir and "
             "resume; save_failure='continue' trains on without it."
         ) from error
 

@@ -85,13 +85,27 @@ class DeferredSink:
     def put(self, tree: Nested, write: Write, *, shared: bool = False) -> None:
         """Copies the tree, or writes it at once where it cannot."""
         mine = self._wish(tree)
-        reason = why_not_copy(self._everybodys(mine) if shared else [mine])
+        wishes = self._everybodys(mine) if shared else [mine]
+        reason = why_not_copy(wishes)
         if reason is None:
-            self._writes.append((self._buffers.copy_of(tree), write))
-            self.is_shared = self.is_shared or shared
-            return
-        logger.info("Training waits while a file of a checkpoint is written: %s.", reason)
+            copied, mine = self._copy(tree, mine)
+            wishes = self._everybodys(mine) if shared else [mine]
+            reason = why_not_copy(wishes)
+            if reason is None:
+                self._writes.append((copied, write))
+                self.is_shared = self.is_shared or shared
+                return
+        level = logging.INFO if any(wish.obstacle for wish in wishes) else logging.WARNING
+        logger.log(level, "Training waits while a file of a checkpoint is written: %s.", reason)
         write(tree)
+
+    def _copy(self, tree: Nested, wish: CopyRequest) -> tuple[Nested, CopyRequest]:
+        """Copies a tree; where its memory cannot be had after all, the request returned has none available."""
+        try:
+            return self._buffers.copy_of(tree), wish
+        except (MemoryError, OSError, RuntimeError) as error:  # of python, of mmap, of torch's allocators
+            logger.warning("A checkpoint could not be copied in memory: %s", error or type(error).__name__)
+            return None, wish._replace(lacking_bytes=max(1, wish.lacking_bytes), available_bytes=0)
 
     def _wish(self, tree: Nested) -> CopyRequest:
         host = socket.gethostname()
