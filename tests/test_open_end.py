@@ -167,8 +167,10 @@ class Once(IterableDataset[dict[str, Any]]):
 
 
 def test_a_stream_that_is_used_up_ends_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = make_trainer(tmp_path, train_dataset=Once(), log_level="warning", **OPEN | {"num_train_epochs": 2})
+    settings = OPEN | {"num_train_epochs": 2, "save_strategy": "steps"}
+    trainer = make_trainer(tmp_path, train_dataset=Once(), log_level="warning", **settings)
     assert trainer.train().global_step == 2
+    assert (tmp_path / "checkpoint-2").is_dir()
     assert "no batch in epoch 1" in caplog.text
     assert "smaller num_train_epochs" in caplog.text
 

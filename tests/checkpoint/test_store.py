@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import io
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -286,3 +290,60 @@ def test_a_checksum_of_a_kind_that_is_not_known_is_no_proof(store: CheckpointSto
     dataclasses.replace(manifest, files=later).write(final)
     with pytest.raises(CheckpointError, match="no checksum that this version can compute"):
         verified(final)
+
+
+def test_of_a_checkpoint_that_is_a_link_only_the_link_is_deleted(store: CheckpointStore, tmp_path: Path) -> None:
+    save(store, 1)
+    elsewhere = tmp_path / "elsewhere"
+    store.path(1).rename(elsewhere)
+    store.path(1).symlink_to(elsewhere, target_is_directory=True)
+    store.remove(1)
+    assert list(store.root.iterdir()) == []
+    assert verified(elsewhere) == elsewhere
+
+
+def test_a_link_in_the_place_of_a_new_checkpoint_is_replaced_alone(store: CheckpointStore, tmp_path: Path) -> None:
+    save(store, 1)
+    elsewhere = tmp_path / "elsewhere"
+    store.path(1).rename(elsewhere)
+    store.path(1).symlink_to(elsewhere, target_is_directory=True)
+    save(store, 1, more=b"x")
+    assert [path.name for path in store.root.iterdir()] == ["checkpoint-1"]
+    assert not store.path(1).is_symlink()
+    assert verified(elsewhere) == elsewhere
+
+
+def test_a_reader_in_the_middle_of_a_commit_puts_nothing_back(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(store, 1)
+    rename = Path.rename
+
+    def and_look(path: Path, target: Path) -> Path:
+        result = rename(path, target)
+        CheckpointStore(store.root).latest()
+        return result
+
+    monkeypatch.setattr(Path, "rename", and_look)
+    assert verified(save(store, 1, more=b"x")) == store.path(1)
+    assert [path.name for path in store.root.iterdir()] == ["checkpoint-1"]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
+def test_what_may_not_be_read_is_named_and_an_older_one_is_taken(
+    name: str, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tests may run as root, whom no mode refuses, so that the refusal of the system is simulated."""
+    older, newer = save(store, 1), save(store, 2)
+    real_open, forbidden = io.open, newer / name
+
+    def open_or_refuse(file: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, Path) and file == forbidden:
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return real_open(file, *args, **kwargs)
+
+    monkeypatch.setattr(io, "open", open_or_refuse)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)} cannot be read: Permission denied"):
+        verified(newer)
+    assert store.latest() == older
+    assert "Permission denied" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +284,15 @@ def test_a_model_that_is_written_in_older_names_is_read_back(tmp_path: Path) -> 
     result = load_weights(other, tmp_path)
     assert (result.missing_keys, result.unexpected_keys) == ([], [])
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in saved.state_dict().items())
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_files_have_the_mode_of_the_umask(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        make_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1, save_async=False).train()
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "checkpoint-1").iterdir() if path.is_file()]
+    assert {oct(path.stat().st_mode & 0o777) for path in files} == {oct(0o666 & ~umask)}
+    assert "model.safetensors" in {path.name for path in files}

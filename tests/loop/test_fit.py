@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright import Trainer, TrainerCallback
+from trainwright import Trainer, TrainerCallback, get_last_checkpoint
+from trainwright.errors import DataError
 
 from .._support.small import OURS, REFERENCE, Diary, data, differing, make_trainer, weights
 
@@ -59,19 +59,33 @@ def test_a_stream_that_ends_is_begun_again_until_all_steps_are_done(tmp_path: Pa
     assert trainer.state.global_step == 5
 
 
-def test_a_stream_that_gives_nothing_more_stops_the_run_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Once(data.Stream):
-        def __iter__(self) -> Any:
-            items, self._items = self._items, []
-            return iter(items)
+class Once(data.Stream):
+    def __iter__(self) -> Any:
+        items, self._items = self._items, []
+        return iter(items)
 
-    trainer = make_trainer(tmp_path, train_dataset=Once(data.vectors(10)), max_steps=9, log_level="warning")
-    with caplog.at_level(logging.WARNING, logger="trainwright"):
+
+@pytest.mark.parametrize("strategy", ["steps", "no"])
+def test_a_stream_that_ends_before_max_steps_is_an_error_with_its_last_step_saved(
+    strategy: str, tmp_path: Path
+) -> None:
+    trainer = make_trainer(tmp_path, train_dataset=Once(data.vectors(10)), max_steps=20, save_strategy=strategy)
+    saved = "saved" if strategy == "steps" else "not saved"
+    with pytest.raises(DataError, match=rf"no batch in epoch 1; training stops at step 3 of 20\. .* Step 3 is {saved}"):
         trainer.train()
     assert trainer.state.global_step == 3
-    assert "no batch in epoch 1; training stops at step 3 of 9" in caplog.text
+    assert get_last_checkpoint(tmp_path) == (str(tmp_path / "checkpoint-3") if strategy == "steps" else None)
+    if strategy == "steps":  # with the data there, it goes on
+        again = make_trainer(tmp_path, train_dataset=data.Stream(data.vectors(10)), max_steps=5)
+        assert again.train(resume_from_checkpoint="auto").global_step == 5
+
+
+@pytest.mark.parametrize("length", [{"max_steps": 20}, {"num_train_epochs": 1, "lr_scheduler_type": "constant"}])
+def test_an_empty_stream_is_an_error_before_step_1(length: dict[str, Any], tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, train_dataset=data.Stream([]), save_strategy="steps", **length)
+    with pytest.raises(DataError, match="train_dataset is empty"):
+        trainer.train()
+    assert get_last_checkpoint(tmp_path) is None
 
 
 # -- a callback that has had enough ----------------------------------------------------------------------------------

@@ -135,11 +135,19 @@ def problems(folder: Path) -> Iterator[str]:
 
     A checkpoint without a manifest is accepted if it has a trainer state: transformers writes that file last.
     """
+    try:
+        yield from _problems(folder)
+    except OSError as error:
+        yield f"{Path(error.filename or folder).name} cannot be read: {error.strerror or error}"
+
+
+def _problems(folder: Path) -> Iterator[str]:
     for link in links_that_leave(folder):
         yield f"{link} is a link that leaves the directory. If it is to be trusted, copy the checkpoint with cp -rL"
     manifest = Manifest.read(folder)
     if manifest is None:
         if (folder / MANIFEST_NAME).exists():
+            (folder / MANIFEST_NAME).open("rb").close()  # raises where it may not be read
             yield f"{MANIFEST_NAME} is damaged"
         elif (folder / TRAINING_ARGS_JSON_NAME).is_file():  # which only this package writes
             yield f"{MANIFEST_NAME} is missing"

@@ -18,6 +18,7 @@ from trainwright.checkpoint.weights import (
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
     weight_files,
+    use_umask,
 )
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
 
@@ -71,6 +72,7 @@ def export_model(checkpoint: Path, folder: Path, *, parts: ShardedReader) -> lis
     elif in_parts:
         weights = parts.read_weights(checkpoint)
         safetensors.torch.save_file(weights, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+    use_umask(folder)
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 

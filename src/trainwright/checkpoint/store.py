@@ -77,14 +77,14 @@ class CheckpointStore:
         replace(manifest, files=files).write(staging)
         _flush(staging)
         replaced = self._beside(manifest.step, "replaced")
-        if final.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
+        if os.path.lexists(final):
+            _delete(replaced)
             _IN_USE.add(replaced.absolute())  # a reader in this process must not put it back meanwhile
             final.rename(replaced)
         staging.rename(final)
         _IN_USE.difference_update((staging.absolute(), replaced.absolute()))
         _flush_directory(self.root)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _delete(replaced)
         return final
 
     def discard(self, staging: Path) -> None:
@@ -99,15 +99,15 @@ class CheckpointStore:
         logger.info("Deleting checkpoint %s (save_total_limit).", self.path(step))
         # Renamed first: killed half-way through the files, what is left must not pass for a checkpoint.
         going = self._beside(step, "removed")
-        shutil.rmtree(going, ignore_errors=True)
+        _delete(going)
         self.path(step).rename(going)
-        shutil.rmtree(going, ignore_errors=True)
+        _delete(going)
 
     def clean(self) -> None:
         """Removes incomplete checkpoints of dead processes of this machine; those of live ones stay."""
         self._finish_commits()
         for path, _ in self._left_over():
-            shutil.rmtree(path, ignore_errors=True)
+            _delete(path)
 
     def _finish_commits(self) -> None:
         """Completes commits of processes that died between the two renames of `commit`."""
@@ -186,6 +186,14 @@ def _finals(root: Path) -> Iterator[tuple[int, Path]]:
         match = _FINAL.match(path.name)
         if match and path.is_dir():
             yield int(match[1]), path
+
+
+def _delete(path: Path) -> None:
+    """Deletes a directory as far as possible; of a link only the link, since what it leads to lies elsewhere."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _merge(source: Path, target: Path) -> None:

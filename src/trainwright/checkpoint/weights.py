@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
 WEIGHTS_NAME = "pytorch_model.bin"
 ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
 MAX_INDEX_BYTES = 256 << 20
+PRIVATE = 0o600
 
 Weights: TypeAlias = dict[str, torch.Tensor]
 Pretrained: TypeAlias = Any  # a model (or its configuration) of transformers or peft, with their methods
@@ -56,7 +59,7 @@ def save_weights(
     if saver is None:
         state = _each_once(model) if state_dict is None else _without_repetitions(model, state_dict)
         path = folder / SAFE_WEIGHTS_NAME
-        sink.put(state, lambda copied: safetensors.torch.save_file(copied, path, metadata={"format": "pt"}))
+        sink.put(state, lambda copied: _save_file(copied, path))
     elif _takes_its_weights(model):
         twin: Pretrained = _as_it_is_now(model)
         sink.put(
@@ -65,6 +68,22 @@ def save_weights(
         )
     else:
         _save_pretrained(saver, folder, state_dict)
+
+
+def _save_file(state: Weights, path: Path) -> None:
+    safetensors.torch.save_file(state, path, metadata={"format": "pt"})
+    use_umask(path.parent)
+
+
+def use_umask(folder: Path) -> None:
+    """Gives weights the mode of any new file: their writer makes them readable by their owner alone."""
+    probe = folder / f".mode.{os.getpid()}.partial"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in (*folder.glob("*.safetensors"), *folder.glob(f"*/{ADAPTER_WEIGHTS_NAME}")):
+        if stat.S_IMODE(path.stat().st_mode) == PRIVATE:
+            path.chmod(mode)
 
 
 def _save_description(model: nn.Module, folder: Path) -> None:
@@ -88,6 +107,7 @@ def _save_pretrained(saver: Callable[..., object], folder: Path, state_dict: Wei
     model = getattr(saver, "__self__", None)
     with _without_progress_bars(), _as_a_whole(model) if state_dict is not None else nullcontext():
         saver(folder, state_dict=state_dict)
+    use_umask(folder)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainwright._types import Batch
+from trainwright._types import Batch, has_length
+from trainwright.errors import DataError
 from trainwright.hooks import TrainHooks
 from trainwright.loop.context import LoopContext
 from trainwright.loop.step import Update, Window, take_step
@@ -64,7 +65,7 @@ def train_epochs(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval
 def run_epoch(session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int) -> None:
     """Trains one epoch, or the rest of one after a resume."""
     session.engine.refresh(session.model)
-    plan, start = session.plan, session.start
+    start = session.start
     skipped = start.batches if epoch == start.epoch else 0
     run.begin_epoch(epoch, batches_done=skipped)
     update = Update()
@@ -80,15 +81,35 @@ def run_epoch(session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int
         if run.should_stop:
             break
     if run.batches_in_epoch == 0 and not run.should_stop:
-        logger.warning(
-            "The training data gave no batch in epoch %d; training stops at step %d%s. "
-            "A stream that is exhausted needs a dataset that can be iterated again, or a smaller %s.",
-            epoch, run.state.global_step, *(("", "num_train_epochs") if plan.has_open_end
-                                            else (f" of {plan.max_steps}", "max_steps")),
-        )  # fmt: skip
-        run.control.should_training_stop = True
+        end_without_data(session, run, hooks, epoch)
     session.events.fire("on_epoch_end", run)
     after_step(session, run, hooks, update, epoch=epoch)
+
+
+def end_without_data(session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int) -> None:
+    """Ends a run whose data gave no batch in an epoch; its last step is saved where such a run saves.
+
+    Raises:
+        DataError: no step was trained at all, or `max_steps` of a stream are not done.
+    """
+    step, plan = run.state.global_step, session.plan
+    is_empty, is_stream = step == 0, not has_length(session.loader)
+    if session.saves_on_interrupt and not is_empty and run.saved_step != step:
+        hooks._save_checkpoint(session.model, session.trial)
+    aim, shorter = ("", "num_train_epochs") if plan.has_open_end else (f" of {plan.max_steps}", "max_steps")
+    text = (
+        f"The training data gave no batch in epoch {epoch}; training stops at step {step}{aim}. "
+        f"A stream that is exhausted needs a dataset that can be iterated again, or a smaller {shorter}."
+    )
+    if is_stream and (is_empty or not plan.has_open_end):
+        what = (
+            "train_dataset is empty."
+            if is_empty
+            else f"Step {step} is {'' if run.saved_step == step else 'not '}saved."
+        )
+        raise DataError(f"{text} {what}")
+    logger.warning("%s", text)
+    run.control.should_training_stop = True
 
 
 def look_ahead(session: LoopContext, run: RunState, window: Window, epoch: int) -> float:
