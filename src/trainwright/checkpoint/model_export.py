@@ -17,8 +17,8 @@ from trainwright.checkpoint.weights import (
     ADAPTER_WEIGHTS_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
-    weight_files,
     use_umask,
+    weight_files,
 )
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
 
