@@ -38,6 +38,8 @@ MARKS = ("<!-- written by tests/compat/test_libraries.py -->\n", "<!-- end -->")
 # transformers weighs a batch's loss by its samples, and this package by the labels that count (docs: evaluation).
 TOKENS_ARE_WEIGHED = {name for name in CASES if name.startswith("trl_sft")}
 
+pytestmark = pytest.mark.timeout(1000)  # the first test waits for all trainings of both sides
+
 
 def start(side: str, out: Path) -> subprocess.Popen[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
