@@ -120,6 +120,7 @@ def test_at_the_end_of_an_epoch_the_new_order_begins_at_once(tmp_path: Path) -> 
     assert seen == trained(tmp_path / "whole", **FEISTEL).seen[-2 * SIZE :]
 
 
+@pytest.mark.costly
 @changes
 def test_stopped_again_before_that_epoch_ends(name: str, tmp_path: Path) -> None:
     before, now = CHANGES[name]

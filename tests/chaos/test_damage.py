@@ -81,6 +81,7 @@ def test_every_file_is_named(
     assert get_last_checkpoint(run) == str(run / "checkpoint-4")
 
 
+@pytest.mark.costly
 def test_a_hundred_flips_of_a_hundred_are_named(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     draw = random.Random(0)
     names = files(run / "checkpoint-4")

@@ -202,6 +202,7 @@ def test_a_damaged_checkpoint_is_skipped_and_named(
     assert verified(older) == older
 
 
+@pytest.mark.costly
 def test_no_byte_of_the_manifest_can_be_flipped_unnoticed(store: CheckpointStore) -> None:
     """Sizes and checksums, but also the step, the position in the data, and the names of its own entries."""
     staging = store.stage(7)

@@ -151,6 +151,7 @@ plain_values = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.costly
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,6}", fullmatch=True), plain_values, max_size=5))
 def test_what_is_written_is_read_back(value: dict[str, object]) -> None:
     assert parse(dump(value), "x").value == value

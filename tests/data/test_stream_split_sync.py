@@ -126,6 +126,7 @@ def test_a_batch_weighs_what_is_in_it(kind: str) -> None:
         assert [weight for _, weight in pair] == [None if full else 2 * size / sum(unit) for size in unit]
 
 
+@pytest.mark.costly
 @kinds
 def test_stopped_anywhere_each_goes_on_from_its_own_place(kind: str) -> None:
     def whole(seat: Seat) -> list[Any]:

@@ -37,6 +37,7 @@ def rows(size: int) -> list[dict[str, Any]]:
     return [row | {"labels": row["labels"] % 2} for row in data.ragged_texts(size)]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name not in SHOWN_ELSEWHERE], ids=lambda p: p.stem)
 def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -11,6 +11,7 @@ from torch import nn
 
 from trainwright import Trainer, TrainingArguments
 
+pytestmark = pytest.mark.costly  # compiles
 NUM_SAMPLES = 50  # batches of 4: the last one of 2
 
 

@@ -31,6 +31,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.costly
 def test_a_report_shows_what_the_journal_has_and_asks_no_address(run: Path) -> None:
     FileJournal(run, read(run).run_id).write("incident", step=3, text="a loss was not finite")
     text = write_report(run).read_text(encoding="utf-8")
@@ -96,6 +97,7 @@ def test_two_real_runs_part_where_their_seeds_make_them(tmp_path: Path) -> None:
     assert "learning_rate" in text
 
 
+@pytest.mark.costly
 def test_the_command_line_writes_both_and_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
     runner = CliRunner()
     done = runner.invoke(app, ["report", str(run), "-o", str(tmp_path / "r.html")])

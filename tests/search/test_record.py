@@ -72,6 +72,7 @@ def test_a_file_that_is_no_record_says_so(text: str, tmp_path: Path) -> None:
         SearchRecord.read(tmp_path)
 
 
+@pytest.mark.costly
 @pytest.mark.filterwarnings("default")
 def test_the_report_of_a_search_has_history_importance_and_every_trial(tmp_path: Path) -> None:
     pytest.importorskip("plotly")
