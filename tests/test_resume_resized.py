@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainwright import TrainerCallback
-from trainwright.errors import CheckpointError, DataError
+from trainwright.errors import CheckpointError
 
 from ._support.small import Diary, StopAt, data, make_trainer
 
@@ -102,14 +102,22 @@ def test_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert said in caplog.text
 
 
-@pytest.mark.parametrize("size", [20, 30])
-def test_data_that_shrank_or_grew(size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "epoch", "skipped"), [(20, 1, 12), (30, 1, 12), (10, 2, 0)])
+def test_data_that_shrank_or_grew(
+    size: int, epoch: int, skipped: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     make_trainer(tmp_path, callbacks=[StopAt(3)]).train()
-    other = make_trainer(tmp_path, train_dataset=data.vectors(size))
-    with pytest.raises(DataError, match=f"26 samples when the checkpoint was written, 12 of them.*has {size} now"):
-        other.train(resume_from_checkpoint=True)
+    diary = Diary(data.vectors(size))
+    make_trainer(tmp_path, train_dataset=diary, log_level="warning").train(resume_from_checkpoint=True)
+    assert "had 26 samples when the checkpoint was written, 12 of them trained in epoch 1" in caplog.text
+    assert f"and has {size} now" in caplog.text
+    assert f"epoch {epoch}; " in caplog.text
+    assert ("none of its samples" if skipped == 0 else f"the first {skipped} of {size} samples") in caplog.text
+    assert len(diary.reads) == (3 - epoch) * size - skipped
     again = Diary(data.vectors(size))
-    make_trainer(tmp_path, train_dataset=again, ignore_data_skip=True).train(resume_from_checkpoint=True)
+    make_trainer(tmp_path / "again", callbacks=[StopAt(3)]).train()
+    other = make_trainer(tmp_path / "again", train_dataset=again, ignore_data_skip=True)
+    other.train(resume_from_checkpoint=True)
     assert sorted(again.reads[:size]) == [*range(size)]
 
 

@@ -197,12 +197,16 @@ def remaining_plan(
 
     Raises:
         CheckpointError: the position is counted in batches, and these have another size now.
-        DataError: there are more or fewer samples than there were, or they have an order that cannot be made again.
+        DataError: batches are formed otherwise, or the samples have an order that cannot be made again.
     """
     manifest = manifest_of(checkpoint)
     if manifest is None or manifest.cursor is None:
         return plan, ""
     cursor = Cursor.from_dict(manifest.cursor)
+    other = position_in_other_data(cursor, loader, plan, step=manifest.step)
+    if other is not None:
+        logger.warning("%s", other_data_message(cursor, other, skips=not args.ignore_data_skip))
+        return plan, ""
     now = WindowSize(chunk=loader.chunk or chunk, micro_batches=plan.micro_batches)
     before = WindowSize.of_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
     if args.ignore_data_skip:
@@ -220,19 +224,62 @@ def remaining_plan(
     return plan, "; ".join(filter(None, (of_size, note)))
 
 
-def resume_loader(loader: Loader, checkpoint: str, engine: Engine, *, skips: bool) -> tuple[int, int] | None:
+def position_in_other_data(cursor: Cursor, loader: Loader, plan: StepPlan, *, step: int) -> Cursor | None:
+    """Where a resume continues if there are more or fewer samples now: as transformers does, which counts steps only.
+
+    Args:
+        cursor: of the checkpoint.
+        loader: of the data of now.
+        plan: of a run over them.
+        step: optimizer steps done.
+
+    Returns:
+        A position in the data of now; None if there are as many samples as before, or their number is not known.
+    """
+    here = loader.cursor(0, 0, batches_per_epoch=plan.batches_per_epoch)
+    is_known = None not in (cursor.num_samples, here.num_samples, loader.chunk)
+    if not is_known or cursor.num_samples == here.num_samples or (cursor.unit, here.unit) != (None, None):
+        return None
+    assert here.num_samples is not None
+    assert loader.chunk is not None
+    epoch, steps = divmod(step, plan.steps_per_epoch)
+    samples = min(steps * plan.micro_batches * loader.chunk, here.num_samples)
+    return replace(here, epoch=epoch, samples=samples, seed=cursor.seed)
+
+
+def other_data_message(before: Cursor, now: Cursor, *, skips: bool) -> str:
+    """Says what a resume with another number of samples skips and sees again."""
+    skipped = f"the first {now.samples} of {now.num_samples} samples in its order are skipped, trained before or not"
+    if not skips or now.samples == 0:
+        skipped = "none of its samples is skipped, trained before or not"
+    how = "" if not skips else "; ignore_data_skip=True skips none"
+    return (
+        f"The training data had {before.num_samples} samples when the checkpoint was written, {before.samples} of them "
+        f"trained in epoch {before.epoch + 1}, and has {now.num_samples} now. Training continues by the number of "
+        f"steps, as with transformers: in epoch {now.epoch + 1}; {skipped}. Trained samples among the others are seen "
+        f"again{how}."
+    )
+
+
+def resume_loader(
+    loader: Loader, checkpoint: str, engine: Engine, plan: StepPlan, *, skips: bool
+) -> tuple[int, int] | None:
     """Gives the loader its state of a checkpoint; returns epoch and batches, or None if the checkpoint has no cursor.
 
     Args:
         loader: of the training data.
         checkpoint: its directory.
         engine: knows which process this is, among those with batches of their own.
+        plan: of what is left.
         skips: what is trained of that epoch is not trained again.
     """
     manifest = manifest_of(checkpoint)
     if manifest is None or manifest.cursor is None:
         return None
     cursor = Cursor.from_dict(manifest.cursor)
+    other = position_in_other_data(cursor, loader, plan, step=manifest.step)
+    if other is not None:
+        return loader.resume(other if skips else replace(other, samples=0), LoaderState())
     own = rng.find_file(checkpoint, rank=engine.replica, num_processes=engine.num_replicas)
     path = own or rng.find_first_file(checkpoint)  # all processes must draw the same order of the epoch
     states = {} if path is None else rng.load(path)

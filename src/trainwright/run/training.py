@@ -199,7 +199,7 @@ class TrainingRun:
         assert self.plan is not None
         assert self.loader is not None
         skips = not args.ignore_data_skip
-        position = resume.resume_loader(self.loader, checkpoint, engine, skips=skips)
+        position = resume.resume_loader(self.loader, checkpoint, engine, self.plan, skips=skips)
         if position is None:  # transformers wrote it: all that is known is the step
             epoch, steps = divmod(self.progress.state.global_step, steps_per_epoch)
             position = epoch, steps * self.plan.micro_batches if skips else 0
