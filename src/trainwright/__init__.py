@@ -88,16 +88,16 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.state.throughput": ("speed_metrics",),
     "trainwright.state.memory_tracker": ("TrainerMemoryTracker",),
     "trainwright.evaluation.metrics_io": ("denumpify_detensorize", "metrics_format"),
-    "trainwright.compat.distributed_helpers": (
+    "trainwright.compat.helpers": (
         "distributed_broadcast_scalars",
         "distributed_concat",
         "find_executable_batch_size",
         "torch_distributed_zero_first",
     ),
     "trainwright.model_facts": ("number_of_arguments",),
-    "trainwright.patches.liger": ("apply_liger_kernel",),
-    "trainwright.patches.neftune": ("activate_neftune",),
-    "trainwright.compat.eval_container": ("EvalLoopContainer",),
+    "trainwright.patches": ("apply_liger_kernel",),
+    "trainwright.patches": ("activate_neftune",),
+    "trainwright.compat.helpers": ("EvalLoopContainer",),
     "trainwright.tensor_tree": (
         "find_batch_size",
         "nested_concat",
@@ -151,8 +151,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "DefaultDataCollator",
         "default_data_collator",
     ),
-    "trainwright.compat.sharded_weights": ("load_sharded_checkpoint",),
-    "trainwright.compat.checkpoint_helpers": ("rotate_checkpoints", "sort_checkpoints"),
+    "trainwright.compat.helpers": ("load_sharded_checkpoint",),
+    "trainwright.compat.helpers": ("rotate_checkpoints", "sort_checkpoints"),
     "trainwright.checkpoint.store": ("get_last_checkpoint",),
     "trainwright._types": (
         "FSDP_MODEL_NAME",

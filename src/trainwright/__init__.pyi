@@ -23,18 +23,16 @@ from trainwright.callbacks.progress import (
     ProgressCallback,
 )
 from trainwright.checkpoint.store import get_last_checkpoint
-from trainwright.compat.checkpoint_helpers import (
-    rotate_checkpoints,
-    sort_checkpoints,
-)
-from trainwright.compat.distributed_helpers import (
+from trainwright.compat.helpers import (
+    EvalLoopContainer,
     distributed_broadcast_scalars,
     distributed_concat,
     find_executable_batch_size,
+    load_sharded_checkpoint,
+    rotate_checkpoints,
+    sort_checkpoints,
     torch_distributed_zero_first,
 )
-from trainwright.compat.eval_container import EvalLoopContainer
-from trainwright.compat.sharded_weights import load_sharded_checkpoint
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.enums import (
@@ -119,8 +117,7 @@ from trainwright.optim.schedules import (
     get_scheduler,
     get_wsd_schedule,
 )
-from trainwright.patches.liger import apply_liger_kernel
-from trainwright.patches.neftune import activate_neftune
+from trainwright.patches import activate_neftune, apply_liger_kernel
 from trainwright.search.backends import (
     is_optuna_available,
     is_ray_available,

@@ -346,7 +346,7 @@ class Trainer:
         """The model, then all that happens inside `_inner_training_loop`, until the last file is on the disk."""
         self._renew_model(trial)
         if self.processing_class is not None:
-            from trainwright.patches.special_tokens import align_special_tokens
+            from trainwright.patches import align_special_tokens
 
             align_special_tokens(self.model, self.processing_class)
         if checkpoint is not None:

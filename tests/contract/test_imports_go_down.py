@@ -32,7 +32,7 @@ ONLY_FOR_THE_COMMAND_LINE = PICTURE[1]
 
 TRANSFORMERS = ("checkpoint.weights", "data.collators", "optim.schedules", "seq2seq_trainer", "patches", "compat",
                 "cli.tasks", "config.zero3_init")  # fmt: skip
-ACCELERATE = ("engine", "config.accelerator", "compat.distributed_helpers")
+ACCELERATE = ("engine", "config.accelerator", "compat.helpers")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
 BROUGHT_ALONG = {
     "tensorboard": "trackers.tensorboard",
@@ -56,7 +56,7 @@ BROUGHT_ALONG = {
     "lomo_optim": "optim",
     "grokadamw": "optim",
     "schedulefree": "optim",
-    "liger_kernel": "patches.liger",
+    "liger_kernel": "patches",
 }
 
 
@@ -243,7 +243,7 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
         ("loop/fit.py", "def f():\n    from accelerate import Accelerator", True),
         ("run/build.py", "import transformers.trainer", True),
         ("run/build.py", "def f():\n    import transformers.trainer", False),
-        ("patches/liger.py", "def f():\n    import liger_kernel", False),
+        ("patches.py", "def f():\n    import liger_kernel", False),
         ("engine/single.py", "from accelerate import Accelerator", False),
         ("trackers/base.py", "import wandb", True),
         ("trackers/wandb.py", "import wandb", False),

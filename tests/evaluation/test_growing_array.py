@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from trainwright.errors import DataError
-from trainwright.evaluation import growing_array, memmap
-from trainwright.evaluation.growing_array import GrowingArray
-from trainwright.evaluation.memmap import ArrayStorage
+from trainwright.evaluation import growing_array
+from trainwright.evaluation.growing_array import ArrayStorage, GrowingArray
 from trainwright.evaluation.nested_collector import NestedCollector
 
 WIDTHS = {
@@ -95,7 +94,7 @@ def files_of_this_process(folder: Path) -> list[str]:
 def test_beyond_its_share_a_result_lies_in_a_file_that_goes_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(memmap, "available_bytes", lambda: 10_000)
+    monkeypatch.setattr(growing_array, "available_bytes", lambda: 10_000)
     collector = NestedCollector(1000, storage=ArrayStorage(share=0.5, folder=str(tmp_path)))
     for start in range(0, 1000, 100):
         collector.add({"small": np.zeros(100, np.int8), "large": np.arange(start, start + 100.0)})

@@ -11,10 +11,8 @@ import transformers
 
 import trainwright
 from trainwright.errors import ArgumentError, LegacyNameWarning, MissingPackageError
-from trainwright.optim import packages
-from trainwright.optim.optimizer_class import optimizer_class_and_kwargs
-from trainwright.optim.optimizer_spec import Package
-from trainwright.optim.optimizer_table import OPTIMIZERS
+from trainwright.optim.optimizer_class import load_class, optimizer_class_and_kwargs
+from trainwright.optim.optimizer_table import OPTIMIZERS, Package
 
 from .table import BNB, ELSEWHERE, ON_CUDA, PROJECTED, ROWS, Net, Row, make_trainer, seeded
 
@@ -130,10 +128,10 @@ def test_a_missing_package_is_named_with_what_to_type(name: str, tmp_path: Path)
 def test_a_package_that_is_too_old_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = replace(OPTIMIZERS["sgd"], package=Package(name="torch", install="torch", at_least="99"))
     with pytest.raises(MissingPackageError, match=r"torch 2.* is older than 99.*pip install --upgrade 'torch>=99'"):
-        packages.load_class("sgd", spec)
+        load_class("sgd", spec)
     broken = replace(spec, path="torch.optim:NoSuchThing", package=Package(name="torch", install="torch"))
     with pytest.raises(MissingPackageError, match="NoSuchThing cannot be imported"):
-        packages.load_class("sgd", broken)
+        load_class("sgd", broken)
 
 
 @pytest.mark.parametrize("name", [row.name for row in ROWS if row.in_backward])

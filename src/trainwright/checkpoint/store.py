@@ -6,19 +6,19 @@ listed in a manifest, and the directory is renamed. A reader never sees a half-w
 
 from __future__ import annotations
 
+import filecmp
 import logging
 import os
 import re
 import shutil
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trainwright._types import PREFIX_CHECKPOINT_DIR
-from trainwright.checkpoint.hardlinks import link_unchanged
-from trainwright.checkpoint.manifest import Manifest, describe_files, files_below, find_problem
+from trainwright._types import PREFIX_CHECKPOINT_DIR, replacing
+from trainwright.checkpoint.manifest import DIGEST, FileEntry, Manifest, describe_files, files_below, find_problem
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
 from trainwright.host import is_process_alive
 
@@ -226,3 +226,44 @@ def _flush_directory(path: Path) -> None:
 
 def _is_of_other(pid: int) -> bool:
     return pid != os.getpid() and is_process_alive(pid)
+
+
+# Small files save nothing worth having, and they are the ones that people edit in place.
+MIN_BYTES = 1 << 20
+
+
+def link_unchanged(staging: Path, files: Mapping[str, FileEntry], before: Path) -> int:
+    """Replaces staged files by links to equal files of an older checkpoint.
+
+    No file is written through a link: each checkpoint is staged with files of its own, and a link joins only two
+    complete files that are equal byte for byte.
+
+    Args:
+        staging: the staged checkpoint.
+        files: its entries of the manifest.
+        before: the older checkpoint.
+
+    Returns:
+        Bytes saved.
+    """
+    older = Manifest.read(before)
+    saved = 0
+    for name, entry in files.items():
+        size = entry["size"]
+        is_candidate = (
+            older is not None and size >= MIN_BYTES and older.files.get(name, {}).get(DIGEST) == entry[DIGEST]
+        )
+        if is_candidate and _link(before / name, staging / name):
+            saved += size
+    return saved
+
+
+def _link(source: Path, staged: Path) -> bool:
+    try:
+        if source.is_symlink() or not filecmp.cmp(source, staged, shallow=False):
+            return False
+        with replacing(staged) as beside:
+            os.link(source, beside)
+    except OSError:  # gone meanwhile, or a file system without links: the file stays as it was written
+        return False
+    return True

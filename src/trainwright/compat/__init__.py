@@ -1,6 +1,6 @@
 """Other libraries on Trainwright: what they import from transformers is ours. See `transformers.py`.
 
-The other files hold the original's helpers that nothing of ours calls.
+`helpers.py` has the original's helpers that nothing of ours calls.
 """
 
 from __future__ import annotations

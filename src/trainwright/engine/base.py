@@ -17,9 +17,8 @@ from torch import nn
 
 from trainwright._types import Optimizer, Prepared, Scheduler, StateDict
 from trainwright.config.plans import EnginePlan
-from trainwright.engine.device_info import peak_flops
 from trainwright.engine.gradients import Gradients
-from trainwright.engine.precision import autocast_forward
+from trainwright.engine.precision import autocast_forward, peak_flops
 from trainwright.state.interrupts import Interrupts
 
 if TYPE_CHECKING:

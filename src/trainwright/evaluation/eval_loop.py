@@ -13,9 +13,8 @@ import torch
 
 from trainwright._types import Batch, Nested, TailBatch, has_length
 from trainwright.errors import DataError
-from trainwright.evaluation.eval_context import EvalContext
 from trainwright.evaluation.outputs import EvalLoopOutput
-from trainwright.evaluation.prediction_accumulator import PredictionAccumulator
+from trainwright.evaluation.prediction_accumulator import EvalContext, PredictionAccumulator
 from trainwright.hooks import EvalHooks
 from trainwright.state.run_state import RunState
 from trainwright.tensor_tree import find_batch_size

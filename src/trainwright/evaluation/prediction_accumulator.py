@@ -2,19 +2,97 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainwright._types import Batch, Nested, plain_numbers
+from trainwright.config.plans import EvalPlan
 from trainwright.errors import DataError
-from trainwright.evaluation.eval_context import EvalContext
-from trainwright.evaluation.loss_average import LossAverage
-from trainwright.evaluation.memmap import ArrayStorage
+from trainwright.evaluation.growing_array import ArrayStorage
 from trainwright.evaluation.nested_collector import NestedCollector
 from trainwright.evaluation.outputs import EvalLoopOutput, EvalPrediction
 from trainwright.evaluation.streaming_metrics import StreamingMetric, is_streaming
+from trainwright.hooks import Events, Gather
+from trainwright.loss_normalization import LossRule
 from trainwright.tensor_tree import map_nested
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(slots=True)
+class LossAverage:
+    """Mean loss of an evaluation, weighted by the number of items of each batch; read back once, at the end.
+
+    Worked example: batches of 3 and 1 label tokens with mean losses 2.0 and 6.0 come to (3 * 2.0 + 1 * 6.0) / 4 = 3.0,
+    the mean over tokens; the mean of the two means would be 4.0. Processes add up their sums and their numbers of items.
+    """
+
+    values: list[torch.Tensor] = field(default_factory=list)
+    weights: list[torch.Tensor | int] = field(default_factory=list)
+
+    def add(self, loss: torch.Tensor, weight: torch.Tensor | int) -> None:
+        self.values.append(loss.detach().float() if loss.dim() == 0 else loss.detach().float().mean())
+        self.weights.append(weight)
+
+    def mean(self, *, skip_non_finite: bool, total: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
+        """Returns the mean over the items of all processes; None where there was no loss.
+
+        Args:
+            skip_non_finite: leave out batches with a non-finite loss, where there are others.
+            total: sums a tensor over all processes.
+        """
+        if not self.values:
+            return None
+        values = torch.stack(self.values).cpu().double()
+        weights = torch.stack([torch.as_tensor(w).cpu() for w in self.weights]).double()
+        counts = weights > 0
+        finite = counts & torch.isfinite(values)
+        sums = [_weighted(values, weights, counts), _weighted(values, weights, finite)]
+        sums.append(torch.stack([values.sum(), torch.tensor(float(len(values)), dtype=torch.float64)]))
+        every, only_finite, unweighted = total(torch.stack(sums)).cpu()
+        chosen = only_finite if skip_non_finite and only_finite[1] > 0 else every
+        chosen = chosen if chosen[1] > 0 else unweighted
+        return float(chosen[0] / chosen[1])
+
+
+def _weighted(values: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    return torch.stack([(values[chosen] * weights[chosen]).sum(), weights[chosen].sum()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalContext:
+    """The parts of one evaluation.
+
+    Attributes:
+        model: as the engine prepared it, in evaluation mode.
+        gather: collects a value of all processes, in the order of samples.
+        total: sums a tensor over all processes.
+        label_names: entries of a batch that are labels.
+        main_input: entry of a batch that metrics get as `inputs`.
+        compute_metrics: from an EvalPrediction to a dict, or an object that is fed by batches; None: loss only.
+        preprocess_logits: applied to (logits, labels) of each batch before they are kept.
+        needs_labels: whether metrics without labels are an error (evaluation) or not (prediction).
+    """
+
+    plan: EvalPlan
+    model: nn.Module
+    rule: LossRule
+    events: Events
+    gather: Gather
+    total: Callable[[torch.Tensor], torch.Tensor]
+    label_names: Sequence[str]
+    device: torch.device | None = None
+    main_input: str = "input_ids"
+    compute_metrics: Callable[..., dict[str, Any]] | None = None
+    preprocess_logits: Callable[[Nested, Nested], Nested] | None = None
+    loss_only: bool = False
+    needs_labels: bool = False
+    keeps_results: bool = True
+    ignore_keys: list[str] | None = None
 
 
 class PredictionAccumulator:

@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 from trainwright.errors import ArgumentError
 from trainwright.optim import lr_groups
 from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer, step_in_backward
-from trainwright.optim.optimizer_class import Kwargs, depends_on_the_model, spec_of
-from trainwright.optim.packages import OptimizerClass
+from trainwright.optim.optimizer_class import Kwargs, OptimizerClass, depends_on_the_model, spec_of
 from trainwright.optim.parameter_groups import Group, decay_groups, with_decay
 from trainwright.optim.third_party_state import adapt, release_lomo_hooks
 

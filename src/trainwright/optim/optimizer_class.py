@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
+from packaging.version import Version
 from torch import nn
+from torch.optim import Optimizer
 
-from trainwright.errors import ArgumentError
-from trainwright.optim.constraints import one_process
+from trainwright.errors import ArgumentError, MissingPackageError
 from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer
 from trainwright.optim.optim_args import parse_optim_args, read, warn_of_unknown_names
-from trainwright.optim.optimizer_spec import OptimizerSpec
-from trainwright.optim.optimizer_table import OPTIMIZERS
-from trainwright.optim.packages import OptimizerClass, load_class
+from trainwright.optim.optimizer_table import OPTIMIZERS, OptimizerSpec, Package, one_process
 from trainwright.optim.projection_targets import projected_groups, target_parameters
 
 if TYPE_CHECKING:
     from trainwright.config.protocol import Arguments
+
 
 Kwargs = dict[str, Any]  # arguments of a class that this file knows by name only
 ADAM_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}
@@ -112,3 +115,45 @@ def _from_args(spec: OptimizerSpec, args: Arguments) -> Kwargs:
 
 def _adam(args: Arguments) -> Kwargs:
     return {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+
+
+OptimizerClass = Callable[..., Optimizer]
+
+
+def load_class(name: str, spec: OptimizerSpec) -> OptimizerClass:
+    """Imports the class of an optimizer.
+
+    Args:
+        name: in `args.optim`, for messages.
+        spec: its row of the table.
+
+    Raises:
+        MissingPackageError: its package is not there, is too old, or does not work on this machine.
+    """
+    module, _, attribute = spec.path.partition(":")
+    if spec.package is None:
+        return cast(OptimizerClass, getattr(importlib.import_module(module), attribute))
+    found = _version(spec.package)
+    if found is not None and Version(found) < Version(spec.package.at_least):
+        problem = f"{spec.package.name} {found} is older than {spec.package.at_least}"
+        raise MissingPackageError(f"optim={name!r}: {problem}. {_cure(spec.package)}")
+    try:
+        return cast(OptimizerClass, getattr(importlib.import_module(module), attribute))
+    except (ImportError, AttributeError) as error:
+        problem = f"the package {spec.package.name} is not installed"
+        if found is not None:
+            problem = f"{spec.package.name} {found} is installed, but {attribute} cannot be imported: {error}"
+        raise MissingPackageError(f"optim={name!r}: {problem}. {_cure(spec.package)}") from error
+
+
+def _version(package: Package) -> str | None:
+    try:
+        return importlib.metadata.version(package.name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cure(package: Package) -> str:
+    if package.at_least == "0":
+        return f"Install it: pip install --upgrade {package.install}"
+    return f"Install it: pip install --upgrade '{package.install}>={package.at_least}'"

@@ -1,16 +1,131 @@
 """Table of optimizers by name: class, its arguments, its `optim_args`, its limits.
 
+A limit takes the optimizer's name and the arguments and returns a message or None: what is reported before step 1.
+
 The arguments are those that transformers gives the same name. Adding an optimizer is adding a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from trainwright.optim.constraints import Limit, needs_cuda, no_accumulation, no_fp16, one_process, whole_warmup
-from trainwright.optim.optim_args import Option, dtype, flag, number, one_of, whole
-from trainwright.optim.optimizer_spec import OptimizerSpec, Package
+from trainwright.config import resolve
+from trainwright.optim.optim_args import Option, Options, dtype, flag, number, one_of, whole
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """Package of an optimizer.
+
+    Attributes:
+        name: of the distribution.
+        install: requirement for pip.
+        at_least: oldest supported version.
+    """
+
+    name: str
+    install: str
+    at_least: str = "0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSpec:
+    """Class of one optimizer and its arguments; every class gets `lr`.
+
+    Attributes:
+        path: "module:attribute" of the class.
+        package: None where torch or transformers has it.
+        adam: give it `betas` and `eps` of `adam_beta1`, ...: "always", "betas" alone, or "if set" to something else
+            than the default, for classes whose own defaults differ.
+        decay: give it `weight_decay` as an argument too, besides the groups.
+        warmup: give it `warmup_steps`.
+        fixed: further arguments that this name stands for.
+        options: what `optim_args` may hold.
+        projects: `optim_args` of the group of target modules, for GaLore and APOLLO; empty for the others.
+        projects_adam: `betas` and `eps` go to that group as well.
+        layerwise: an optimizer for each parameter, stepping during the backward pass.
+        whole_model: takes the model instead of parameters.
+        limits: what it cannot do.
+    """
+
+    path: str
+    package: Package | None = None
+    adam: Literal["no", "always", "betas", "if set"] = "no"
+    decay: bool = False
+    warmup: bool = False
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
+    projects: Options = field(default_factory=dict)
+    projects_adam: bool = False
+    layerwise: bool = False
+    whole_model: bool = False
+    limits: tuple[Limit, ...] = ()
+
+
+Limit = Callable[[str, "Arguments"], "str | None"]
+
+
+def no_accumulation(name: str, args: Arguments) -> str | None:
+    """Reports gradient accumulation: the optimizer updates weights in each backward pass."""
+    count = resolve.micro_batches(args)
+    if count == 1:
+        return None
+    return (
+        f"optim={name!r} updates the weights during each backward pass, so gradients cannot be accumulated, and "
+        f"gradient_accumulation_steps={count} asks for it. Set it to 1 and raise per_device_train_batch_size, or "
+        f"choose another optimizer{_without_layers(name)}."
+    )
+
+
+def no_fp16(name: str, args: Arguments) -> str | None:
+    """Reports fp16: gradients are used before the scaler unscales them."""
+    if not args.fp16:
+        return None
+    return (
+        f"optim={name!r} updates the weights during the backward pass, before a gradient scaler can take its scale "
+        "out of the gradients, and fp16=True scales them. Set bf16=True instead."
+    )
+
+
+def one_process(name: str, args: Arguments) -> str | None:
+    """Reports a run of several processes: gradients are used before they are averaged."""
+    mode = getattr(args.parallel_mode, "value", args.parallel_mode)
+    if mode != "distributed":
+        return None
+    return (
+        f"optim={name!r} updates the weights during the backward pass, before the gradients of several processes are "
+        f"averaged. Train with one process, or choose another optimizer{_without_layers(name)}."
+    )
+
+
+def needs_cuda(name: str, args: Arguments) -> str | None:
+    """Reports a device other than CUDA."""
+    if args.device.type == "cuda":
+        return None
+    instead = {"adalomo": "lomo"}.get(name, name.replace("_8bit", ""))
+    return (
+        f"optim={name!r} runs on CUDA devices only, and this run is on {str(args.device)!r}. "
+        f"optim={instead!r} runs everywhere."
+    )
+
+
+def whole_warmup(name: str, args: Arguments) -> str | None:
+    """Reports a warm-up given as a share of an unknown number of steps."""
+    if args.warmup_steps == int(args.warmup_steps) or args.max_steps > 0:
+        return None
+    return (
+        f"warmup_steps={args.warmup_steps} is a share of all steps, and optim={name!r}, which warms up by itself, must "
+        "know the number of steps when it is made. Give warmup_steps as a whole number, or set max_steps."
+    )
+
+
+def _without_layers(name: str) -> str:
+    return f", for example {name.removesuffix('_layerwise')!r}" if name.endswith("_layerwise") else ""
 
 
 def _named(convert: Callable[[str], Any], *names: str) -> dict[str, Option]:

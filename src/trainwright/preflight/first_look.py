@@ -16,7 +16,7 @@ import torch
 from trainwright._types import Batch
 from trainwright.checkpoint import disk_space
 from trainwright.config.plans import StepPlan
-from trainwright.engine.device_info import supports_bf16
+from trainwright.engine.precision import supports_bf16
 from trainwright.loop.context import NULL_OBSERVER
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight import (  # importing a file registers its checks

@@ -25,7 +25,7 @@ from trainwright.config.parsing import WARM_UP
 from trainwright.config.plans import StepPlan
 from trainwright.data.seeding import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
-from trainwright.engine.device_info import supports_bf16, supports_tf32
+from trainwright.engine.precision import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
 from trainwright.hooks import Events
@@ -37,7 +37,7 @@ from trainwright.state.clock import Clock
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 
 if TYPE_CHECKING:
-    from trainwright.evaluation.eval_context import EvalContext
+    from trainwright.evaluation.prediction_accumulator import EvalContext
     from trainwright.loop.label_smoother import LabelSmoother
 
 WITH_OPTIMIZER = 3  # times the weights: two moments of Adam
@@ -249,22 +249,16 @@ def patched(args: Any, model: Any, engine: Engine, *, keeps_outputs: bool) -> It
 
 def _patches(args: Any, model: Any) -> Iterator[Any]:
     """Context managers, in the order to enter them."""
+    from trainwright import patches
+
     if args.use_liger_kernel:
-        from trainwright.patches.liger import apply_liger_kernel
-
-        apply_liger_kernel(model, args.liger_kernel_config)
+        patches.apply_liger_kernel(model, args.liger_kernel_config)
     if value_of(args, "activation_checkpointing"):
-        from trainwright.patches.activation_checkpointing import checkpointed_activations
-
-        yield checkpointed_activations(model, value_of(args, "activation_checkpointing_kwargs"))
+        yield patches.checkpointed_activations(model, value_of(args, "activation_checkpointing_kwargs"))
     if args.neftune_noise_alpha is not None:
-        from trainwright.patches.neftune import noisy_embeddings
-
-        yield noisy_embeddings(model, args.neftune_noise_alpha)
+        yield patches.noisy_embeddings(model, args.neftune_noise_alpha)
     if "underflow_overflow" in args.debug:
-        from trainwright.patches.overflow_detection import overflow_detection
-
-        yield overflow_detection(model)
+        yield patches.overflow_detection(model)
 
 
 # -- a loss -----------------------------------------------------------------------------------------------------------
@@ -381,8 +375,8 @@ def evaluation_context(
     Args:
         is_prediction: its results are kept, and labels may be missing.
     """
-    from trainwright.evaluation.eval_context import EvalContext
-    from trainwright.evaluation.gather_objects import gather_results
+    from trainwright.evaluation.nested_collector import gather_results
+    from trainwright.evaluation.prediction_accumulator import EvalContext
     from trainwright.evaluation.streaming_metrics import is_streaming
 
     engine = services.engine

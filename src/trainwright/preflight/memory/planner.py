@@ -13,7 +13,7 @@ import torch
 from trainwright._types import Batch
 from trainwright.checkpoint.host_copy import tensors_of
 from trainwright.config import resolve
-from trainwright.engine.device_info import supports_bf16
+from trainwright.engine.precision import supports_bf16
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.evaluation.dry_run import SilentEvents, first_batches
 from trainwright.host import available_bytes
