@@ -117,7 +117,10 @@ from trainwright.optim.schedules import (
     get_scheduler,
     get_wsd_schedule,
 )
-from trainwright.patches import activate_neftune, apply_liger_kernel
+from trainwright.patches import (
+    activate_neftune,
+    apply_liger_kernel,
+)
 from trainwright.search.backends import (
     is_optuna_available,
     is_ray_available,

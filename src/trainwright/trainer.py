@@ -421,7 +421,7 @@ class Trainer:
         console.check_run(args, build.rule_facts(plan, self, engine.device))
         loader = run.read_from(dataloader, plan, engine, batch_size=self._train_batch_size)
         if not resolve.dispatches(args, engine.num_replicas):
-            checks.check_ends_together(plan, loader.chunk, engine.num_replicas)
+            checks.check_ends_together(plan, loader.position.chunk, engine.num_replicas)
         run.continue_from(checkpoint, args, engine, self.train_dataset)
 
     def _prepare_run(

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainwright.checkpoint import store
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.store import CheckpointStore, verified
+from trainwright.checkpoint.store import MIN_BYTES, CheckpointStore, verified
 
 from .._support.small import make_trainer
 
-LARGE, OTHER = b"f" * (store.MIN_BYTES + 1), b"g" * (store.MIN_BYTES + 1)
+LARGE, OTHER = b"f" * (MIN_BYTES + 1), b"g" * (MIN_BYTES + 1)
 
 
 def save(store: CheckpointStore, step: int, run_id: str = "me", **files: bytes) -> Path:
@@ -98,7 +97,7 @@ class Mostly(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("frozen", torch.ones(store.MIN_BYTES // 4 + 1))
+        self.register_buffer("frozen", torch.ones(MIN_BYTES // 4 + 1))
         self.layer = torch.nn.Linear(4, 1)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:

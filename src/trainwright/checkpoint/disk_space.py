@@ -5,17 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from trainwright.checkpoint.host_copy import tensors_of
 from trainwright.checkpoint.weights import is_adapter
 from trainwright.errors import CheckpointWriteError
-
-if TYPE_CHECKING:
-    import torch
-    from torch.optim import Optimizer
 
 STATES_PER_WEIGHT = 2  # of Adam and its kin; only an estimate, and only before the first step
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
+from torch.optim import Optimizer
 
 from trainwright._types import (
     OPTIMIZER_NAME,
@@ -22,8 +23,6 @@ from trainwright.checkpoint.rng import numpy_globals
 from trainwright.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from trainwright.config.protocol import Arguments
 
 

@@ -1,4 +1,4 @@
-"""Helpers of the original that nothing of ours calls: checkpoints listed by hand, values of all ranks, shards of weights."""
+"""Helpers of the original that nothing of ours calls: lists of checkpoints, values of all ranks, weights in shards."""
 
 from __future__ import annotations
 

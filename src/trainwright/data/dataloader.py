@@ -70,14 +70,16 @@ def _stream_dataloader(
     dataset: Any, plan: LoaderPlan, former: BatchFormer | None, collate: Collate, exchange: RankExchange | None
 ) -> StreamDataLoader:
     from trainwright.data.streaming.reader import StreamDataLoader, StreamItems
-    from trainwright.data.streaming.stream_state import check_is_whole, split_for
+    from trainwright.data.streaming.stream_state import WHOLE, check_is_whole, split_for
 
-    share, split = _share(plan), None
+    share, split = _share(plan), WHOLE
     if plan.is_training and exchange is not None:
         split = split_for(dataset, rank=plan.rank, num_processes=plan.num_processes)
     else:
         check_is_whole(dataset, plan.num_processes, purpose="an evaluation")
-    if split is not None:
+    if split.is_whole:
+        exchange = None
+    else:
         share = RankShare(batch_size=plan.batch_size)
     items = StreamItems(
         dataset,

@@ -67,12 +67,8 @@ class LengthGroupedSampler(Sampler[int]):
         model_input_name: str | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        if dataset is None and lengths is None:
-            raise ValueError("LengthGroupedSampler needs the lengths, or a dataset to ask for them; both are None.")
         self.batch_size = batch_size
-        self.lengths: list[int] = _as_list(
-            sample_lengths(dataset, model_input_name or "input_ids") if lengths is None else lengths
-        )
+        self.lengths = _known_lengths(lengths, dataset, model_input_name)
         self.generator = generator
         self.model_input_name = model_input_name or "input_ids"
         self.length_column: str | None = None  # where else the lengths came from
@@ -109,12 +105,8 @@ class DistributedLengthGroupedSampler(DistributedSampler[int]):
         lengths: Sequence[int] | Lengths | torch.Tensor | None = None,
         model_input_name: str | None = None,
     ) -> None:
-        if dataset is None and lengths is None:
-            raise ValueError("A sampler by length needs the lengths, or a dataset to ask for them; both are None.")
         self.batch_size = batch_size
-        self.lengths: list[int] = _as_list(
-            sample_lengths(dataset, model_input_name or "input_ids") if lengths is None else lengths
-        )
+        self.lengths = _known_lengths(lengths, dataset, model_input_name)
         super().__init__(self.lengths, num_replicas, rank, seed=seed, drop_last=drop_last)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[int]:
@@ -124,5 +116,11 @@ class DistributedLengthGroupedSampler(DistributedSampler[int]):
         return iter(indices[self.rank : self.total_size : self.num_replicas])
 
 
-def _as_list(lengths: Sequence[int] | Lengths | torch.Tensor) -> list[int]:
+def _known_lengths(
+    lengths: Sequence[int] | Lengths | torch.Tensor | None, dataset: Any, input_name: str | None
+) -> list[int]:
+    if lengths is None:
+        if dataset is None:
+            raise ValueError("A sampler by length needs the lengths, or a dataset to ask for them; both are None.")
+        lengths = sample_lengths(dataset, input_name or "input_ids")
     return list(lengths) if isinstance(lengths, Sequence) else lengths.tolist()

@@ -20,7 +20,7 @@ from trainwright.config.plans import OPEN_END
 from trainwright.data.batch_sampler import BatchedDataset
 from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
-from trainwright.data.cursor import Cursor, LoaderState, WindowSize
+from trainwright.data.cursor import Cursor, LoaderState
 from trainwright.data.positions import position_of
 from trainwright.data.seeding import SeededItems
 
@@ -41,6 +41,7 @@ class Loader:
         copies: sends batches to the device ahead of their use; None where they are moved when they are used.
 
     Attributes:
+        position: how far training is in the dataloader.
         has_ended: the batch given last was the last one of its epoch.
     """
 
@@ -58,7 +59,7 @@ class Loader:
         self._copies = copies
         self._keeps_states = may_draw_in_this_process(dataloader)
         self._seeds_here = seeds_this_process(dataloader)
-        self._position = position_of(dataloader)
+        self.position = position_of(dataloader)
         self._resumed = LoaderState()
         self._epoch_start: RandomStates | None = None
         self._before_ahead: RandomStates | None = None
@@ -89,7 +90,7 @@ class Loader:
                 belong, since it had fetched that batch before it was interrupted.
         """
         self.has_ended = False
-        position = self._position
+        position = self.position
         position.seek(epoch, skip_batches)
         batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=after_first is not None)
         if self._copies is not None:
@@ -120,7 +121,7 @@ class Loader:
         if resumes and self._resumed.epoch_start is not None:
             self._set_random_state(self._resumed.epoch_start)
         start = self._epoch_start = self._random_state()
-        batches = self._position.open(skip_batches, resumes=resumes, reset=lambda: self._set_random_state(start))
+        batches = self.position.open(skip_batches, resumes=resumes, reset=lambda: self._set_random_state(start))
         if resumes and self._resumed.before_ahead is not None:
             self._set_random_state(self._resumed.before_ahead)
         return batches
@@ -131,11 +132,11 @@ class Loader:
             self._copies.begin_window()
         if self._keeps_states:
             self._window_start = (self._random_state(), self._before_ahead)
-        self._position.begin_window()
+        self.position.begin_window()
 
     def rewind(self) -> None:
         """Back to the beginning of the window, whose data will not be trained on any more."""
-        self._position.rewind()
+        self.position.rewind()
         self.has_ended = False
         if self._window_start is not None:
             states, self._before_ahead = self._window_start
@@ -152,30 +153,13 @@ class Loader:
             batches_per_epoch: `OPEN_END` where that is not known.
         """
         is_end = batches >= batches_per_epoch or (batches_per_epoch == OPEN_END and self.has_ended)
-        return self._position.cursor(epoch + 1, 0) if is_end else self._position.cursor(epoch, batches)
+        return self.position.cursor(epoch + 1, 0) if is_end else self.position.cursor(epoch, batches)
 
     def state(self) -> LoaderState:
         """What a checkpoint keeps of this process besides the cursor."""
         return LoaderState(
-            epoch_start=self._epoch_start, before_ahead=self._before_ahead, position=self._position.state()
+            epoch_start=self._epoch_start, before_ahead=self._before_ahead, position=self.position.state()
         )
-
-    def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: Any) -> str:
-        """Whether a run can go on from a checkpoint's position, and what there is to say about the order of samples.
-
-        An epoch that was begun in another kind of order is finished in that order.
-
-        Args:
-            cursor: of the checkpoint.
-            before: size of the checkpoint's steps.
-            now: size of this run's steps.
-            dataset: of training samples, with all its columns.
-
-        Raises:
-            CheckpointError: the position is counted in batches, and these have another size now.
-            DataError: there are more or fewer samples than there were, or they have an order that cannot be made again.
-        """
-        return self._position.check_resume(cursor, before=before, now=now, dataset=dataset)
 
     def resume(self, cursor: Cursor, state: LoaderState) -> tuple[int, int]:
         """Prepares to go on from a checkpoint's position; the next `epoch()` uses it.
@@ -188,21 +172,7 @@ class Loader:
             The epoch, and how many batches of it count as done: those of a full epoch less those that are left.
         """
         self._resumed = state
-        return cursor.epoch, self._position.resume(cursor, state.position or {})
-
-    def batches_left(self, cursor: Cursor, batches_per_epoch: int) -> int:
-        """Batches of the cursor's epoch that are still to be trained."""
-        return self._position.batches_left(cursor, batches_per_epoch)
-
-    @property
-    def num_formed(self) -> int:
-        """Samples of a stream that were given in batches formed by length, over all processes."""
-        return self._position.num_formed
-
-    @property
-    def chunk(self) -> int | None:
-        """Samples of a batch over all processes; None for a dataloader that is not of our making."""
-        return self._position.chunk
+        return cursor.epoch, self.position.resume(cursor, state.position or {})
 
 
 def may_draw_in_this_process(dataloader: object) -> bool:

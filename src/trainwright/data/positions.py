@@ -25,7 +25,7 @@ from trainwright._types import Batch, has_length
 from trainwright.data.cursor import Cursor, OrderKind, WindowSize, check_same_data, is_same_order, raise_another_order
 from trainwright.data.sampler_factory import order_of_checkpoint
 from trainwright.data.samplers import EpochBatches
-from trainwright.data.streaming.stream_state import EpochProgress, part_of, progress_at
+from trainwright.data.streaming.stream_state import EpochProgress, progress_at
 from trainwright.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -81,7 +81,23 @@ class LoaderPosition(ABC):
         return None
 
     def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: Any) -> str:
-        """See `Loader.check_resume`."""
+        """Checks that a run can resume at a checkpoint's position.
+
+        An epoch that was begun in another kind of order is finished in that order.
+
+        Args:
+            cursor: of the checkpoint.
+            before: size of the checkpoint's steps.
+            now: size of this run's steps.
+            dataset: of training samples, with all its columns.
+
+        Returns:
+            What there is to say about the order of samples; empty where it stays.
+
+        Raises:
+            CheckpointError: the position is counted in batches, and these have another size now.
+            DataError: there are more or fewer samples than there were, or they have an order that cannot be made again.
+        """
         here = self.cursor(cursor.epoch + 1, 0)
         assert here.order is not None
         is_same = cursor.samples == 0 or cursor.order is None or is_same_order(cursor.order, here.order)
@@ -163,9 +179,8 @@ class StreamPosition(LoaderPosition):
     def __init__(self, dataloader: StreamDataLoader) -> None:
         self._dataloader = dataloader
         self._items = dataloader.items
-        self._progress = self._before = (
-            EpochProgress()
-        )  # after the batch given last, and at the beginning of the window
+        # After the batch given last, and at the beginning of the window.
+        self._progress = self._before = EpochProgress()
         self._ahead = dataloader.origin  # of the batch that is fetched already
         self.chunk: int = self._items.chunk_size
 
@@ -174,7 +189,7 @@ class StreamPosition(LoaderPosition):
         if epoch != items.start[0]:  # another trainer's checkpoint knows the batches only
             items.start = (epoch, EpochProgress.passed_over(skip_batches * self.chunk, items.split))
         self._progress = items.start[1].copy()
-        self._progress.part, self._progress.batches = part_of(items.split), skip_batches
+        self._progress.part, self._progress.batches = items.split.part, skip_batches
         items.set_epoch(epoch)
 
     def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
@@ -187,8 +202,7 @@ class StreamPosition(LoaderPosition):
         origin, self._ahead = self._ahead, self._dataloader.origin
         assert origin is not None
         self._progress.add(origin)
-        parts = 1 if self._items.split is None else self._items.split.num_parts
-        self.num_formed += (origin.num_samples or 0) * parts
+        self.num_formed += (origin.num_samples or 0) * self._items.split.num_parts
 
     def begin_window(self) -> None:
         self._before = self._progress.copy()
@@ -198,15 +212,14 @@ class StreamPosition(LoaderPosition):
 
     def cursor(self, epoch: int, batches: int) -> Cursor:
         items, samples = self._items, self._progress.samples if batches > 0 else 0
-        is_counted = items.former is None and items.split is None and has_length(items)
         return Cursor(
             epoch=epoch,
             samples=samples,
             seed=items.seed,
-            num_samples=len(items) if is_counted else None,
+            num_samples=len(items) if items.is_counted and has_length(items) else None,
             unit=self._unit,
             # Parts of a stream end one after the other, so the samples do not tell the batches.
-            batches=self._progress.batches if items.split is not None and samples > 0 else None,
+            batches=None if items.split.is_whole or samples == 0 else self._progress.batches,
             chunk=self.chunk,
             order={"kind": "stream", **({} if items.former is None else items.former.describe())},
         )
@@ -232,7 +245,7 @@ class StreamPosition(LoaderPosition):
     def _unit(self) -> str | None:
         items = self._items
         unit = None if items.former is None else items.former.unit
-        if items.split is None:
+        if items.split.is_whole:
             return unit
         return f"{unit or 'single samples'}, of {items.split.num_parts} parts read by a process each"
 

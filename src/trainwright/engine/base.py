@@ -6,11 +6,10 @@ its parameters are, belongs to the engine of each backend.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -25,10 +24,12 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 T = TypeVar("T")
+MakeOptimizer: TypeAlias = Callable[[nn.Module], Optimizer]
+MakeScheduler: TypeAlias = Callable[[Optimizer], Scheduler]
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # without state, so one serves all
 
 
-class Engine(ABC):
+class Engine:
     """Placement, precision, updates and collectives of one trainer.
 
     Args:
@@ -52,7 +53,7 @@ class Engine(ABC):
         self._scaler: torch.amp.GradScaler | None = getattr(accelerator, "scaler", None)
         self._gradients = Gradients([])
         self._optimizer: Optimizer = None
-        self._backward = _plain_backward if self._scaler is None else self._scaled_backward
+        self._backward = self._backward_of(None)
 
     # -- models ----------------------------------------------------------------------------------------------------
 
@@ -76,14 +77,7 @@ class Engine(ABC):
         """
         return None
 
-    @abstractmethod
-    def setup(
-        self,
-        model: nn.Module,
-        *,
-        make_optimizer: Callable[[nn.Module], Optimizer],
-        make_scheduler: Callable[[Optimizer], Scheduler],
-    ) -> Prepared:
+    def setup(self, model: nn.Module, *, make_optimizer: MakeOptimizer, make_scheduler: MakeScheduler) -> Prepared:
         """Wraps a model for training, and calls the two factories in the order that this backend needs.
 
         Args:
@@ -94,6 +88,14 @@ class Engine(ABC):
         Returns:
             Model, optimizer and scheduler as the loop uses them.
         """
+        wrapped, optimizer = self._wrap(model, make_optimizer)
+        scheduler = make_scheduler(optimizer)
+        self._begin(wrapped, optimizer)
+        return Prepared(self._compiled(wrapped), optimizer, scheduler)
+
+    def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        """Returns the model in the wrapper of this backend, and its optimizer. Override this or `setup`."""
+        return model, make_optimizer(model)
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         """Wraps a model for an evaluation outside of training.
@@ -115,12 +117,9 @@ class Engine(ABC):
         return uncompiled(model)
 
     def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Takes the model whose parameters are updated, and its optimizer. The last thing that `setup` does."""
+        """Takes the model whose parameters are updated, and its optimizer."""
         self._optimizer = optimizer
-        if hasattr(optimizer, "fused_backward"):  # LOMO updates the weights while it computes the gradients
-            self._backward = self._fused_backward
-        else:
-            self._backward = _plain_backward if self._scaler is None else self._scaled_backward
+        self._backward = self._backward_of(optimizer)
         self._gradients = Gradients(model.parameters())
 
     def _compiled(self, model: nn.Module) -> nn.Module:
@@ -158,6 +157,11 @@ class Engine(ABC):
             kwargs: options of `torch.Tensor.backward`.
         """
         self._backward(loss, **kwargs)
+
+    def _backward_of(self, optimizer: Optimizer) -> Callable[..., None]:
+        if hasattr(optimizer, "fused_backward"):  # LOMO updates the weights while it computes the gradients
+            return self._fused_backward
+        return _plain_backward if self._scaler is None else self._scaled_backward
 
     def _scaled_backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         assert self._scaler is not None
@@ -247,37 +251,6 @@ class Engine(ABC):
                 processes at once or in all asynchronously.
         """
         raise AssertionError("only called where writes_parts is True")
-
-    def weights_in_parts(self, folder: Path) -> Mapping[str, torch.Tensor] | None:
-        """Reads the weights of a sharded checkpoint, whichever processes wrote it.
-
-        Args:
-            folder: the checkpoint.
-
-        Returns:
-            Whole tensors on the CPU; None: the checkpoint is not sharded.
-        """
-        from trainwright.engine import sharded_state
-
-        return sharded_state.read_weights(folder) if sharded_state.has_weights(folder) else None
-
-    def load_optimizer_in_parts(self, folder: Path, model: nn.Module, optimizer: Optimizer) -> bool:
-        """Loads the optimizer of a sharded checkpoint.
-
-        Args:
-            folder: the checkpoint.
-            model: the model as the loop uses it.
-            optimizer: takes the state.
-
-        Returns:
-            False if the checkpoint has no sharded optimizer.
-        """
-        from trainwright.engine import sharded_state
-
-        if not sharded_state.has_optimizer(folder):
-            return False
-        sharded_state.load_optimizer(folder, model, optimizer)
-        return True
 
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
         """Gathers the weights of a model that is sharded over processes. All processes call it.

@@ -7,7 +7,7 @@ each part was divided by the items of the whole window, otherwise a mean weighte
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any  # inputs and outputs of a user's model
 
@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from trainwright import model_facts
-from trainwright._types import Optimizer, Prepared, Scheduler, output_loss
+from trainwright._types import Optimizer, output_loss
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.accelerate_setup import make_accelerator
-from trainwright.engine.base import NO_CONTEXT, Engine, uncompiled
+from trainwright.engine.base import NO_CONTEXT, Engine, MakeOptimizer, uncompiled
 from trainwright.engine.precision import DTYPES, as_fp32
 from trainwright.errors import ArgumentError
 from trainwright.tensor_tree import find_batch_size
@@ -45,28 +45,16 @@ class DataParallelEngine(Engine):
         super().__init__(plan, make_accelerator(plan), torch.device(plan.device))
         self._copies: ReplicatedModel | None = None
 
-    def setup(
-        self,
-        model: nn.Module,
-        *,
-        make_optimizer: Callable[[nn.Module], Optimizer],
-        make_scheduler: Callable[[Optimizer], Scheduler],
-    ) -> Prepared:
-        optimizer = make_optimizer(model)
-        scheduler = make_scheduler(optimizer)
-        self._begin(model, optimizer)
-        return Prepared(self._compiled(self._wrap(model)), optimizer, scheduler)
+    def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        return self.setup_for_evaluation(model), make_optimizer(model)
 
-    def _wrap(self, model: nn.Module) -> nn.Module:
+    def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         """Wraps a model, except one with quantized weights, which cannot be copied: it stays on one device."""
         if any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)):
             return model
         if self._copies is None or self._copies.module is not model:
             self._copies = ReplicatedModel(model, self.device, DTYPES.get(self._plan.precision.mixed))
         return self._copies
-
-    def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
-        return self._wrap(model)
 
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
         return NO_CONTEXT  # autocast is around the copies, which share the forward method of the model

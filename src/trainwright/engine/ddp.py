@@ -5,17 +5,16 @@ Accelerate starts the process group and chooses the device; the wrapper is torch
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainwright._types import Optimizer, Prepared, Scheduler
+from trainwright._types import Optimizer
 from trainwright.config.plans import DDPPlan, EnginePlan
 from trainwright.engine.accelerate_setup import make_accelerator
-from trainwright.engine.base import NO_CONTEXT, uncompiled
+from trainwright.engine.base import NO_CONTEXT, MakeOptimizer, uncompiled
 from trainwright.engine.distributed_base import DistributedEngine
 
 
@@ -30,22 +29,12 @@ class DDPEngine(DistributedEngine):
         super().__init__(plan, make_accelerator(plan))
         self._wrapped: DistributedDataParallel | None = None
 
-    def setup(
-        self,
-        model: nn.Module,
-        *,
-        make_optimizer: Callable[[nn.Module], Optimizer],
-        make_scheduler: Callable[[Optimizer], Scheduler],
-    ) -> Prepared:
+    def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         optimizer = make_optimizer(model)
-        scheduler = make_scheduler(optimizer)
-        self._wrapped = self._wrap(model)
-        self._begin(model, optimizer)
-        return Prepared(self._compiled(model if self._wrapped is None else self._wrapped), optimizer, scheduler)
+        self._wrapped = self._averaging(model) if any(p.requires_grad for p in model.parameters()) else None
+        return self._wrapped or model, optimizer
 
-    def _wrap(self, model: nn.Module) -> DistributedDataParallel | None:
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            return None
+    def _averaging(self, model: nn.Module) -> DistributedDataParallel:
         device_ids = None if self.device.type == "cpu" or _is_on_several_devices(model) else [self.device]
         handler = self.accelerator.ddp_handler
         handler.find_unused_parameters = finds_unused(model, self._plan.ddp)

@@ -6,7 +6,7 @@ DeepSpeed clips within its update, so `clip` updates the weights, and `step` ret
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from trainwright.distributed.process_group import start_group
 from trainwright.distributed.world import World
 from trainwright.engine import deepspeed_state
 from trainwright.engine.accelerate_setup import make_accelerator
-from trainwright.engine.base import NO_CONTEXT
+from trainwright.engine.base import NO_CONTEXT, MakeOptimizer, MakeScheduler
 from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.precision import DTYPES
 from trainwright.errors import ArgumentError
@@ -66,13 +66,7 @@ class DeepSpeedEngine(DistributedEngine):
     def place(self, model: nn.Module) -> nn.Module:
         return model  # DeepSpeed moves the model, or a part of it
 
-    def setup(
-        self,
-        model: nn.Module,
-        *,
-        make_optimizer: Callable[[nn.Module], Optimizer],
-        make_scheduler: Callable[[Optimizer], Scheduler],
-    ) -> Prepared:
+    def setup(self, model: nn.Module, *, make_optimizer: MakeOptimizer, make_scheduler: MakeScheduler) -> Prepared:
         import deepspeed
 
         model = self.unwrap(model)

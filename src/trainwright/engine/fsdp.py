@@ -1,4 +1,4 @@
-"""FSDP: parameters, gradients and optimizer states are sharded over the processes; version 2 unless 1 is asked for.
+"""FSDP: parameters, gradients and optimizer states are sharded over the processes; one engine for each version.
 
 Accelerate reads the settings and wraps the model. Gradients are averaged over processes, as in the other engines.
 """
@@ -6,6 +6,7 @@ Accelerate reads the settings and wraps the model. Gradients are averaged over p
 from __future__ import annotations
 
 import difflib
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from trainwright._types import Optimizer, Prepared, Scheduler
+from trainwright._types import Optimizer
 from trainwright.config.plans import EnginePlan
 from trainwright.distributed.collectives import background_group
 from trainwright.distributed.world import is_true
 from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
-from trainwright.engine.base import NO_CONTEXT, uncompiled
+from trainwright.engine.base import NO_CONTEXT, MakeOptimizer, uncompiled
 from trainwright.engine.precision import as_fp32
 from trainwright.engine.sharded_base import ShardedEngine, reshard
 from trainwright.errors import ArgumentError, ModelError
@@ -33,107 +34,54 @@ TRANSFORMER_WRAP, SIZE_WRAP = "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"
 FLAGS_OF_VERSION_1 = {"forward_prefetch": False, "use_orig_params": True, "sync_module_states": True}
 
 
-class FSDPEngine(ShardedEngine):
-    """Trains one model that is sharded over several processes.
+def make_fsdp_engine(plan: EnginePlan) -> FSDPEngine:
+    """Makes the engine of the version of FSDP that the settings, or the launcher, ask for.
 
     Args:
         plan: with the settings of FSDP.
+
+    Returns:
+        The engine.
+    """
+    assert plan.fsdp is not None
+    plugin = make_plugin(plan.fsdp.settings, on_cpu=torch.device(plan.device).type == "cpu")
+    return FSDP2Engine(plan, plugin) if plugin.fsdp_version == 2 else FSDP1Engine(plan, plugin)
+
+
+class FSDPEngine(ShardedEngine):
+    """Base of the engines of both versions, which train one model that is sharded over several processes.
+
+    Args:
+        plan: what sets up the backend.
+        plugin: accelerate's settings of FSDP.
     """
 
-    def __init__(self, plan: EnginePlan) -> None:
-        assert plan.fsdp is not None
-        plugin = make_plugin(plan.fsdp.settings, on_cpu=torch.device(plan.device).type == "cpu")
+    def __init__(self, plan: EnginePlan, plugin: FullyShardedDataParallelPlugin) -> None:
         super().__init__(plan, make_accelerator(plan, fsdp_plugin=plugin))
         _shard_on_any_device(self.accelerator, plugin, plan.precision.mixed)
         self._plugin = plugin
-        self._is_version_2 = plugin.fsdp_version == 2
-        self._hooked: nn.Module | None = None
-        if self._scaler is not None and not self._is_version_2:
-            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-            # Skips an update if gradients overflowed in any process.
-            self._scaler = self.accelerator.scaler = ShardedGradScaler(self.device.type)
-
-    def setup(
-        self,
-        model: nn.Module,
-        *,
-        make_optimizer: Callable[[nn.Module], Optimizer],
-        make_scheduler: Callable[[Optimizer], Scheduler],
-    ) -> Prepared:
-        check_wrapped_classes(model, self._plugin)
-        if self._is_version_2:
-            whole = make_optimizer(model)
-            with shared_embeddings_in_the_root(model):
-                sharded, prepared = self.accelerator.prepare(model, whole)
-            optimizer = prepared.optimizer
-        else:  # its optimizer works on the sharded parameters from the beginning
-            sharded = self._wrap(model)
-            optimizer = make_optimizer(model)
-        scheduler = make_scheduler(optimizer)
-        self._begin(sharded, optimizer)
-        self._return_fp32_outputs()
-        return Prepared(self._compiled(sharded), optimizer, scheduler)
-
-    def _wrap(self, model: nn.Module) -> nn.Module:
-        sharded = self._sharded_of(model)
-        if sharded is not None:
-            return sharded
-        if self._is_version_2:
-            from accelerate.utils.fsdp_utils import fsdp2_prepare_model
-
-            with shared_embeddings_in_the_root(model):
-                return fsdp2_prepare_model(self.accelerator, model)  # type: ignore[no-any-return]
-        return self.accelerator.prepare_model(model)  # type: ignore[no-any-return]
+    @abstractmethod
+    def _shard(self, model: nn.Module) -> nn.Module:
+        """Returns the sharded model of a model that is whole."""
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         check_wrapped_classes(model, self._plugin)
-        self._sharded = self._wrap(model)
-        self._return_fp32_outputs()
+        sharded = self._sharded_of(model)
+        self._sharded = self._shard(model) if sharded is None else sharded
         return self._sharded  # type: ignore[no-any-return]
 
     def _sharded_of(self, model: nn.Module) -> nn.Module | None:
         is_sharded = self._sharded is not None and self.unwrap(self._sharded) is self.unwrap(model)
         return self._sharded if is_sharded else None
 
-    def _return_fp32_outputs(self) -> None:
-        """Has the model return outputs in fp32, as the other engines do in mixed precision."""
-        if self._is_version_2 and self._plan.precision.mixed != "no" and self._hooked is not self._sharded:
-            self._sharded.register_forward_hook(lambda module, inputs, outputs: as_fp32(outputs))
-            self._hooked = self._sharded
-
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
         return NO_CONTEXT  # parameters are gathered in the type that the forward pass wants
 
-    def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
-        if self._is_version_2 or sync or self._plan.ddp.sync_each_batch:
-            return super().accumulate(model, sync=sync)
-        return self._sharded.no_sync()  # type: ignore[no-any-return]
-
-    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        if self._is_version_2:
-            return super().clip(model, max_norm)
-        self._unscale()
-        return self._sharded.clip_grad_norm_(max_norm)  # type: ignore[no-any-return]
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        inner = uncompiled(model)
-        return inner if self._is_version_2 else getattr(inner, "_fsdp_wrapped_module", inner)
-
     @contextmanager
     def generating(self, model: nn.Module) -> Iterator[dict[str, Any]]:
-        sharded = self._sharded if self._is_version_2 else None
-        if sharded is not None:  # `generate` calls an encoder by itself, whose embeddings belong to the root module
-            sharded._get_fsdp_state()._lazy_init()  # what the first forward pass of the whole model does
-            sharded.unshard()
-        try:
-            # A process whose text has ended continues with the others: each forward pass is one of all processes.
-            yield {"synced_gpus": True} if self._world_size > 1 else {}
-        finally:
-            if sharded is not None:
-                sharded.reshard()
-
-    # -- checkpoints -----------------------------------------------------------------------------------------------
+        # A process whose text has ended continues with the others: each forward pass is one of all processes.
+        yield {"synced_gpus": True} if self._world_size > 1 else {}
 
     @property
     def writes_parts(self) -> bool:
@@ -142,6 +90,75 @@ class FSDPEngine(ShardedEngine):
     def save_parts(self, folder: Path, optimizer: Optimizer | None, *, put: Callable[..., None]) -> None:
         reshard(self._sharded)
         sharded_state.save(folder, self._sharded, optimizer, put=put, group=background_group())
+
+
+class FSDP2Engine(FSDPEngine):
+    """Engine of version 2, which shards each parameter where it is."""
+
+    _hooked: nn.Module | None = None
+
+    def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        check_wrapped_classes(model, self._plugin)
+        whole = make_optimizer(model)
+        with shared_embeddings_in_the_root(model):
+            sharded, prepared = self.accelerator.prepare(model, whole)
+        self._return_fp32_outputs(sharded)
+        return sharded, prepared.optimizer
+
+    def _shard(self, model: nn.Module) -> nn.Module:
+        from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+        with shared_embeddings_in_the_root(model):
+            sharded: nn.Module = fsdp2_prepare_model(self.accelerator, model)
+        self._return_fp32_outputs(sharded)
+        return sharded
+
+    def _return_fp32_outputs(self, sharded: nn.Module) -> None:
+        """Has the model return outputs in fp32, as the other engines do in mixed precision."""
+        if self._plan.precision.mixed != "no" and self._hooked is not sharded:
+            sharded.register_forward_hook(lambda module, inputs, outputs: as_fp32(outputs))
+            self._hooked = sharded
+
+    @contextmanager
+    def generating(self, model: nn.Module) -> Iterator[dict[str, Any]]:
+        # `generate` calls an encoder by itself, whose embeddings belong to the root module.
+        self._sharded._get_fsdp_state()._lazy_init()  # what the first forward pass of the whole model does
+        self._sharded.unshard()
+        try:
+            with super().generating(model) as needed:
+                yield needed
+        finally:
+            self._sharded.reshard()
+
+
+class FSDP1Engine(FSDPEngine):
+    """Engine of version 1, which shards parameters as flat tensors of a wrapper around each layer."""
+
+    def __init__(self, plan: EnginePlan, plugin: FullyShardedDataParallelPlugin) -> None:
+        super().__init__(plan, plugin)
+        if self._scaler is not None:
+            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+            # Skips an update if gradients overflowed in any process.
+            self._scaler = self.accelerator.scaler = ShardedGradScaler(self.device.type)
+
+    def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        sharded = self.setup_for_evaluation(model)  # the optimizer works on sharded parameters from the beginning
+        return sharded, make_optimizer(model)
+
+    def _shard(self, model: nn.Module) -> nn.Module:
+        return self.accelerator.prepare_model(model)  # type: ignore[no-any-return]
+
+    def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
+        return NO_CONTEXT if sync or self._plan.ddp.sync_each_batch else self._sharded.no_sync()
+
+    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
+        self._unscale()
+        return self._sharded.clip_grad_norm_(max_norm)  # type: ignore[no-any-return]
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        inner = uncompiled(model)
+        return getattr(inner, "_fsdp_wrapped_module", inner)
 
 
 def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> FullyShardedDataParallelPlugin:

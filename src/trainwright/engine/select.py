@@ -24,9 +24,9 @@ def select_engine(plan: EnginePlan) -> Engine:
 
         return TensorParallelEngine(plan)
     if plan.fsdp is not None:
-        from trainwright.engine.fsdp import FSDPEngine
+        from trainwright.engine.fsdp import make_fsdp_engine
 
-        return FSDPEngine(plan)
+        return make_fsdp_engine(plan)
     if plan.world_size > 1:
         from trainwright.engine.ddp import DDPEngine
 

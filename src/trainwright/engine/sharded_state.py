@@ -12,7 +12,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.tensor import DTensor
 
 from trainwright._types import Optimizer, StateDict
@@ -40,8 +49,6 @@ def save(
             asynchronously.
         group: of all processes, for no other work than this.
     """
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
-
     states: dict[str, Any] = {MODEL: {"model": get_model_state_dict(model, options=_options(model))}}
     if optimizer is not None:
         states[OPTIMIZER] = {"optimizer": get_optimizer_state_dict(model, optimizer)}
@@ -75,12 +82,8 @@ def _dress(outer: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 
 def _write(state: StateDict, folder: Path, group: dist.ProcessGroup | None) -> None:
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_saver import save as write
-
     try:
-        write(state, storage_writer=FileSystemWriter(folder), process_group=group)
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), process_group=group)
     except CheckpointException as error:  # torch's is no Exception; the first failure is, in all processes
         first, _ = next(iter(error.failures.values()))
         raise first from None
@@ -130,8 +133,6 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
     Raises:
         CheckpointError: the state cannot be read.
     """
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
-
     state = get_optimizer_state_dict(model, optimizer)
     read(folder / OPTIMIZER, under="optimizer", into=state)
     set_optimizer_state_dict(model, optimizer, state)
@@ -146,8 +147,6 @@ def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     Returns:
         Whole tensors on the CPU in the main process; empty in the others.
     """
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict
-
     weights: Any = get_model_state_dict(model, options=_options(model, whole=True))
     return weights  # type: ignore[no-any-return]
 
@@ -162,8 +161,6 @@ def load_whole_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) ->
     Returns:
         The keys that did not match, as torch's `load_state_dict` returns them.
     """
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
     options = StateDictOptions(full_state_dict=True, strict=False)
     return set_model_state_dict(model, dict(weights), options=options)
 
@@ -178,8 +175,6 @@ def whole_optimizer_state(model: nn.Module, optimizer: Optimizer) -> StateDict:
     Returns:
         The state as one process alone would have it, with parameters by number; empty in all but the main process.
     """
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
     named: Any = get_optimizer_state_dict(model, optimizer, options=_options(model, whole=True))
     if not named:
         return {}
@@ -200,12 +195,6 @@ def load_whole_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Ma
     Raises:
         ValueError: the state has other numbers of parameters.
     """
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_optimizer_state_dict,
-        set_optimizer_state_dict,
-    )
-
     mine: Any = get_optimizer_state_dict(model, optimizer)
     names = [name for group in mine["param_groups"] for name in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
@@ -220,8 +209,6 @@ def load_whole_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Ma
 
 
 def _options(model: nn.Module, *, whole: bool = False) -> Any:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
-
     is_adapter = hasattr(model, "peft_config")
     return StateDictOptions(
         full_state_dict=whole, cpu_offload=whole and dist.get_world_size() > 1, ignore_frozen_params=is_adapter

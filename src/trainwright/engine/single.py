@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
-from trainwright._types import Optimizer, Prepared, Scheduler
+from trainwright._types import Optimizer
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.accelerate_setup import make_accelerator
-from trainwright.engine.base import Engine
+from trainwright.engine.base import Engine, MakeOptimizer
 
 
 class SingleEngine(Engine):
@@ -28,16 +26,8 @@ class SingleEngine(Engine):
     def trains_bare(self) -> bool:
         return not self._is_fp8  # which exchanges layers at setup
 
-    def setup(
-        self,
-        model: nn.Module,
-        *,
-        make_optimizer: Callable[[nn.Module], Optimizer],
-        make_scheduler: Callable[[Optimizer], Scheduler],
-    ) -> Prepared:
+    def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         optimizer = make_optimizer(model)
         if self._is_fp8:  # accelerate exchanges the linear layers, and the optimizer's parameters with them
             model, optimizer = self.accelerator.prepare(model, optimizer)
-        scheduler = make_scheduler(optimizer)
-        self._begin(model, optimizer)
-        return Prepared(self._compiled(model), optimizer, scheduler)
+        return model, optimizer

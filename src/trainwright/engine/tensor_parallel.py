@@ -6,15 +6,16 @@ where it is sharded over the data as well. The engine adds gradient norms, updat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from trainwright._types import Optimizer, Prepared, Scheduler, is_instance_of
+from trainwright._types import Optimizer, is_instance_of
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.accelerate_setup import make_accelerator
+from trainwright.engine.base import MakeOptimizer
 from trainwright.engine.gradients import step_each_kind
 from trainwright.engine.sharded_base import ShardedEngine, reshard
 from trainwright.errors import ArgumentError, ModelError
@@ -31,20 +32,10 @@ class TensorParallelEngine(ShardedEngine):
         assert plan.parallel is not None
         super().__init__(plan, make_accelerator(plan))
 
-    def setup(
-        self,
-        model: nn.Module,
-        *,
-        make_optimizer: Callable[[nn.Module], Optimizer],
-        make_scheduler: Callable[[Optimizer], Scheduler],
-    ) -> Prepared:
-        reshard(model)
-        check_sharded_parameters(model, self._plan)
-        optimizer = make_optimizer(model)
+    def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        optimizer = make_optimizer(self.setup_for_evaluation(model))
         step_each_kind(optimizer)
-        scheduler = make_scheduler(optimizer)
-        self._begin(model, optimizer)
-        return Prepared(self._compiled(model), optimizer, scheduler)
+        return model, optimizer
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         reshard(model)

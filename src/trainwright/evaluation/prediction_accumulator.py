@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from trainwright._types import Batch, Nested, plain_numbers
 from trainwright.config.plans import EvalPlan
@@ -19,16 +20,13 @@ from trainwright.hooks import Events, Gather
 from trainwright.loss_normalization import LossRule
 from trainwright.tensor_tree import map_nested
 
-if TYPE_CHECKING:
-    from torch import nn
-
 
 @dataclass(slots=True)
 class LossAverage:
     """Mean loss of an evaluation, weighted by the number of items of each batch; read back once, at the end.
 
     Worked example: batches of 3 and 1 label tokens with mean losses 2.0 and 6.0 come to (3 * 2.0 + 1 * 6.0) / 4 = 3.0,
-    the mean over tokens; the mean of the two means would be 4.0. Processes add up their sums and their numbers of items.
+    the mean over tokens; the mean of the two means would be 4.0. Processes add up their sums and numbers of items.
     """
 
     values: list[torch.Tensor] = field(default_factory=list)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._types import Batch
 from trainwright.config.plans import StepPlan
 from trainwright.hooks import BatchSource, Events, FirstStepObserver, LoopEngine, RandomStates
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
 from trainwright.loss_normalization import LossRule
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

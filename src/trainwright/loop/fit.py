@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+import torch
 
 from trainwright._types import Batch, has_length
 from trainwright.errors import DataError
@@ -15,9 +16,6 @@ from trainwright.loop.step import Update, Window, take_step
 from trainwright.state.clock import DATA, OTHER
 from trainwright.state.interrupts import Interrupted
 from trainwright.state.run_state import RunState
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
-
-if TYPE_CHECKING:
-    pass
 
 State = dict[str, Any]  # as torch's `state_dict`
 Foreign = Any  # an object of an optional package: its attributes are read and replaced

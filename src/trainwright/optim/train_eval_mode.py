@@ -7,15 +7,11 @@ and back, which rounds; so the weights are remembered as well.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from trainwright.state.model_modes import ModuleModes
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
 
 
 def train_mode(model: nn.Module, optimizer: Optimizer | None) -> None:

@@ -46,7 +46,10 @@ CONTENTS = (
         "weights, config, processing class, arguments",
         lambda c, hooks, run, to: hooks.save_model(str(to), _internal_call=True),
     ),
-    Part("weights and optimizer of a sharded model", lambda c, hooks, run, to: c.write_shards(hooks.optimizer, to)),
+    Part(
+        "weights and optimizer of a sharded model",
+        lambda c, hooks, run, to: c.form.write_shards(c, hooks.optimizer, to),
+    ),
     Part("optimizer and schedule", lambda c, hooks, run, to: hooks._save_optimizer_and_scheduler(str(to)), True),
     Part("scale of losses (fp16)", lambda c, hooks, run, to: hooks._save_scaler(str(to)), True),
     Part("random states, position of the data", lambda c, hooks, run, to: hooks._save_rng_state(str(to)), True),
@@ -58,6 +61,40 @@ SAVING_HOOKS = (
     "_maybe_log_save_evaluate", "_save_checkpoint", "save_model", "_save", "_save_optimizer_and_scheduler",
     "_save_scaler", "_save_rng_state", "_push_from_checkpoint",
 )  # fmt: skip
+
+
+class WholeForm:
+    """Weights and optimizer as one process alone has them, in one file each."""
+
+    def weights(self, engine: Engine, model: Any) -> dict[str, Any] | None:
+        """All weights in the main process, where processes hold parts; else None: the model has them itself."""
+        whole = engine.whole_weights(model)
+        return None if whole is None else dict(whole)
+
+    def write_shards(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None:
+        """Writes nothing."""
+
+    def write_optimizer(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None:
+        """Writes the file of the optimizer."""
+        state = checkpointer.engine.optimizer_state(optimizer)
+        if checkpointer.args.should_save:
+            training_state.save_optimizer(state, folder, sink=checkpointer.writer.sink)
+
+
+class ShardedForm:
+    """Weights and optimizer in shards, of which each process writes its own."""
+
+    def weights(self, engine: Engine, model: Any) -> dict[str, Any]:
+        """Returns no weights: the shards have them."""
+        return {}
+
+    def write_shards(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None:
+        """Writes the shards of this process."""
+        optimizer = None if checkpointer.args.save_only_model else optimizer
+        checkpointer.engine.save_parts(folder, optimizer, put=checkpointer.writer.sink.put)
+
+    def write_optimizer(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None:
+        """Writes nothing: the shards have the optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +158,10 @@ class Checkpointer:
         looks = is_overridden(hooks, *SAVING_HOOKS) or hooks.callback_handler.looks_at_saves()
         return wanted is True or not looks
 
-    def write_shards(self, optimizer: Any, folder: Path) -> None:
-        """Each process its part, where the engine holds model and optimizer in parts."""
-        if self.engine.writes_parts:
-            self.engine.save_parts(folder, None if self.args.save_only_model else optimizer, put=self.writer.sink.put)
+    @property
+    def form(self) -> WholeForm | ShardedForm:
+        """How the engine's model and optimizer are written; the only question about it."""
+        return ShardedForm() if self.engine.writes_parts else WholeForm()
 
     def write_state(self, hooks: SaveHooks, run: TrainingRun, folder: Path) -> None:
         """The record of the run, with the path of the best checkpoint as it is now, and the states of callbacks."""
@@ -140,10 +177,9 @@ class Checkpointer:
 
     def weights_to_save(self, model: Any, *, is_checkpoint: bool) -> dict[str, Any] | None:
         """All weights in the main process, where processes hold parts; empty where shards are written; else None."""
-        if is_checkpoint and self.engine.writes_parts:
-            return {}
-        collect = self.engine.whole_weights if is_checkpoint else self.engine.finished_weights
-        whole = collect(model)
+        if is_checkpoint:
+            return self.form.weights(self.engine, model)
+        whole = self.engine.finished_weights(model)
         return None if whole is None else dict(whole)
 
     def write_model(self, model: Any, processing_class: Any, folder: Path, state_dict: dict[str, Any] | None) -> None:
@@ -156,10 +192,7 @@ class Checkpointer:
         training_state.save_arguments(self.args, folder)
 
     def write_optimizer_and_scheduler(self, optimizer: Any, scheduler: Any, folder: Path) -> None:
-        if not self.engine.writes_parts:
-            state = self.engine.optimizer_state(optimizer)
-            if self.args.should_save:
-                training_state.save_optimizer(state, folder, sink=self.writer.sink)
+        self.form.write_optimizer(self, optimizer, folder)
         if self.args.should_save:
             training_state.save_scheduler(scheduler, folder)
 
@@ -186,16 +219,19 @@ class Checkpointer:
     def read_weights(self, model: Any, folder: Path) -> Any:
         """Loads the weights of a checkpoint; returns the keys that did not match."""
         from trainwright.checkpoint import weights
+        from trainwright.engine import sharded_state
 
-        sharded = self.engine.weights_in_parts(folder)
-        return weights.load_weights(model, folder, found=sharded, load=self.engine.load_weights)
+        found = sharded_state.read_weights(folder) if sharded_state.has_weights(folder) else None
+        return weights.load_weights(model, folder, found=found, load=self.engine.load_weights)
 
     def read_optimizer_and_scheduler(self, model: Any, optimizer: Any, scheduler: Any, folder: Path) -> None:
-        engine = self.engine
-        if not engine.load_optimizer_in_parts(folder, model, optimizer):
-            training_state.load_optimizer(
-                optimizer, folder, load=engine.load_optimizer_state, holds_parts=engine.holds_parts
-            )
+        from trainwright.engine import sharded_state
+
+        if sharded_state.has_optimizer(folder):
+            sharded_state.load_optimizer(folder, model, optimizer)
+        else:
+            load, holds_parts = self.engine.load_optimizer_state, self.engine.holds_parts
+            training_state.load_optimizer(optimizer, folder, load=load, holds_parts=holds_parts)
         training_state.load_scheduler(scheduler, folder)
 
 

@@ -207,16 +207,16 @@ def remaining_plan(
     if other is not None:
         logger.warning("%s", other_data_message(cursor, other, skips=not args.ignore_data_skip))
         return plan, ""
-    now = WindowSize(chunk=loader.chunk or chunk, micro_batches=plan.micro_batches)
+    now = WindowSize(chunk=loader.position.chunk or chunk, micro_batches=plan.micro_batches)
     before = WindowSize.of_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
     if args.ignore_data_skip:
         cursor = replace(cursor, samples=0)
-    note = loader.check_resume(cursor, before=before, now=now, dataset=dataset)
+    note = loader.position.check_resume(cursor, before=before, now=now, dataset=dataset)
     plan, of_size = plan_resume(
         plan,
         cursor,
         step=manifest.step,
-        batches_left=loader.batches_left(cursor, plan.batches_per_epoch),
+        batches_left=loader.position.batches_left(cursor, plan.batches_per_epoch),
         before=before,
         now=now,
         counts_epochs=args.max_steps <= 0,

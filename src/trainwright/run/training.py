@@ -356,7 +356,7 @@ class TrainingRun:
         num_samples = (num_train_samples or plan.num_train_samples) * num_steps / max(progress.state.max_steps, 1)
         if plan.has_open_end:
             progress.state.max_steps, num_samples = progress.state.global_step, num_steps * plan.total_batch_size
-        formed = self.loader.num_formed if self.loader is not None else 0
+        formed = self.loader.position.num_formed if self.loader is not None else 0
         return loss, num_steps, formed or num_samples
 
     # -- for checkpoints -----------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class TrainingRun:
             return None
         progress, plan = self.progress, self.plan
         cursor = self.loader.cursor(progress.epoch, progress.batches_in_epoch, batches_per_epoch=plan.batches_per_epoch)
-        size = {"batch_size": self.batch_size, "micro_batches": plan.micro_batches, "chunk": self.loader.chunk}
+        size = {"batch_size": self.batch_size, "micro_batches": plan.micro_batches, "chunk": self.loader.position.chunk}
         return {**cursor.to_dict(), **size, "shift": plan.shift}
 
     def loader_states(self) -> tuple[dict[str, Any], dict[str, Any] | None]:

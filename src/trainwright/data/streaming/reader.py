@@ -33,6 +33,7 @@ from trainwright.data.streaming.chunks import Chunk, OpenStream, chunks_of_batch
 from trainwright.data.streaming.lookahead_buffer import BatchFormer
 from trainwright.data.streaming.split_sync import RankExchange, equal_batches
 from trainwright.data.streaming.stream_state import (
+    WHOLE,
     BatchItems,
     BatchOrigin,
     EpochProgress,
@@ -56,7 +57,7 @@ class StreamItems(IterableDataset[BatchItems]):
         seed: base of the seeds of a generator that the dataset has, and of workers.
         seeds_always: also in the main process.
         former: forms batches by length.
-        split: each process has a part of the stream of its own; the share is that of this process alone then.
+        split: the part of the stream that this process reads; the share is that of this process alone for a part.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class StreamItems(IterableDataset[BatchItems]):
         seed: int,
         seeds_always: bool = False,
         former: BatchFormer | None = None,
-        split: Split | None = None,
+        split: Split = WHOLE,
     ) -> None:
         self.source = source
         self.share = share
@@ -94,7 +95,12 @@ class StreamItems(IterableDataset[BatchItems]):
     @property
     def chunk_size(self) -> int:
         """What a batch of all processes adds to the position."""
-        return self.share.chunk_size * (1 if self.split is None else self.split.num_parts)
+        return self.share.chunk_size * self.split.num_parts
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the number of batches follows from the number of items."""
+        return self.former is None and self.split.is_whole
 
     @property
     def epoch(self) -> int:
@@ -121,7 +127,7 @@ class StreamDataLoader(DataLoader[Any]):
     Args:
         items: of the stream.
         collate: makes a batch of a list of samples.
-        exchange: between processes that have parts of a stream of their own.
+        exchange: between processes that have parts of a stream of their own; None where each reads the whole.
         options: of torch's DataLoader.
 
     Attributes:
@@ -149,13 +155,13 @@ class StreamDataLoader(DataLoader[Any]):
         return self.dataset
 
     def __len__(self) -> int:
-        if self.items.former is not None or self.items.split is not None:
+        if not self.items.is_counted:
             raise TypeError("How many batches these are is known when the stream has ended.")
         return self.items.share.num_batches(len(self.items.source), drop_last=self.items.drop_last)
 
     def __iter__(self) -> Any:
         fetched = super().__iter__()
-        if self.items.split is None or self.exchange is None:
+        if self.exchange is None:
             return self._batches(fetched)
         split, size = self.items.split, self.items.share.batch_size
         begins = self.items.start[0] != self.items.epoch or self.items.start[1].samples == 0
@@ -192,7 +198,7 @@ class StreamReader:
         self.stream, self.epoch, self.start = stream, epoch, start
         self.worker: int = 0 if info is None else info.id
         self.num_workers: int = 1 if info is None else info.num_workers
-        self.rank = stream.share.rank if stream.split is None else stream.split.rank
+        self.rank = stream.share.rank + stream.split.rank  # one of them is 0
         self.seeds = info is not None or stream.seeds_always
         self.has_state = keeps_state(stream.source)
         self.splits_itself = self.num_workers > 1 and is_hf_stream(stream.source)
@@ -291,8 +297,7 @@ class StreamReader:
     def _whose(self) -> int:
         """A number for whose items these are: a worker's, a process's, or everybody's."""
         worker = self.worker if self.splits_itself else 0
-        split = self.stream.split
-        return worker if split is None else worker * split.num_parts + split.rank
+        return worker * self.stream.split.num_parts + self.stream.split.rank
 
     def _seed_reading(self, number: int) -> None:
         self._seed(number, self._whose, 0)

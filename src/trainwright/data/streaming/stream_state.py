@@ -19,10 +19,23 @@ from trainwright.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A stream of which each process has a part of its own."""
+    """Which part of a stream this process reads: the whole of it, unless the user split it between the processes."""
 
-    rank: int
-    num_parts: int
+    rank: int = 0
+    num_parts: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each process reads the whole stream."""
+        return self.num_parts == 1
+
+    @property
+    def part(self) -> tuple[int, int] | None:
+        """The part as checkpoints have it."""
+        return None if self.is_whole else (self.rank, self.num_parts)
+
+
+WHOLE = Split()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,15 +128,15 @@ class EpochProgress:
         self.next_worker = (origin.worker + 1) % origin.num_workers
 
     @classmethod
-    def passed_over(cls, samples: int, split: Split | None = None) -> EpochProgress:
+    def passed_over(cls, samples: int, split: Split = WHOLE) -> EpochProgress:
         """The progress after some samples, with nothing known of the dataset's own state.
 
         Args:
             samples: over all processes; the workers do not share the stream.
-            split: of a stream of which each process has a part of its own.
+            split: the part of the stream that this process reads.
         """
-        own = samples if split is None else samples // split.num_parts
-        return cls(samples=samples, of_worker={0: StreamPlace(samples=own)} if samples else {}, part=part_of(split))
+        place = StreamPlace(samples=samples // split.num_parts)
+        return cls(samples=samples, of_worker={0: place} if samples else {}, part=split.part)
 
     def copy(self) -> EpochProgress:
         """A progress that stays as it is when this one moves on."""
@@ -148,34 +161,29 @@ class EpochProgress:
         return cls(**{**values, "of_worker": places, "part": None if part is None else tuple(part)})
 
 
-def progress_at(samples: int, saved: Mapping[str, Any] | None, split: Split | None) -> EpochProgress:
+def progress_at(samples: int, saved: Mapping[str, Any] | None, split: Split) -> EpochProgress:
     """What of an epoch is trained at a position: as this process saved it, or as far as the samples tell.
 
     Args:
         samples: of the cursor.
         saved: of `Progress.to_dict`; None where the checkpoint has nothing of this process.
-        split: of a stream of which each process has a part of its own.
+        split: the part of the stream that this process reads.
 
     Raises:
         DataError: each process reads a part of its own, and where this one stood is not known.
     """
     progress = None if saved is None else EpochProgress.from_dict(saved)
     if progress is None or progress.samples != samples:  # begun again, or of another process's file
-        if samples > 0 and split is not None:
+        if samples > 0 and not split.is_whole:
             _raise_unknown(split)
         return EpochProgress.passed_over(samples, split)
-    if samples > 0 and progress.part != part_of(split):
+    if samples > 0 and progress.part != split.part:
         _raise_unknown(split)
     return progress
 
 
-def part_of(split: Split | None) -> tuple[int, int] | None:
-    """The part of a stream that this process has, and of how many; None where each process reads all of it."""
-    return None if split is None else (split.rank, split.num_parts)
-
-
-def _raise_unknown(split: Split | None) -> NoReturn:
-    who = "this process" if split is None else f"process {split.rank}"
+def _raise_unknown(split: Split) -> NoReturn:
+    who = "this process" if split.is_whole else f"process {split.rank}"
     raise DataError(
         f"The checkpoint does not say where {who} stood in its part of the stream: each reads a part of its own, and "
         "its file (data_position_*.pth) is missing or another's. Resume from another checkpoint, or begin "
@@ -202,15 +210,15 @@ def check_is_whole(dataset: object, num_processes: int, *, purpose: str) -> None
     Raises:
         DataError: the stream was split between the processes before.
     """
-    if num_processes > 1 and _split_of(dataset) is not None:
+    if num_processes > 1 and not _split_of(dataset).is_whole:
         raise DataError(
             f"The stream was split with split_dataset_by_node, and {purpose} needs the whole of it: it shares the data "
             f"between the {num_processes} processes itself. Pass the stream as it was before."
         )
 
 
-def split_for(dataset: object, *, rank: int, num_processes: int) -> Split | None:
-    """How a stream was split between the processes that train; None where each reads all of it.
+def split_for(dataset: object, *, rank: int, num_processes: int) -> Split:
+    """Returns the part of a stream that this process reads in training.
 
     Args:
         dataset: a stream.
@@ -220,8 +228,8 @@ def split_for(dataset: object, *, rank: int, num_processes: int) -> Split | None
     Raises:
         DataError: it was split between others.
     """
-    split = _split_of(dataset) if num_processes > 1 else None
-    if split is None or split == Split(rank, num_processes):
+    split = _split_of(dataset) if num_processes > 1 else WHOLE
+    if split.is_whole or split == Split(rank, num_processes):
         return split
     raise DataError(
         f"The stream was split with split_dataset_by_node(rank={split.rank}, world_size={split.num_parts}), and this "
@@ -230,9 +238,9 @@ def split_for(dataset: object, *, rank: int, num_processes: int) -> Split | None
     )
 
 
-def _split_of(dataset: object) -> Split | None:
+def _split_of(dataset: object) -> Split:
     config = getattr(dataset, "_distributed", None) if is_hf_stream(dataset) else None
-    return None if config is None else Split(config.rank, config.world_size)
+    return WHOLE if config is None else Split(config.rank, config.world_size)
 
 
 def keeps_state(dataset: object) -> bool:
