@@ -118,12 +118,6 @@ class FirstStepObserver(Protocol):
     def gradients(self, loss: torch.Tensor) -> None: ...
 
 
-class Gather(Protocol):
-    """How an evaluation collects a value from all processes; identity on one."""
-
-    def __call__(self, value: Any) -> Any: ...
-
-
 def definer(owner: object, name: str) -> type | None:
     """The class that defines an attribute of an object; None where the object itself has it, or nobody."""
     if name in vars(owner):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,13 @@ def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-def leaves(value: Any) -> list[Any]:
-    """All leaves of a nested value, in order."""
-    found: list[Any] = []
-    map_nested(found.append, value)
-    return found
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors of a nested value, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_of(part)
 
 
 def nested_detach(tensors: Any) -> Any:

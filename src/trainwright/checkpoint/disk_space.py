@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from trainwright.checkpoint.host_copy import tensors_of
 from trainwright.checkpoint.weights import is_adapter
 from trainwright.errors import CheckpointWriteError
+from trainwright.tensor_tree import tensors_of
 
 STATES_PER_WEIGHT = 2  # of Adam and its kin; only an estimate, and only before the first step
 

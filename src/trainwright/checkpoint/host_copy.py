@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import mmap
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from typing import TypeAlias
 
 import torch
 
 from trainwright._types import Nested
+from trainwright.tensor_tree import tensors_of
 
 ALIGNMENT = 64
 Place: TypeAlias = tuple[torch.device, int, int]
@@ -109,18 +109,6 @@ class HostBuffers:
         """Frees the memory."""
         self.give_back()
         self._free.clear()
-
-
-def tensors_of(tree: Nested) -> Iterator[torch.Tensor]:
-    """Yields the tensors of a nested value."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from tensors_of(value)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from tensors_of(value)
 
 
 def check_plain(tensor: torch.Tensor) -> torch.Tensor:

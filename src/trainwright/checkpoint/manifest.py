@@ -154,10 +154,8 @@ def _problems(folder: Path) -> Iterator[str]:
         elif not (folder / TRAINER_STATE_NAME).is_file():
             yield f"{TRAINER_STATE_NAME} is missing"
         return
-    for name, expected in manifest.files.items():
-        problem = _problem_of_file(folder, name, expected)
-        if problem is not None:
-            yield problem
+    found = (_problem_of_file(folder, name, expected) for name, expected in manifest.files.items())
+    yield from (problem for problem in found if problem is not None)
 
 
 def _problem_of_file(folder: Path, name: str, expected: FileEntry) -> str | None:
@@ -177,11 +175,9 @@ def _problem_of_file(folder: Path, name: str, expected: FileEntry) -> str | None
 
 def is_outside(name: str) -> bool:
     """Whether a path in a file of a checkpoint leads out of its directory, on any system."""
-    return any(path.is_absolute() or path.drive or ".." in path.parts for path in _as_paths(name))
-
-
-def _as_paths(name: str) -> tuple[PurePosixPath | PureWindowsPath, ...]:
-    return PurePosixPath(name), PureWindowsPath(name)
+    return any(
+        path.is_absolute() or path.drive or ".." in path.parts for path in (PurePosixPath(name), PureWindowsPath(name))
+    )
 
 
 def links_that_leave(folder: Path) -> Iterator[str]:

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import safetensors.torch
 import torch
-from safetensors import safe_open
 
 from trainwright._types import MANIFEST_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME
 from trainwright.checkpoint.manifest import find_problem
@@ -18,6 +17,7 @@ from trainwright.checkpoint.weights import (
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
     use_umask,
+    read_file,
     weight_files,
 )
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
@@ -77,21 +77,14 @@ def export_model(checkpoint: Path, folder: Path, *, parts: ShardedReader) -> lis
 
 
 def _merge(shards: list[Path], target: Path) -> None:
-    if len(shards) == 1 and shards[0].suffix == ".safetensors":
+    is_safe = shards[0].suffix == ".safetensors"
+    if len(shards) == 1 and is_safe:
         shutil.copyfile(shards[0], target)
         return
-    safetensors.torch.save_file(dict(_tensors(shards)), target, metadata={"format": "pt"})
-
-
-def _tensors(shards: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
-    for shard in shards:
-        if shard.suffix == ".safetensors":
-            with safe_open(shard, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 -- it is no dict
-                    yield name, file.get_tensor(name)
-        else:
-            state = torch.load(shard, map_location="cpu", weights_only=True, mmap=True)
-            yield from ((name, tensor.contiguous().clone()) for name, tensor in state.items())
+    weights = {name: tensor for shard in shards for name, tensor in read_file(shard).items()}
+    if not is_safe:  # tensors of one file may share memory there
+        weights = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
+    safetensors.torch.save_file(weights, target, metadata={"format": "pt"})
 
 
 def _settings(checkpoint: Path) -> Iterator[Path]:

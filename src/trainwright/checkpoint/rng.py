@@ -59,14 +59,6 @@ def unchanged_random_states() -> Iterator[None]:
         restore(states)
 
 
-def derive(step: int, rank: int) -> None:
-    """Seeds a process without states of its own from the step of the run and its rank."""
-    seed = int(np.random.SeedSequence([step, rank]).generate_state(1)[0])
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
 def file_name(rank: int, num_processes: int, name: str = RNG_STATE_NAME) -> str:
     """Returns the name of a process's file in a checkpoint: of its random states, or of what else `name` says."""
     stem, dot, ending = name.partition(".")

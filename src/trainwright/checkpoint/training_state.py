@@ -133,18 +133,8 @@ def load_scaler(scaler: Stateful | None, folder: Path) -> None:
         scaler.load_state_dict(_load(folder / SCALER_NAME))
 
 
-def save_data_position(position: StateDict, path: Path) -> None:
-    """Writes where a stream or a user's dataloader stands: what the cursor in the manifest does not say.
-
-    Args:
-        position: the state by the kind of position.
-        path: of one process.
-    """
-    torch.save(position, path)
-
-
 def load_data_position(path: Path) -> StateDict:
-    """Reads the position that `save_data_position` wrote.
+    """Reads the position of a stream or of a user's dataloader: what the cursor in the manifest does not say.
 
     Args:
         path: of one process.

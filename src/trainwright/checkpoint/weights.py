@@ -7,13 +7,14 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import safetensors.torch
 import torch
 from torch import nn
+from torch.nn.modules.module import _IncompatibleKeys
 
 from trainwright._types import is_instance_of, optional_class, read_json
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
@@ -25,18 +26,10 @@ WEIGHTS_NAME = "pytorch_model.bin"
 ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
 MAX_INDEX_BYTES = 256 << 20
 PRIVATE = 0o600
+LOAD_WHOLE = partial(nn.Module.load_state_dict, strict=False)
 
 Weights: TypeAlias = dict[str, torch.Tensor]
 Pretrained: TypeAlias = Any  # a model (or its configuration) of transformers or peft, with their methods
-
-
-class MissingKeys(Protocol):
-    """Names that did not match, as `nn.Module.load_state_dict` returns them."""
-
-    @property
-    def missing_keys(self) -> list[str]: ...
-    @property
-    def unexpected_keys(self) -> list[str]: ...
 
 
 def save_weights(
@@ -149,14 +142,6 @@ def _as_it_is_now(model: nn.Module) -> nn.Module:
     return twin
 
 
-@dataclass(frozen=True, slots=True)
-class LoadResult:
-    """Names that did not match when weights were loaded, but for those that a file holds under another name."""
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
-
-
 def _each_once(model: nn.Module) -> dict[str, torch.Tensor]:
     """Returns the state of a plain module with tied weights under their first name, each in memory of its own."""
     state, seen = {}, set()
@@ -184,19 +169,13 @@ def _without_progress_bars() -> Iterator[None]:
             hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def into_whole_model(model: nn.Module, state_dict: Mapping[str, torch.Tensor]) -> MissingKeys:
-    """Loads weights that this process holds as a whole, and returns the names that did not match."""
-    result: MissingKeys = model.load_state_dict(state_dict, strict=False)
-    return result
-
-
 def load_weights(
     model: nn.Module,
     folder: Path,
     *,
     found: Mapping[str, torch.Tensor] | None = None,
-    load: Callable[[nn.Module, Mapping[str, torch.Tensor]], MissingKeys] = into_whole_model,
-) -> LoadResult:
+    load: Callable[[nn.Module, Mapping[str, torch.Tensor]], _IncompatibleKeys] = LOAD_WHOLE,
+) -> _IncompatibleKeys:
     """Loads weights into a model in place.
 
     Args:
@@ -213,7 +192,7 @@ def load_weights(
     """
     if is_adapter(model) and found is None:
         _load_adapter(model, folder)
-        return LoadResult([], [])
+        return _IncompatibleKeys([], [])
     state_dict = _read_all(folder) if found is None else dict(found)
     if not is_adapter(model):
         state_dict = _in_the_models_names(model, state_dict)
@@ -222,12 +201,12 @@ def load_weights(
     except RuntimeError as error:
         raise CheckpointError(f"The weights in {folder} do not fit {type(model).__name__}: {error}") from error
     if is_adapter(model):  # the weights that it adapts are not in a checkpoint
-        return LoadResult([], list(result.unexpected_keys))
+        return _IncompatibleKeys([], list(result.unexpected_keys))
     tie_weights: Callable[[], object] | None = getattr(model, "tie_weights", None)
     if result.missing_keys and tie_weights is not None:
         tie_weights()
     shared = _shared_names(model)
-    return LoadResult([name for name in result.missing_keys if name not in shared], list(result.unexpected_keys))
+    return _IncompatibleKeys([name for name in result.missing_keys if name not in shared], list(result.unexpected_keys))
 
 
 def _read_all(folder: Path) -> dict[str, torch.Tensor]:
@@ -239,7 +218,7 @@ def _read_all(folder: Path) -> dict[str, torch.Tensor]:
         )
     state_dict: dict[str, torch.Tensor] = {}
     for file in files:
-        state_dict |= _read(file)
+        state_dict |= read_file(file)
     return state_dict
 
 
@@ -291,7 +270,12 @@ def is_adapter(model: nn.Module) -> bool:
     return is_instance_of(model, "peft", "PeftModel")
 
 
-def _read(file: Path) -> dict[str, torch.Tensor]:
+def read_file(file: Path) -> dict[str, torch.Tensor]:
+    """Reads one file of weights, to the CPU.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
     try:
         if file.suffix == ".safetensors":
             return safetensors.torch.load_file(file, device="cpu")

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
 from trainwright._types import IGNORE_INDEX, PREFIX_CHECKPOINT_DIR, Nested, read_json
 from trainwright.checkpoint.retention import Keep, Saved, to_remove
-from trainwright.checkpoint.weights import MAX_INDEX_BYTES, SAFE_WEIGHTS_INDEX_NAME
+from trainwright.checkpoint.weights import MAX_INDEX_BYTES, SAFE_WEIGHTS_INDEX_NAME, read_file
 from trainwright.tensor_tree import map_nested, nested_concat, nested_numpify, nested_truncate
 
 SAME_TIME_S = 1.0  # file systems that keep no times show directories as made at once
@@ -195,11 +194,5 @@ def load_sharded_checkpoint(
             f"Unexpected: {', '.join(unexpected) or 'none'}. strict=False loads what fits."
         )
     for name in sorted(set(files.values())):
-        model.load_state_dict(_weights_in(Path(folder) / Path(name).name), strict=False)
+        model.load_state_dict(read_file(Path(folder) / Path(name).name), strict=False)
     return _IncompatibleKeys(missing, unexpected)
-
-
-def _weights_in(path: Path) -> dict[str, torch.Tensor]:
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    return torch.load(path, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]

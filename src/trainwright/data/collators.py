@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainwright._types import Batch, Item, is_instance_of
+from trainwright.data.columns import module_of
 
 
 def default_collator(processing_class: Any, pad_to_multiple_of: int | None = None) -> Callable[[list[Item]], Batch]:
@@ -29,13 +30,9 @@ def draws_random_numbers(collator: Any) -> bool:
     """Whether a collator may draw random numbers; only those known not to are trusted."""
     while hasattr(collator, "data_collator"):  # wrappers that drop columns, unpack groups, fill rows
         collator = collator.data_collator
-    name, module = getattr(collator, "__qualname__", type(collator).__qualname__), _module_of(collator)
+    name, module = getattr(collator, "__qualname__", type(collator).__qualname__), module_of(collator)
     known = {"default_data_collator", "DataCollatorWithPadding", "DefaultDataCollator", "default_collate"}
     return not (name in known and module.startswith(("transformers.", "torch.")))
-
-
-def _module_of(thing: object) -> str:
-    return str(getattr(thing, "__module__", None) or type(thing).__module__)
 
 
 def __getattr__(name: str) -> Any:

@@ -35,8 +35,12 @@ def is_own(collator: object) -> bool:
     """Whether the user wrote a collator: then it may read columns that the model does not take."""
     while isinstance(collator, functools.partial):
         collator = collator.func
-    module = getattr(collator, "__module__", None) or type(collator).__module__
-    return str(module).partition(".")[0] not in ("transformers", "torch", "trainwright")
+    return module_of(collator).partition(".")[0] not in ("transformers", "torch", "trainwright")
+
+
+def module_of(thing: object) -> str:
+    """Returns the name of the module that defines a function, or the class of an object."""
+    return str(getattr(thing, "__module__", None) or type(thing).__module__)
 
 
 def remove_unused(

@@ -18,7 +18,6 @@ from trainwright.data.samplers import Order, SamplerOrder, ShuffledOrder
 from trainwright.errors import DataError
 
 if TYPE_CHECKING:
-    from trainwright.data.balanced_batches import BatchRebalanceSampler
     from trainwright.data.length_sampler import LengthGroupedSampler
     from trainwright.data.lengths import Lengths
     from trainwright.data.streaming.lookahead_buffer import BatchFormer
@@ -62,7 +61,16 @@ def training_order(dataset: Any, plan: SamplingPlan) -> Sampler[Any] | None:
         grouped.length_column = plan.length_column
         return grouped
     if plan.strategy == "batch_rebalance":
-        return _rebalanced(dataset, plan)
+        from trainwright.data.balanced_batches import BatchRebalanceSampler
+
+        return BatchRebalanceSampler(
+            _lengths(dataset, plan).tolist(),
+            plan.batch_size * plan.micro_batches * plan.num_processes,
+            dp_size=plan.num_processes,
+            grad_accum=plan.micro_batches,
+            seed=plan.seed,
+            drop_last=plan.drop_last,
+        )
     return RandomSampler(dataset)
 
 
@@ -180,19 +188,6 @@ def _length_grouped_again(kind: OrderKind, dataset: Any) -> Order | None:
     sampler = LengthGroupedSampler(int(kind["batch_size"] or 1), lengths=lengths, model_input_name=str(kind["entry"]))
     sampler.length_column = None if column is None else str(column)
     return SamplerOrder(sampler, partial(_length_grouping, sampler))
-
-
-def _rebalanced(dataset: Any, plan: SamplingPlan) -> BatchRebalanceSampler:
-    from trainwright.data.balanced_batches import BatchRebalanceSampler
-
-    return BatchRebalanceSampler(
-        _lengths(dataset, plan).tolist(),
-        plan.batch_size * plan.micro_batches * plan.num_processes,
-        dp_size=plan.num_processes,
-        grad_accum=plan.micro_batches,
-        seed=plan.seed,
-        drop_last=plan.drop_last,
-    )
 
 
 def _lengths(dataset: Any, plan: SamplingPlan) -> Lengths:

@@ -114,7 +114,6 @@ class EpochBatches(Sampler[list[int]]):
         drop_last: leave out a last batch that is smaller, or that not every process could fill.
         worker_seed: base of the seeds that workers get with each batch; None leaves them alone.
         share: which part of the order is this process's; default all of it.
-        tells_epoch: batches say of which epoch they are.
     """
 
     def __init__(
@@ -125,7 +124,6 @@ class EpochBatches(Sampler[list[int]]):
         drop_last: bool = False,
         worker_seed: int | None = None,
         share: RankShare | None = None,
-        tells_epoch: bool = False,
     ) -> None:
         self.order = order
         self.batch_size = batch_size
@@ -133,7 +131,7 @@ class EpochBatches(Sampler[list[int]]):
         self.worker_seed = worker_seed
         self.share = RankShare(batch_size=batch_size) if share is None else share
         assert self.share.batch_size == batch_size
-        self.tells_epoch = tells_epoch
+        self.tells_epoch = False  # batches say of which epoch they are
         self.epoch = 0
         self.first_sample = 0
         self._drawn: Iterator[int] | None = None

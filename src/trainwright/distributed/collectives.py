@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from trainwright._types import IGNORE_INDEX
 from trainwright.errors import DataError
-from trainwright.tensor_tree import leaves, map_nested
+from trainwright.tensor_tree import map_nested, tensors_of
 
 T = TypeVar("T")
 Group = dist.ProcessGroup | None  # None: all processes
@@ -53,7 +53,7 @@ def gather(value: Any, device: torch.device, group: Group = None) -> Any:
     Raises:
         DataError: the processes have different structures.
     """
-    mine = _tensors(value)
+    mine = list(tensors_of(value))
     if not mine:
         return value
     layouts = gather_objects([(tuple(tensor.shape), tensor.dtype) for tensor in mine], group)
@@ -190,7 +190,3 @@ def _check_alike(layouts: list[list[tuple[tuple[int, ...], torch.dtype]]]) -> No
                 f"Processes bring different results to one collection: process 0 has (dimensions, type) {kinds[0]}, "
                 f"process {rank} has {kind}. Every process must give tensors of the same kinds in the same order."
             )
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]

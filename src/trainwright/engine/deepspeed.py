@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from trainwright._types import Optimizer, Prepared, Scheduler, StateDict
+from trainwright._types import Optimizer, Prepared, StateDict
 from trainwright.config import deepspeed_config as settings
 from trainwright.config import zero3_init
 from trainwright.config.plans import EnginePlan
@@ -68,6 +68,7 @@ class DeepSpeedEngine(DistributedEngine):
 
     def setup(self, model: nn.Module, *, make_optimizer: MakeOptimizer, make_scheduler: MakeScheduler) -> Prepared:
         import deepspeed
+        from accelerate.utils import DeepSpeedSchedulerWrapper
 
         model = self.unwrap(model)
         config = self._filled_in(model)
@@ -90,8 +91,10 @@ class DeepSpeedEngine(DistributedEngine):
         if self._fp32_master_weights is not None:
             deepspeed_state.set_masters(model, self._fp32_master_weights)
             self._fp32_master_weights = None
-        own_schedule = "scheduler" in config
-        scheduler = _EngineScheduler(schedule) if own_schedule else make_scheduler(deepspeed_state.inner(optimizer))
+        if "scheduler" in config:  # DeepSpeed's engine steps it
+            scheduler = DeepSpeedSchedulerWrapper(schedule, optimizer)
+        else:
+            scheduler = make_scheduler(deepspeed_state.inner(optimizer))
         self._was_applied = None
         return Prepared(self._train_engine, optimizer, scheduler)
 
@@ -231,36 +234,6 @@ class DeepSpeedEngine(DistributedEngine):
 
     def published_flags(self) -> dict[str, Any]:
         return {**super().published_flags(), "deepspeed": self._train_engine}
-
-
-class _EngineScheduler:
-    """A scheduler of DeepSpeed, which its engine steps.
-
-    Args:
-        schedule: DeepSpeed's object.
-    """
-
-    def __init__(self, schedule: Scheduler) -> None:
-        self._schedule = schedule
-
-    def step(self, *args: object) -> None:
-        """Does nothing: DeepSpeed's engine has stepped the scheduler."""
-
-    def get_last_lr(self) -> list[float]:
-        """Learning rates of the parameter groups."""
-        return list(self._schedule.get_last_lr())
-
-    def state_dict(self) -> StateDict:
-        """State of DeepSpeed's object."""
-        return dict(self._schedule.state_dict())
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Loads the state of DeepSpeed's object.
-
-        Args:
-            state: what `state_dict` returned.
-        """
-        self._schedule.load_state_dict(state)
 
 
 def _plugin(config: dict[str, Any], *, on_cpu: bool) -> DeepSpeedPlugin:

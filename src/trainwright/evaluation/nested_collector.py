@@ -12,7 +12,7 @@ import torch
 from trainwright._types import Nested
 from trainwright.errors import DataError
 from trainwright.evaluation.growing_array import ArrayStorage, GrowingArray
-from trainwright.tensor_tree import leaves, map_nested, nested_concat, nested_detach, nested_numpify
+from trainwright.tensor_tree import map_nested, nested_concat, nested_detach, nested_numpify, tensors_of
 
 
 class NestedCollector:
@@ -44,7 +44,7 @@ class NestedCollector:
     def add(self, batch: Nested) -> None:
         """Adds the values of a batch; they are detached."""
         self._waiting.append(nested_detach(batch))
-        on_device = any(leaf.device.type != "cpu" for leaf in _tensors(batch))
+        on_device = any(leaf.device.type != "cpu" for leaf in tensors_of(batch))
         if not on_device or (self._move_every is not None and len(self._waiting) >= self._move_every):
             self._move()
 
@@ -85,10 +85,6 @@ def _check_same_parts(before: list[str], now: list[str]) -> None:
             f"A batch of results has the parts {', '.join(now)} where earlier ones had {', '.join(before)}; they "
             "cannot be joined. Leave one out with ignore_keys, or set eval_do_concat_batches=False to get a list."
         )
-
-
-def _tensors(value: object) -> list[torch.Tensor]:
-    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def gather_results(value: object, gather_objects: Callable[[Nested], list[Nested]]) -> Nested:

@@ -16,7 +16,7 @@ from trainwright.evaluation.growing_array import ArrayStorage
 from trainwright.evaluation.nested_collector import NestedCollector
 from trainwright.evaluation.outputs import EvalLoopOutput, EvalPrediction
 from trainwright.evaluation.streaming_metrics import StreamingMetric, is_streaming
-from trainwright.hooks import Events, Gather
+from trainwright.hooks import Events
 from trainwright.loss_normalization import LossRule
 from trainwright.tensor_tree import map_nested
 
@@ -80,7 +80,7 @@ class EvalContext:
     model: nn.Module
     rule: LossRule
     events: Events
-    gather: Gather
+    gather: Callable[[Nested], Nested]
     total: Callable[[torch.Tensor], torch.Tensor]
     label_names: Sequence[str]
     device: torch.device | None = None

@@ -165,12 +165,8 @@ EXTERNAL_RATE = {"scale_parameter": False, "relative_step": False}
 
 
 def _bnb(kind: str, *, bits: int, **more: Any) -> OptimizerSpec:
-    fixed = {"optim_bits": bits, **more.pop("fixed", {})}
+    fixed = {"optim_bits": bits, **({"is_paged": more.pop("paged")} if "paged" in more else {})}
     return OptimizerSpec(path=f"bitsandbytes.optim:{kind}", package=BITSANDBYTES, fixed=fixed, **more)
-
-
-def _bnb_paged(kind: str, *, bits: int, paged: bool, **more: Any) -> OptimizerSpec:
-    return _bnb(kind, bits=bits, fixed={"is_paged": paged}, **more)
 
 
 def _galore(kind: str, *, layerwise: bool = False, limits: tuple[Limit, ...] = (), **more: Any) -> OptimizerSpec:
@@ -244,17 +240,17 @@ TORCH: dict[str, OptimizerSpec] = {
     ),
 }
 EIGHT_BIT: dict[str, OptimizerSpec] = {
-    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit"), _bnb_paged("AdamW", bits=8, paged=False, adam="always")),
-    "paged_adamw_32bit": _bnb_paged("AdamW", bits=32, paged=True, adam="always"),
-    "paged_adamw_8bit": _bnb_paged("AdamW", bits=8, paged=True, adam="always"),
-    "ademamix": _bnb_paged("AdEMAMix", bits=32, paged=False, adam="always", options=ADEMAMIX),
-    "ademamix_8bit": _bnb_paged("AdEMAMix", bits=8, paged=False, adam="always", options=ADEMAMIX),
-    "paged_ademamix_32bit": _bnb_paged("AdEMAMix", bits=32, paged=True, adam="always", options=ADEMAMIX),
-    "paged_ademamix_8bit": _bnb_paged("AdEMAMix", bits=8, paged=True, adam="always", options=ADEMAMIX),
-    "lion_32bit": _bnb_paged("Lion", bits=32, paged=False, adam="betas"),
-    "lion_8bit": _bnb_paged("Lion", bits=8, paged=False, adam="betas"),
-    "paged_lion_32bit": _bnb_paged("Lion", bits=32, paged=True, adam="betas"),
-    "paged_lion_8bit": _bnb_paged("Lion", bits=8, paged=True, adam="betas"),
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit"), _bnb("AdamW", bits=8, paged=False, adam="always")),
+    "paged_adamw_32bit": _bnb("AdamW", bits=32, paged=True, adam="always"),
+    "paged_adamw_8bit": _bnb("AdamW", bits=8, paged=True, adam="always"),
+    "ademamix": _bnb("AdEMAMix", bits=32, paged=False, adam="always", options=ADEMAMIX),
+    "ademamix_8bit": _bnb("AdEMAMix", bits=8, paged=False, adam="always", options=ADEMAMIX),
+    "paged_ademamix_32bit": _bnb("AdEMAMix", bits=32, paged=True, adam="always", options=ADEMAMIX),
+    "paged_ademamix_8bit": _bnb("AdEMAMix", bits=8, paged=True, adam="always", options=ADEMAMIX),
+    "lion_32bit": _bnb("Lion", bits=32, paged=False, adam="betas"),
+    "lion_8bit": _bnb("Lion", bits=8, paged=False, adam="betas"),
+    "paged_lion_32bit": _bnb("Lion", bits=32, paged=True, adam="betas"),
+    "paged_lion_8bit": _bnb("Lion", bits=8, paged=True, adam="betas"),
     **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_32bit"), _bnb("RMSprop", bits=32, options=RMSPROP)),
     "rmsprop_bnb_8bit": _bnb("RMSprop", bits=8, options=RMSPROP),
 }

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainwright import checks
+import torch
+
 from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
@@ -208,8 +210,7 @@ class Checkpointer:
             for rank, (states, where) in enumerate(every):
                 rng.save(folder / rng.file_name(rank, len(every)), states)
                 if where is not None:
-                    name = rng.file_name(rank, len(every), DATA_POSITION_NAME)
-                    training_state.save_data_position(where, folder / name)
+                    torch.save(where, folder / rng.file_name(rank, len(every), DATA_POSITION_NAME))
 
         if self.args.should_save:
             self.writer.sink.put((), write)  # nothing changes these states, so none is copied; they take a while

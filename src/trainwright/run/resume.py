@@ -18,6 +18,7 @@ from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.plans import OPEN_END, StepPlan
 from trainwright.data.cursor import Cursor, LoaderState, WindowSize, plan_resume
 from trainwright.data.loader import Loader
+from trainwright.data.seeding import seed_from
 from trainwright.engine.base import Engine
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
 from trainwright.optim import schedule_resume
@@ -321,7 +322,7 @@ def load_rng(folder: str, *, rank: int, num_processes: int, step: int) -> None:
     if path is not None:
         rng.restore(rng.load(path))
     elif rank > 0:
-        rng.derive(step, rank)
+        seed_from((step, rank))
     else:
         logger.warning("%s has no random states: draws will differ from the uninterrupted run's.", folder)
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from trainwright._types import Batch
-from trainwright.checkpoint.host_copy import tensors_of
 from trainwright.config import resolve
 from trainwright.engine.precision import supports_bf16
 from trainwright.errors import ArgumentError, ModelError
@@ -26,7 +25,7 @@ from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, Set
 from trainwright.preflight.memory.reductions import changes
 from trainwright.preflight.trainer_copy import copy_of, left_as_it_was
 from trainwright.run import build
-from trainwright.tensor_tree import find_batch_size
+from trainwright.tensor_tree import find_batch_size, tensors_of
 
 LOOKED_AT = 4  # batches, of which the largest counts
 COPIES = 5  # of the weights, that a measured step takes
