@@ -190,7 +190,7 @@ def read_json(path: str | Path, *, max_bytes: int) -> Any:
 
 
 def has_length(thing: object) -> TypeGuard[Any]:
-    """Whether `len(thing)` works; datasets that raise from `__len__` count as having none."""
+    """Returns True if `len(thing)` works; datasets that raise from `__len__` count as having none."""
     try:
         return len(thing) is not None  # type: ignore[arg-type]
     except (TypeError, AttributeError, NotImplementedError):

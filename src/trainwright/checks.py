@@ -1,4 +1,4 @@
-"""What is refused before step 1: models, data and settings that cannot do what was asked. Each with its cure."""
+"""Checks before step 1: models, data and settings that cannot do what was asked are refused, each with its cure."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def check_head(model: Any, base_model_names: Iterable[str]) -> None:
 def check_datasets(
     args: Any, train_dataset: Any, eval_dataset: Any, data_collator: Any, *, has_own_schedule: bool = False
 ) -> None:
-    """What can be known of the data when a trainer is made.
+    """Checks the data as far as possible when a trainer is made.
 
     Raises:
         DataError: no way to know how long to train, or nothing to evaluate on.
@@ -303,7 +303,7 @@ def check_ends_together(plan: StepPlan, chunk: int | None, num_processes: int) -
 
 
 def check_trainable(model: Any, mixed: str) -> None:
-    """Whether this model can be trained in this precision.
+    """Checks that this model can be trained in this precision.
 
     Raises:
         ModelError: fp16 weights with fp16 autocast, or quantised weights without an adapter.

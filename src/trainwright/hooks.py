@@ -1,4 +1,4 @@
-"""What a loop may ask of its owner. The trainer is the hooks: the loops call its most derived methods.
+"""Protocols of the objects that a loop calls. The trainer is the hooks: the loops call its most derived methods.
 
 These are the published names that subclasses override, so they keep the spelling of the outside world.
 """
@@ -15,7 +15,7 @@ from trainwright._types import Batch
 
 
 class TrainHooks(Protocol):
-    """What the training loop asks."""
+    """Methods of the trainer that the training loop calls."""
 
     current_gradient_accumulation_steps: int
 
@@ -48,7 +48,7 @@ class TrainHooks(Protocol):
 
 
 class SaveHooks(Protocol):
-    """What writing a checkpoint asks; the paths are those of the folder in which it is made."""
+    """Methods of the trainer that write the parts of a checkpoint into a folder."""
 
     model: Any
     optimizer: Any
@@ -61,7 +61,7 @@ class SaveHooks(Protocol):
 
 
 class EvalHooks(Protocol):
-    """What the evaluation loop asks."""
+    """Methods of the trainer that the evaluation loop calls."""
 
     def prediction_step(
         self, model: Any, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -71,7 +71,7 @@ class EvalHooks(Protocol):
 
 
 class Events(Protocol):
-    """How a loop tells the callbacks."""
+    """Dispatch of a loop's events to the callbacks."""
 
     def fire(self, event: str, run: Any, **kwargs: Any) -> None: ...
 
@@ -126,7 +126,7 @@ def definer(owner: object, name: str) -> type | None:
 
 
 def is_overridden(owner: object, *names: str) -> bool:
-    """Whether code outside of this package defines one of these methods, in a subclass or on the object itself.
+    """Returns True if code outside of this package defines one of these methods, in a subclass or on the object itself.
 
     Args:
         owner: a trainer.

@@ -30,7 +30,7 @@ def available_bytes() -> int:
 
 
 def is_process_alive(pid: int, *, began: float | None = None) -> bool:
-    """Whether a process of this machine runs. One that has ended and whose parent has not asked for it does not.
+    """Returns True if a process of this machine runs; one that has ended and was not waited for does not.
 
     Args:
         pid: number of the process.

@@ -122,7 +122,7 @@ class LossRule:
         return scaled if auxiliary is None else scaled - (self.num_processes - 1) * auxiliary
 
     def _auxiliary(self, outputs: Any) -> torch.Tensor | None:
-        """What the model added to its loss besides the one over labels."""
+        """Returns what the model added to its loss besides the one over labels."""
         if self.aux_coefficient == 0.0 or not isinstance(outputs, Mapping):
             return None
         auxiliary = outputs.get("aux_loss")

@@ -1,4 +1,4 @@
-"""What a model's class and signature tell: its labels, whether its loss counts items, whether it shifts labels.
+"""Facts that a model's class and signature tell: its labels, whether its loss counts items or shifts labels.
 
 Read once, when a trainer is made or a run starts. Nothing here runs the model or changes it.
 """
@@ -31,7 +31,7 @@ def core_model(model: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayout:
-    """How a model came in parts: processes for its layers, its data and its depth; None where it does not say."""
+    """Layout of a model that came in parts: processes for its layers, its data and its depth; None where unknown."""
 
     tp: int | None = None
     dp: int | None = None
@@ -53,7 +53,7 @@ def num_devices(model: Any) -> int:
 
 
 def has_sharded_parameters(model: Any) -> bool:
-    """Whether parameters are DTensors, of which each process holds a part."""
+    """Returns True if parameters are DTensors, of which each process holds a part."""
     parameters = model.parameters() if hasattr(model, "parameters") else ()
     return any(hasattr(parameter, "device_mesh") for parameter in parameters)
 
@@ -72,13 +72,13 @@ def find_label_names(model: Any) -> list[str]:
 
 
 def returns_loss_by_default(model: Any) -> bool:
-    """Whether `forward` computes a loss without labels (contrastive models: `return_loss=True` by default)."""
+    """Returns True if `forward` computes a loss without labels (contrastive models: `return_loss=True` by default)."""
     parameter = forward_parameters(model).get("return_loss")
     return parameter is not None and parameter.default is True
 
 
 def accepts_loss_kwargs(model: Any) -> bool:
-    """Whether `forward` takes `num_items_in_batch`: the model says so itself, or takes any keyword."""
+    """Returns True if `forward` takes `num_items_in_batch`: the model says so itself, or takes any keyword."""
     declared = getattr(core_model(model), "accepts_loss_kwargs", None)
     if declared is not None:
         return bool(declared)
@@ -90,7 +90,7 @@ _MEANS = {"CrossEntropyLoss", "BCEWithLogitsLoss", "BCELoss", "MSELoss", "L1Loss
 
 
 def ignores_item_count(model: Any) -> bool:
-    """Whether `forward` accepts `num_items_in_batch` like any other keyword and still returns a mean.
+    """Returns True if `forward` accepts `num_items_in_batch` like any other keyword and still returns a mean.
 
     So do the heads of BERT and T5: their code makes one of torch's mean losses, and uses neither the count nor the
     model's loss function, which would divide by it. So do classifiers on top of Llama, whose code calls that function
@@ -147,7 +147,7 @@ def uses_item_count(compute_loss: Callable[..., object]) -> bool:
 
 
 def shifts_labels(model: Any) -> bool:
-    """Whether the model's loss compares position i with label i + 1, so that label 0 is never a target.
+    """Returns True if the model's loss compares position i with label i + 1, so that label 0 is never a target.
 
     The loss function itself decides, not a declared loss type: a causal model without a declared type (GPT-2) falls
     back to the causal loss and shifts too.
@@ -167,7 +167,7 @@ def auxiliary_coefficient(model: Any) -> float:
 
 
 def is_causal_lm(model: Any) -> bool:
-    """Whether the logits at position i score token i + 1; label smoothing must shift then."""
+    """Returns True if the logits at position i score token i + 1; label smoothing must shift then."""
     name = type(core_model(model)).__name__
     encoder_decoder = getattr(getattr(core_model(model), "config", None), "is_encoder_decoder", False)
     return not encoder_decoder and name.endswith(("ForCausalLM", "LMHeadModel"))
@@ -179,7 +179,7 @@ def main_input_name(model: Any) -> str:
 
 
 def takes_any_input(model: Any) -> bool:
-    """Whether `forward` takes whatever a sample holds: a module of the user's own with `**kwargs`.
+    """Returns True if `forward` takes whatever a sample holds: a module of the user's own with `**kwargs`.
 
     transformers' models have `**kwargs` too, for attention kernels and the like; a column of text is none of these.
     """
@@ -189,7 +189,7 @@ def takes_any_input(model: Any) -> bool:
 
 
 def takes_argument(function: Any, name: str) -> bool:
-    """Whether a function (or an object with `__call__`) has a parameter of this name, or takes any keyword."""
+    """Returns True if a function (or an object with `__call__`) has a parameter of this name, or takes any keyword."""
     parameters = inspect.signature(function).parameters
     return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
@@ -217,7 +217,7 @@ def num_elements(parameter: nn.Parameter) -> int:
 
 
 def number_of_arguments(func: Any) -> int:
-    """How many arguments a function takes; of a partial one those that are not given yet."""
+    """Returns the number of arguments that a function takes; of a partial one those that are not given yet."""
     if isinstance(func, functools.partial):
         return len(inspect.signature(func.func).parameters) - len(func.args) - len(func.keywords)
     return len(inspect.signature(func).parameters)

@@ -132,7 +132,7 @@ class Seq2SeqTrainer(Trainer):
         return generation.prompted_task_of(batch, names, pad_token_id=self._pad_token_id())
 
     def _is_prompted(self, batch: Batch) -> bool:
-        """Whether the model continues its input, so that what it generates begins with it."""
+        """Returns True if the model continues its input, so that what it generates begins with it."""
         config = getattr(model_facts.core_model(self.model), "config", None)
         return config is not None and not getattr(config, "is_encoder_decoder", False) and "input_ids" in batch
 

@@ -291,7 +291,7 @@ def failures_named(root: Path) -> Iterator[None]:
 
 
 def _is_of_the_disk(error: Exception) -> bool:
-    """Whether an error means a full disk; writers in other languages have texts of their own."""
+    """Returns True if an error means a full disk; writers in other languages have texts of their own."""
     words = ("PytorchStreamWriter", "inline_container", "iostream", "I/O error", "IoError")
     return isinstance(error, OSError) or any(word in f"{type(error).__name__} {error}" for word in words)
 

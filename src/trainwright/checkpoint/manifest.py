@@ -174,10 +174,9 @@ def _problem_of_file(folder: Path, name: str, expected: FileEntry) -> str | None
 
 
 def is_outside(name: str) -> bool:
-    """Whether a path in a file of a checkpoint leads out of its directory, on any system."""
-    return any(
-        path.is_absolute() or path.drive or ".." in path.parts for path in (PurePosixPath(name), PureWindowsPath(name))
-    )
+    """Returns True if a path in a file of a checkpoint leads out of its directory, on any system."""
+    paths = PurePosixPath(name), PureWindowsPath(name)
+    return any(path.is_absolute() or path.drive or ".." in path.parts for path in paths)
 
 
 def links_that_leave(folder: Path) -> Iterator[str]:

@@ -119,7 +119,7 @@ def _as_a_whole(model: nn.Module | None) -> Iterator[None]:
 
 
 def _takes_its_weights(model: nn.Module) -> bool:
-    """Whether `save_pretrained` is transformers' own, and writes the given weights and not the model's."""
+    """Returns True if `save_pretrained` is transformers' own, and writes the given weights and not the model's."""
     cls = optional_class("transformers", "PreTrainedModel")
     own = getattr(cls, "save_pretrained", None)
     reads_the_model = ("hf_quantizer", "_hf_peft_config_loaded", "hf_device_map")
@@ -266,7 +266,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def is_adapter(model: nn.Module) -> bool:
-    """Whether a model is one of peft."""
+    """Returns True if a model is one of peft."""
     return is_instance_of(model, "peft", "PeftModel")
 
 

@@ -27,7 +27,7 @@ def default_collator(processing_class: Any, pad_to_multiple_of: int | None = Non
 
 
 def draws_random_numbers(collator: Any) -> bool:
-    """Whether a collator may draw random numbers; only those known not to are trusted."""
+    """Returns True if a collator may draw random numbers; only those known not to are trusted."""
     while hasattr(collator, "data_collator"):  # wrappers that drop columns, unpack groups, fill rows
         collator = collator.data_collator
     name, module = getattr(collator, "__qualname__", type(collator).__qualname__), module_of(collator)

@@ -21,18 +21,18 @@ module_logger = logging.getLogger(__name__)
 
 
 def is_columnar(dataset: object) -> bool:
-    """Whether this is a `datasets.Dataset`, whose columns can be removed before anything is read."""
+    """Returns True if this is a `datasets.Dataset`, whose columns can be removed before anything is read."""
     cls = optional_class("datasets", "Dataset")
     return cls is not None and isinstance(dataset, cls)
 
 
 def has_transform(dataset: Any) -> bool:
-    """Whether samples are made on the fly (`with_transform`) from columns that the model need not take itself."""
+    """Returns True if samples are made on the fly (`with_transform`), of columns that the model need not take."""
     return bool(dataset.format["type"] == "custom")
 
 
 def is_own(collator: object) -> bool:
-    """Whether the user wrote a collator: then it may read columns that the model does not take."""
+    """Returns True if the user wrote a collator: then it may read columns that the model does not take."""
     while isinstance(collator, functools.partial):
         collator = collator.func
     return module_of(collator).partition(".")[0] not in ("transformers", "torch", "trainwright")

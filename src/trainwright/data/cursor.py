@@ -85,7 +85,7 @@ class Cursor:
 
 @dataclass(slots=True, kw_only=True)
 class LoaderState:
-    """What a checkpoint keeps of a loader besides the cursor, on each process.
+    """State of a loader that a checkpoint keeps besides the cursor, on each process.
 
     Attributes:
         epoch_start: python's, numpy's and torch's states from before anything of this epoch was drawn, its order first.
@@ -192,7 +192,7 @@ def check_same_data(cursor: Cursor, num_samples: int | None, unit: str | None = 
 
 
 def is_same_order(before: OrderKind, now: OrderKind) -> bool:
-    """Whether two kinds of order give the same samples for the same seed."""
+    """Returns True if two kinds of order give the same samples for the same seed."""
     names = (before.keys() | now.keys()).difference(ORIGINS)
     return all(before.get(name) == now.get(name) for name in names)
 

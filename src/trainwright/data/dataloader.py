@@ -115,7 +115,7 @@ def _share(plan: LoaderPlan) -> RankShare:
 
 
 def _options(plan: LoaderPlan) -> dict[str, Any]:
-    """What torch's DataLoader takes besides the data, their order and the collator."""
+    """Returns the keywords of torch's DataLoader besides the data, their order and the collator."""
     seeds = {"num_workers": plan.workers, "rank": plan.rank} if plan.is_training else {}
     if plan.workers > 0:
         end_workers_at_exit()

@@ -1,4 +1,4 @@
-"""How long each sample of a dataset is: from a column of lengths, from Arrow's offsets, or asked by index."""
+"""Lengths of the samples of a dataset: from a column of lengths, from Arrow's offsets, or asked by index."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class Loader:
         return self.position.cursor(epoch + 1, 0) if is_end else self.position.cursor(epoch, batches)
 
     def state(self) -> LoaderState:
-        """What a checkpoint keeps of this process besides the cursor."""
+        """Returns what a checkpoint keeps of this process besides the cursor."""
         return LoaderState(
             epoch_start=self._epoch_start, before_ahead=self._before_ahead, position=self.position.state()
         )
@@ -176,7 +176,7 @@ class Loader:
 
 
 def may_draw_in_this_process(dataloader: object) -> bool:
-    """Whether fetching a batch may draw random numbers of this process; only what is known not to is trusted."""
+    """Returns True if fetching a batch may draw random numbers of this process; unknown kinds count as drawing."""
     if not isinstance(dataloader, DataLoader):
         return True
     if dataloader.num_workers > 0:
@@ -185,7 +185,7 @@ def may_draw_in_this_process(dataloader: object) -> bool:
 
 
 def seeds_this_process(dataloader: Any) -> bool:
-    """Whether fetching seeds the generators of this process for each sample, so that they must be put back."""
+    """Returns True if fetching seeds the generators of this process for each sample, so that they must be put back."""
     dataset = getattr(dataloader, "dataset", None)
     seeds = isinstance(dataset, SeededItems)
     if isinstance(dataset, IterableDataset):

@@ -77,7 +77,7 @@ class LoaderPosition(ABC):
         """The position after some batches of an epoch; 0 for the beginning of one."""
 
     def state(self) -> State | None:
-        """What a checkpoint keeps beside the cursor, by the kind of position; None where the cursor says it all."""
+        """Returns what a checkpoint keeps beside the cursor, by the kind of position; None: nothing."""
         return None
 
     def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: Any) -> str:

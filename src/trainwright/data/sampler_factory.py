@@ -75,7 +75,7 @@ def training_order(dataset: Any, plan: SamplingPlan) -> Sampler[Any] | None:
 
 
 def stream_former(dataset: object, plan: SamplingPlan) -> BatchFormer | None:
-    """What forms batches of a stream by length; None where the plan does not ask for it.
+    """Returns what forms batches of a stream by length; None where the plan does not ask for it.
 
     Args:
         dataset: of training samples.

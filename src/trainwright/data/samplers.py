@@ -139,7 +139,7 @@ class EpochBatches(Sampler[list[int]]):
 
     @property
     def sampler(self) -> Any:
-        """What the order was made from; torch's DataLoader and others look for it here."""
+        """Sampler that the order was made from; torch's DataLoader and others look for it here."""
         return getattr(self.order, "sampler", self.order)
 
     def seek(self, epoch: int, first_sample: int = 0) -> None:
@@ -168,7 +168,7 @@ class EpochBatches(Sampler[list[int]]):
         return self.share.num_batches(max(len(self.order) - first_sample, 0), drop_last=self.drop_last)
 
     def last_part(self, first_sample: int = 0) -> ChunkPart | None:
-        """What the last batch holds of a tail that the processes share unevenly; None where all batches are full."""
+        """Returns this process's part of a tail that is shared unevenly; None where all batches are full."""
         rest = max(len(self.order) - first_sample, 0) % self.share.chunk_size
         if rest == 0 or self.drop_last or self.share.num_processes == 1:
             return None

@@ -1,4 +1,4 @@
-"""Which samples of an order belong to which process. Pure arithmetic; reads no data, sends no messages.
+"""Shares of an order: the samples of each process. Pure arithmetic; reads no data, sends no messages.
 
 An order is cut into chunks of `num_processes * batch_size` samples, and process r takes part r of each chunk. Example,
 two processes with batches of 3 over the order 0..13: chunks 0-5 and 6-11 are full, so process 0 trains on 012, 678 and

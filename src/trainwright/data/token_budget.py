@@ -83,7 +83,7 @@ def _classes(lengths: Lengths) -> Lengths:
 
 
 def _cuts(widths: Lengths, max_tokens: int) -> NDArray[np.int64]:
-    """Where batches begin in samples sorted by width, widest first."""
+    """Returns the first positions of batches in samples sorted by width, widest first."""
     starts, position = [], 0
     while position < len(widths):
         starts.append(position)

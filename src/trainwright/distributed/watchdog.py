@@ -63,7 +63,7 @@ class Watchdog:
 
     @property
     def is_shared(self) -> bool:
-        """Whether there are other ranks."""
+        """True if there are other ranks."""
         return self._store is not None
 
     # -- called by the thread that trains ------------------------------------------------------------------------

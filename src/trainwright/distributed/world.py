@@ -29,7 +29,7 @@ TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
 
 
 class ParallelMode(Enum):
-    """How the devices of a run work together."""
+    """Cooperation of the devices of a run."""
 
     NOT_PARALLEL = "not_parallel"  # one device
     NOT_DISTRIBUTED = "not_distributed"  # several devices, one process
@@ -108,7 +108,7 @@ class World:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there is one process per device; of a single process, only where there is an accelerator."""
+        """True if there is one process per device; of a single process, only where there is an accelerator."""
         return self.world_size > 1 or (self.launched and not self.use_cpu and _accelerator()[0] is not None)
 
     @cached_property
@@ -142,7 +142,7 @@ class World:
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        """How the devices of the run work together."""
+        """Cooperation of the devices of this run."""
         return self.mode_with(self.n_gpu)
 
     def mode_with(self, num_devices: int) -> ParallelMode:
@@ -222,12 +222,12 @@ def of_slurm(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def launcher_keeps_the_store() -> bool:
-    """Whether torchrun hosts the store of the process group, and may restart the processes with the same store."""
+    """Returns True if torchrun hosts the store of the process group, and may restart processes with the same one."""
     return is_true(os.environ.get("TORCHELASTIC_USE_AGENT_STORE"))
 
 
 def is_true(word: str | None) -> bool:
-    """Whether the value of an environment variable means true."""
+    """Returns True if the value of an environment variable means true."""
     return word is not None and word.strip().lower() in TRUE_WORDS
 
 

@@ -226,19 +226,19 @@ class Engine:
 
     @property
     def trains_bare(self) -> bool:
-        """Whether a model can be run and differentiated before `setup`, as the rehearsal of a step does."""
+        """True if a model can be run and differentiated before `setup`, as the rehearsal of a step does."""
         return False
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     @property
     def holds_parts(self) -> bool:
-        """Whether this process has only a part of each parameter."""
+        """True if this process has only a part of each parameter."""
         return False
 
     @property
     def writes_parts(self) -> bool:
-        """Whether checkpoints are sharded, so that each process writes its part of model and optimizer."""
+        """True if checkpoints are sharded, so that each process writes its part of model and optimizer."""
         return False
 
     def save_parts(self, folder: Path, optimizer: Optimizer | None, *, put: Callable[..., None]) -> None:
@@ -405,7 +405,7 @@ class Engine:
         return None if peak is None else peak * self.num_processes
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an error says that the device's memory is full, so that a smaller batch might fit.
+        """Returns True if an error says that the device's memory is full, so that a smaller batch might fit.
 
         Args:
             error: what was raised.

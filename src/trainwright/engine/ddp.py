@@ -53,7 +53,7 @@ class DDPEngine(DistributedEngine):
 
 
 def finds_unused(model: nn.Module, plan: DDPPlan) -> bool:
-    """Whether DDP looks for parameters that a backward pass does not reach; recomputed activations do not allow it.
+    """Returns True if DDP looks for parameters that a backward pass does not reach, which recomputation does not allow.
 
     Args:
         model: the user's model.
@@ -65,7 +65,7 @@ def finds_unused(model: nn.Module, plan: DDPPlan) -> bool:
 
 
 def _recomputes_activations(model: nn.Module) -> bool:
-    """Whether a model of transformers recomputes activations; its own property for that is deprecated."""
+    """Returns True if a model of transformers recomputes activations; its own property for that is deprecated."""
     return any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
 
 

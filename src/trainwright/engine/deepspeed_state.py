@@ -27,7 +27,7 @@ def inner(optimizer: Optimizer) -> Optimizer:
 
 
 def is_partitioned(module: nn.Module) -> bool:
-    """Whether parameters are partitioned over processes (ZeRO-3).
+    """Returns True if parameters are partitioned over processes (ZeRO-3).
 
     Args:
         module: the user's model.

@@ -109,12 +109,12 @@ PEAK_FLOPS = {
 
 
 def supports_bf16(device: torch.device) -> bool | None:
-    """Whether a device computes in bf16; None where it cannot be asked."""
+    """Returns True if a device computes in bf16; None where it cannot be asked."""
     return torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else None
 
 
 def supports_tf32(device: torch.device) -> bool | None:
-    """Whether a device has TF32, NVIDIA's since Ampere (compute capability 8.0)."""
+    """Returns True if a device has TF32, NVIDIA's since Ampere (compute capability 8.0)."""
     return torch.cuda.get_device_capability(device) >= (8, 0) if device.type == "cuda" else False
 
 

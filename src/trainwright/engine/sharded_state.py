@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 
 from trainwright._types import Optimizer, StateDict
@@ -83,14 +84,14 @@ def _dress(outer: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 def _write(state: StateDict, folder: Path, group: dist.ProcessGroup | None) -> None:
     try:
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), process_group=group)
+        save_shards(state, storage_writer=FileSystemWriter(folder), process_group=group)
     except CheckpointException as error:  # torch's is no Exception; the first failure is, in all processes
         first, _ = next(iter(error.failures.values()))
         raise first from None
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a checkpoint has a sharded model.
+    """Returns True if a checkpoint has a sharded model.
 
     Args:
         folder: the checkpoint.
@@ -99,7 +100,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def has_optimizer(folder: Path) -> bool:
-    """Whether a checkpoint has a sharded optimizer.
+    """Returns True if a checkpoint has a sharded optimizer.
 
     Args:
         folder: the checkpoint.

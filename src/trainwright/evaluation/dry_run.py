@@ -74,5 +74,5 @@ class Guarded:
             raise
 
     def may_work_on_more(self, error: Exception) -> bool:
-        """Whether an error is the metric's and may come from the small size of one batch."""
+        """Returns True if an error is the metric's and may come from the small size of one batch."""
         return error is self.error and not isinstance(error, HOPELESS)

@@ -153,7 +153,7 @@ def _mask_of(batch: Batch, pad_token_id: int) -> torch.Tensor:
 
 
 def _repeats(ids: torch.Tensor, labels: torch.Tensor) -> bool:
-    """Whether the labels are those of the input itself, -100 where there is none."""
+    """Returns True if the labels are those of the input itself, -100 where there is none."""
     if ids.shape != labels.shape:
         return False
     counts = labels.ne(IGNORE_INDEX)

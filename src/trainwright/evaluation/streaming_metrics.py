@@ -21,7 +21,7 @@ REFERENCES = ("references", "target", "targets", "labels", "label_ids", "y_true"
 
 
 def is_streaming(metric: object) -> bool:
-    """Whether a metric has a state of its own, and is no function of an EvalPrediction."""
+    """Returns True if a metric has a state of its own, and is no function of an EvalPrediction."""
     feeds = callable(getattr(metric, "update", None)) or callable(getattr(metric, "add_batch", None))
     return feeds and callable(getattr(metric, "compute", None)) and not isinstance(metric, type)
 
@@ -47,7 +47,7 @@ class StreamingMetric:
 
     @property
     def adds_processes_up(self) -> bool:
-        """Whether `compute` itself combines the processes, so that each adds its own batches."""
+        """True if `compute` itself combines the processes, so that each adds its own batches."""
         parts = [*self._metric.values()] if isinstance(self._metric, torch.nn.ModuleDict) else [self._metric]
         return bool(parts) and all(callable(getattr(part, "sync", None)) for part in parts)
 

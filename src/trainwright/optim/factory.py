@@ -50,7 +50,7 @@ def build_optimizer(
 
 
 def is_optimizer_factory(optimizer_cls_or_factory: object) -> bool:
-    """Whether the value makes an optimizer from a whole model: any but a class of optimizers."""
+    """Returns True if the value makes an optimizer from a whole model: any but a class of optimizers."""
     return not (
         isinstance(optimizer_cls_or_factory, type) and issubclass(optimizer_cls_or_factory, torch.optim.Optimizer)
     )

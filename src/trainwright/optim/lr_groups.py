@@ -35,7 +35,7 @@ _NUMBERED = re.compile(r"^(.*?)\.?(?<![^.])(\d+)\.")  # what is before the first
 
 
 def is_asked_for(args: Arguments) -> bool:
-    """Whether `args` set a rate for single parameters; arguments of transformers, which lack both fields, never do."""
+    """Returns True if `args` set a rate for single parameters; arguments of transformers lack both fields."""
     decay = getattr(args, "layerwise_lr_decay", None)
     return bool(getattr(args, "lr_groups", None)) or decay not in (None, 1, 1.0)
 

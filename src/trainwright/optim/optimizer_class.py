@@ -65,7 +65,7 @@ def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) 
 
 
 def steps_in_backward(args: Arguments) -> bool:
-    """Whether the optimizer that `args.optim` names updates weights while gradients are still being computed."""
+    """Returns True if the optimizer that `args.optim` names updates weights while gradients are computed."""
     return one_process in spec_of(args)[1].limits
 
 
@@ -78,7 +78,7 @@ def spec_of(args: Arguments) -> tuple[str, OptimizerSpec]:
 
 
 def depends_on_the_model(spec: OptimizerSpec) -> bool:
-    """Whether the arguments hold groups of the model's parameters, or the model itself."""
+    """Returns True if the arguments hold groups of the model's parameters, or the model itself."""
     return spec.whole_model or bool(spec.projects) or spec.path.endswith(":MuonWithAdamW")
 
 

@@ -20,7 +20,7 @@ Targets = str | Sequence[str]
 def check_target_module_exists(
     optim_target_modules: Targets, key: str, return_is_regex: bool = False
 ) -> bool | tuple[bool, bool]:
-    """Whether the module named `key` is a target.
+    """Returns True if the module named `key` is a target.
 
     Args:
         optim_target_modules: a pattern for the whole name, or a list of names, parts of names, and patterns.
@@ -32,7 +32,7 @@ def check_target_module_exists(
 
 
 def _fits(targets: Targets, key: str) -> tuple[bool, bool]:
-    """Whether a name is a target, and whether only a pattern fits."""
+    """Returns two bools: the name is a target; only a pattern fits it."""
     if isinstance(targets, str):
         return re.fullmatch(targets, key) is not None, targets != key
     if any(target in key for target in targets):

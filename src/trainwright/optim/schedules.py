@@ -117,7 +117,7 @@ def _check_options(name: str, options: Mapping[str, object]) -> None:
 
 
 def follows_metrics(scheduler: object) -> bool:
-    """Whether a schedule is driven by evaluation results, `step(metric)`, and not by optimizer steps."""
+    """Returns True if a schedule is driven by evaluation results, `step(metric)`, and not by optimizer steps."""
     return isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "GreedyLR"
 
 

@@ -20,7 +20,7 @@ MASK = "attention_mask"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingLayout:
-    """How a model is told where samples begin.
+    """Form in which a model learns where samples begin.
 
     Attributes:
         form: "positions": by position ids that restart, from which transformers makes its masks; "blocks": by a mask

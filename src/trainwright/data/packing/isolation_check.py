@@ -1,4 +1,4 @@
-"""Whether a model keeps the samples of a packed row apart, and by which layout: found out by running it.
+"""Isolation check: the layout by which a model keeps the samples of a packed row apart, found by running it.
 
 Before step 1 the model is run once on packed rows of random tokens and once on each of their samples alone. The first
 layout with which all logits agree is taken. If there is none, the samples would see each other, and packing is refused.

@@ -49,7 +49,7 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """What becomes a batch on each process.
+    """Part of a stream that becomes a batch on each process.
 
     Attributes:
         length: things that are shared out: items, or batches where they are formed by length.

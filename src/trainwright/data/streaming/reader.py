@@ -94,12 +94,12 @@ class StreamItems(IterableDataset[BatchItems]):
 
     @property
     def chunk_size(self) -> int:
-        """What a batch of all processes adds to the position."""
+        """Number by which a batch of all processes advances the position."""
         return self.share.chunk_size * self.split.num_parts
 
     @property
     def is_counted(self) -> bool:
-        """Whether the number of batches follows from the number of items."""
+        """True if the number of batches follows from the number of items."""
         return self.former is None and self.split.is_whole
 
     @property

@@ -26,7 +26,7 @@ NOTHING_MORE: tuple[Batch | None, BatchOrigin | None] = (None, None)
 
 
 class RankExchange(Protocol):
-    """What the processes tell each other; all call these at the same place."""
+    """Collective operations between the processes; all call these at the same place."""
 
     def gather_counts(self, count: int) -> list[int]: ...
     def gather_objects(self, value: T) -> list[T]: ...

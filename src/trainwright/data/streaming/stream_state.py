@@ -19,14 +19,14 @@ from trainwright.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which part of a stream this process reads: the whole of it, unless the user split it between the processes."""
+    """Part of a stream that this process reads: the whole of it, unless the user split it between the processes."""
 
     rank: int = 0
     num_parts: int = 1
 
     @property
     def is_whole(self) -> bool:
-        """Whether each process reads the whole stream."""
+        """True if each process reads the whole stream."""
         return self.num_parts == 1
 
     @property
@@ -72,7 +72,7 @@ class StreamPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOrigin:
-    """Where in a stream a batch comes from.
+    """Origin of a batch in a stream.
 
     Attributes:
         size: what it adds to the position, over all processes; over this one as long as only it is known.
@@ -99,7 +99,7 @@ class BatchItems(list[Item]):
 
 @dataclass(slots=True, kw_only=True)
 class EpochProgress:
-    """What of an epoch is trained, and what is needed to go on behind it. Plain values: it lies in checkpoints.
+    """Trained part of an epoch, and the places from which reading resumes. Plain values: it lies in checkpoints.
 
     Attributes:
         samples: over all processes and workers; batches where they are formed by length.
@@ -162,7 +162,7 @@ class EpochProgress:
 
 
 def progress_at(samples: int, saved: Mapping[str, Any] | None, split: Split) -> EpochProgress:
-    """What of an epoch is trained at a position: as this process saved it, or as far as the samples tell.
+    """Returns the trained part of an epoch at a position: as this process saved it, or as far as the samples tell.
 
     Args:
         samples: of the cursor.
@@ -195,12 +195,12 @@ def _raise_unknown(split: Split) -> NoReturn:
 
 
 def is_hf_stream(dataset: object) -> bool:
-    """Whether a dataset is a `datasets.IterableDataset`."""
+    """Returns True if a dataset is a `datasets.IterableDataset`."""
     return is_instance_of(dataset, "datasets", "IterableDataset")
 
 
 def check_is_whole(dataset: object, num_processes: int, *, purpose: str) -> None:
-    """Where every process reads the same items and takes its part of them, a part must not be one already.
+    """Checks that a stream, of which each process takes its part, was not split before.
 
     Args:
         dataset: a stream.
@@ -244,7 +244,7 @@ def _split_of(dataset: object) -> Split:
 
 
 def keeps_state(dataset: object) -> bool:
-    """Whether a dataset can tell where it stands and go on from there, with nothing lost.
+    """Returns True if a dataset can tell where it stands and go on from there, with nothing lost.
 
     A `datasets` stream with a shuffle buffer loses what is in the buffer, so it is read again.
     """
