@@ -207,8 +207,13 @@ def num_parameters_without_embeddings(model: nn.Module) -> int:
         return 0
     if not any(num_elements(p) != p.numel() for p in model.parameters()):
         return int(count(exclude_embeddings=True))
-    embeddings = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+    embeddings = embedding_ids(model)
     return sum(num_elements(p) for p in model.parameters() if id(p) not in embeddings)
+
+
+def embedding_ids(model: nn.Module) -> set[int]:
+    """Returns the `id` of each parameter of an embedding."""
+    return {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
 
 
 def num_elements(parameter: nn.Parameter) -> int:

@@ -127,14 +127,11 @@ class Seq2SeqTrainer(Trainer):
 
     def _task_of(self, batch: Batch) -> generation.Task:
         names = self.label_names or []
-        if not self._is_prompted(batch):
+        config = getattr(model_facts.core_model(self.model), "config", None)
+        # A decoder-only model continues its input, so that what it generates begins with it.
+        if config is None or getattr(config, "is_encoder_decoder", False) or "input_ids" not in batch:
             return generation.task_of(batch, names)
         return generation.prompted_task_of(batch, names, pad_token_id=self._pad_token_id())
-
-    def _is_prompted(self, batch: Batch) -> bool:
-        """Returns True if the model continues its input, so that what it generates begins with it."""
-        config = getattr(model_facts.core_model(self.model), "config", None)
-        return config is not None and not getattr(config, "is_encoder_decoder", False) and "input_ids" in batch
 
     def _settings_for(self, task: generation.Task, asked: dict[str, Any]) -> dict[str, Any]:
         """Keywords of `generate`: what was asked, and what it would otherwise have to guess."""

@@ -120,11 +120,12 @@ class CheckpointStore:
     def _left_over(self) -> list[tuple[Path, re.Match[str]]]:
         """Returns the directories that dead processes of this machine left beside the checkpoints."""
         names = [(path, _BESIDE.match(path.name)) for path in (self.root.iterdir() if self.root.is_dir() else ())]
-        here, used = socket.gethostname(), _IN_USE
+        here, own = socket.gethostname(), os.getpid()
+        ours = [(path, match) for path, match in names if match and match["host"] == here]
         return [
             (path, match)
-            for path, match in names
-            if match and match["host"] == here and not _is_of_other(int(match["pid"])) and path.absolute() not in used
+            for path, match in ours
+            if path.absolute() not in _IN_USE and (int(match["pid"]) == own or not is_process_alive(int(match["pid"])))
         ]
 
     def latest(self) -> Path | None:
@@ -206,12 +207,11 @@ def _merge(source: Path, target: Path) -> None:
 
 def _flush(folder: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
-        _flush_directory(path) if path.is_dir() else _flush_file(path)
-
-
-def _flush_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+        if path.is_dir():
+            _flush_directory(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
 
 def _flush_directory(path: Path) -> None:
@@ -222,10 +222,6 @@ def _flush_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _is_of_other(pid: int) -> bool:
-    return pid != os.getpid() and is_process_alive(pid)
 
 
 # Small files save nothing worth having, and they are the ones that people edit in place.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch.optim import Optimizer
@@ -20,10 +20,8 @@ from trainwright._types import (
 )
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.rng import numpy_globals
+from trainwright.config.protocol import Arguments
 from trainwright.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
 
 
 class Stateful(Protocol):

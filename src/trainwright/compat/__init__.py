@@ -1,10 +1,150 @@
-"""Other libraries on Trainwright: what they import from transformers is ours. See `transformers.py`.
+"""Puts Trainwright's public names where transformers exports its own.
 
-`helpers.py` has the original's helpers that nothing of ours calls.
+Libraries written for transformers' trainer run on this one then. Nothing else of transformers changes, and it can be
+undone. A library takes a name when it is imported, so `install()` comes first:
+
+    import trainwright.compat
+    trainwright.compat.install()
+    from trl import SFTTrainer      # a subclass of trainwright.Trainer now
 """
 
 from __future__ import annotations
 
-from trainwright.compat.transformers import Installed, install, uninstall
+import importlib
+import logging
+import sys
+import warnings
+from dataclasses import dataclass, field
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING
+
+import trainwright
+from trainwright.errors import TrainwrightWarning
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Installed", "install", "uninstall"]
+
+logger = logging.getLogger(__name__)
+
+# Where transformers keeps its trainer, from the module that everybody imports to those of its parts.
+MODULES = (
+    "transformers",
+    "transformers.trainer",
+    "transformers.trainer_callback",
+    "transformers.trainer_jit_checkpoint",
+    "transformers.trainer_optimizer",
+    "transformers.trainer_pt_utils",
+    "transformers.trainer_seq2seq",
+    "transformers.trainer_utils",
+    "transformers.training_args",
+    "transformers.training_args_seq2seq",
+    "transformers.hf_argparser",
+    "transformers.debug_utils",
+    "transformers.integrations",
+    "transformers.integrations.integration_utils",
+)
+_ABSENT = object()
+_TELLING = ("Trainer", "Seq2SeqTrainer", "TrainingArguments", "Seq2SeqTrainingArguments")
+
+
+@dataclass
+class Installed:
+    """Record of the names that `install()` replaced; undone by `undo()`, or at the end of a `with` block.
+
+    Attributes:
+        replaced: full names, such as "transformers.trainer.Trainer", in the order of replacement.
+    """
+
+    replaced: list[str] = field(default_factory=list)
+    _before: list[tuple[ModuleType, str, object]] = field(default_factory=list, repr=False)
+
+    def undo(self) -> None:
+        """Puts transformers' own names back. Classes that were derived from ours meanwhile stay what they are."""
+        global _installed
+        for module, name, value in reversed(self._before):
+            if value is _ABSENT:
+                vars(module).pop(name, None)
+            else:
+                setattr(module, name, value)
+        self._before = []
+        if _installed is self:
+            _installed = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+    def _replace(self, module: ModuleType, name: str, value: object) -> None:
+        self._before.append((module, name, vars(module).get(name, _ABSENT)))
+        setattr(module, name, value)
+        self.replaced.append(f"{module.__name__}.{name}")
+
+
+_installed: Installed | None = None
+
+
+def install() -> Installed:
+    """Puts our public classes and functions where transformers has its own. A second call changes nothing more.
+
+    Returns:
+        What was replaced; its `undo()` puts everything back.
+
+    Warns:
+        TrainwrightWarning: a library that is imported already holds transformers' trainer and keeps it.
+    """
+    global _installed
+    if _installed is not None:
+        return _installed
+    modules = [module for module in map(_module, MODULES) if module is not None]
+    _warn_of_those_who_came_before(modules)
+    done = Installed()
+    for module in modules:
+        for name in trainwright.__all__:
+            if name.startswith("__") or not hasattr(module, name):
+                continue
+            ours = getattr(trainwright, name)
+            if getattr(module, name) is not ours:
+                done._replace(module, name, ours)
+    logger.info("trainwright.compat replaced %d names: %s", len(done.replaced), ", ".join(done.replaced))
+    _installed = done
+    return done
+
+
+def uninstall() -> None:
+    """Undoes `install()`; nothing happens without one."""
+    if _installed is not None:
+        _installed.undo()
+
+
+def _module(name: str) -> ModuleType | None:
+    """A module of transformers; None where this version has none of that name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.startswith(error.name):
+            return None
+        raise
+
+
+def _warn_of_those_who_came_before(modules: list[ModuleType]) -> None:
+    theirs = {id(value) for m in modules for n in _TELLING if (value := vars(m).get(n)) is not None}
+    holders = sorted(
+        name
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] not in ("transformers", "trainwright", "__main__")
+        and any(id(vars(module).get(telling)) in theirs for telling in _TELLING)
+    )
+    if holders:
+        warnings.warn(
+            f"trainwright.compat.install() came too late for {', '.join(holders)}: imported before, they keep "
+            "transformers' trainer. Call install() before importing them, or start the script with "
+            "`python -m trainwright.compat script.py`.",
+            TrainwrightWarning,
+            stacklevel=3,
+        )

@@ -6,7 +6,7 @@ import os
 import runpy
 import sys
 
-from trainwright.compat.transformers import install
+from trainwright.compat import install
 
 USAGE = "usage: python -m trainwright.compat (script.py | -m module) [arguments ...]"
 

@@ -137,18 +137,18 @@ class RemoveColumnsCollator:
 def _say(
     unused: Sequence[str], model_name: str, description: str | None, logger: logging.Logger | None, *, for_own: bool
 ) -> None:
-    if for_own and unused and logger is not None:
-        logger.info(
-            "%s.forward does not take these columns of the %s data: %s. Your data_collator gets them where it asks "
-            "for them by name; what goes through a sample does not find them, except with remove_unused_columns=False.",
-            model_name, (description or "").lower() or "given", ", ".join(unused),
-        )  # fmt: skip
-    elif unused and logger is not None:
-        logger.info(
-            "Columns dropped from the %s data because %s.forward does not take them: %s. "
-            "Keep them for your own collator with remove_unused_columns=False.",
-            (description or "").lower() or "given", model_name, ", ".join(unused),
-        )  # fmt: skip
+    if not unused or logger is None:
+        return
+    effect = "They are dropped. Keep them for your own collator with remove_unused_columns=False."
+    if for_own:
+        effect = (
+            "Your data_collator gets them where it asks for them by name; what goes through a sample does not find "
+            "them, except with remove_unused_columns=False."
+        )
+    data = (description or "").lower() or "given"
+    logger.info(
+        "%s.forward does not take these columns of the %s data: %s. %s", model_name, data, ", ".join(unused), effect
+    )
 
 
 # -- what a collator of the user's own gets ----------------------------------------------------------------------------

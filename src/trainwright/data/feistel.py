@@ -40,7 +40,7 @@ class FeistelOrder(Order):
 
     def indices(self, epoch: int, first: int = 0) -> Iterator[int]:
         """The order of an epoch from position `first` on."""
-        keys = _keys(self.seed, epoch)
+        keys = np.random.SeedSequence([self.seed % 2**64, epoch]).generate_state(ROUNDS, np.uint64)
         for start in range(first, self.num_samples, BLOCK):
             yield from self.at(np.arange(start, min(start + BLOCK, self.num_samples), dtype=np.uint64), keys).tolist()
 
@@ -54,10 +54,6 @@ class FeistelOrder(Order):
         while len(outside := np.flatnonzero(found >= self.num_samples)):
             found[outside] = _network(found[outside], bits, keys)
         return found
-
-
-def _keys(seed: int, epoch: int) -> Numbers:
-    return np.random.SeedSequence([seed % 2**64, epoch]).generate_state(ROUNDS, np.uint64).astype(np.uint64)
 
 
 def _network(numbers: Numbers, bits: int, keys: Numbers) -> Numbers:

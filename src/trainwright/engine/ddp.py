@@ -35,7 +35,8 @@ class DDPEngine(DistributedEngine):
         return self._wrapped or model, optimizer
 
     def _averaging(self, model: nn.Module) -> DistributedDataParallel:
-        device_ids = None if self.device.type == "cpu" or _is_on_several_devices(model) else [self.device]
+        is_spread = len({parameter.device for parameter in model.parameters()}) > 1
+        device_ids = None if self.device.type == "cpu" or is_spread else [self.device]
         handler = self.accelerator.ddp_handler
         handler.find_unused_parameters = finds_unused(model, self._plan.ddp)
         wrapped = DistributedDataParallel(model, device_ids=device_ids, **handler.to_kwargs())
@@ -61,13 +62,6 @@ def finds_unused(model: nn.Module, plan: DDPPlan) -> bool:
     """
     if plan.find_unused_parameters is not None:
         return plan.find_unused_parameters
-    return not (plan.recomputes_activations or _recomputes_activations(model))
-
-
-def _recomputes_activations(model: nn.Module) -> bool:
-    """Returns True if a model of transformers recomputes activations; its own property for that is deprecated."""
-    return any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
-
-
-def _is_on_several_devices(model: nn.Module) -> bool:
-    return len({parameter.device for parameter in model.parameters()}) > 1
+    # transformers' own property for this is deprecated
+    recomputes = any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
+    return not (plan.recomputes_activations or recomputes)

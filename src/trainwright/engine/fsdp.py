@@ -196,18 +196,14 @@ def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> FullySha
         chosen["min_num_params"] = int(settings.get("min_num_params", 0))
     if policy == TRANSFORMER_WRAP and settings.get("transformer_layer_cls_to_wrap"):
         chosen["transformer_cls_names_to_wrap"] = list(settings["transformer_layer_cls_to_wrap"])
-    chosen["reshard_after_forward"] = _resharding(settings, version)
-    if version == 1:
+    if version == 2:
+        chosen["reshard_after_forward"] = _flag(settings, "reshard_after_forward", True)
+    else:
+        chosen["reshard_after_forward"] = str(settings.get("reshard_after_forward", "full_shard")).upper()
         chosen |= {name: _flag(settings, name, default) for name, default in FLAGS_OF_VERSION_1.items()}
         chosen["limit_all_gathers"] = _flag(settings, "limit_all_gathers", True)
         chosen["backward_prefetch"] = str(settings.get("backward_prefetch", "NO_PREFETCH")).upper()
     return FullyShardedDataParallelPlugin(**chosen)
-
-
-def _resharding(settings: Mapping[str, Any], version: int) -> bool | str:
-    if version == 2:
-        return _flag(settings, "reshard_after_forward", True)
-    return str(settings.get("reshard_after_forward", "full_shard")).upper()
 
 
 def _flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trainwright._types import Nested
+from trainwright._types import Nested, python_number
 from trainwright.errors import DataError
 from trainwright.tensor_tree import nested_numpify
 
@@ -69,7 +69,7 @@ class StreamingMetric:
         value = self._metric.compute()
         if isinstance(value, Mapping):
             return dict(value)
-        if isinstance(value, (int, float)) or getattr(value, "size", None) == 1 or _is_one_number(value):
+        if isinstance(python_number(value), (int, float)):
             return {self._name: value}
         raise DataError(
             f"{self._name}.compute() returned a {type(value).__name__}; it must return a dict of names and numbers, or "
@@ -85,7 +85,3 @@ def _names_of(feed: Callable[..., object]) -> tuple[str, str] | None:
         return None
     found = [next((name for name in names if name in parameters), None) for names in (PREDICTIONS, REFERENCES)]
     return None if found[0] is None or found[1] is None else (found[0], found[1])
-
-
-def _is_one_number(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() == 1

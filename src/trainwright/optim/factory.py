@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.optim import lr_groups
 from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer, step_in_backward
 from trainwright.optim.optimizer_class import Kwargs, OptimizerClass, depends_on_the_model, spec_of
 from trainwright.optim.parameter_groups import Group, decay_groups, with_decay
 from trainwright.optim.third_party_state import adapt, release_lomo_hooks
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
 
 logger = logging.getLogger(__name__)
 

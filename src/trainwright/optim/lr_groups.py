@@ -19,17 +19,15 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from trainwright.config.parsing import parse_factor
+from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
+from trainwright.model_facts import embedding_ids
 from trainwright.optim.parameter_groups import Group
 from trainwright.optim.projection_targets import check_patterns, nearest
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
 
 _NUMBERED = re.compile(r"^(.*?)\.?(?<![^.])(\d+)\.")  # what is before the first number, and that number
 
@@ -73,7 +71,8 @@ def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
     heights: dict[str, int] = defaultdict(int)
     for stack, index in layers.values():
         heights[stack] = max(heights[stack], index + 1)
-    embeddings = _embedding_names(model)
+    weights = embedding_ids(model)
+    embeddings = {name for name, p in model.named_parameters() if id(p) in weights or "embed" in name.lower()}
 
     def distance(name: str) -> int:
         """Returns the distance from the top: 0 for the head."""
@@ -83,11 +82,6 @@ def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
         return max(heights.values()) + 1 if name in embeddings else 0
 
     return {name: float(decay) ** distance(name) for name in names}
-
-
-def _embedding_names(model: nn.Module) -> set[str]:
-    weights = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
-    return {name for name, p in model.named_parameters() if id(p) in weights or "embed" in name.lower()}
 
 
 def _with_patterns(rates: dict[str, float], patterns: Mapping[str, float | str], model: nn.Module) -> dict[str, float]:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from trainwright.errors import ArgumentError
+from trainwright.model_facts import embedding_ids
 from trainwright.optim.parameter_groups import Group
 
 # What models call their output layer, where get_output_embeddings() does not tell.
@@ -99,7 +100,7 @@ def muon_groups(model: nn.Module) -> list[Group]:
 
 def hidden_matrices(model: nn.Module) -> set[str]:
     """Returns the names of the 2-D parameters that are neither an embedding nor the output layer's."""
-    outer = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+    outer = embedding_ids(model)
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if isinstance(head, nn.Module):
         outer |= {id(p) for p in head.parameters()}

@@ -5,21 +5,18 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from packaging.version import Version
 from torch import nn
 from torch.optim import Optimizer
 
+from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, MissingPackageError
 from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer
 from trainwright.optim.optim_args import parse_optim_args, read, warn_of_unknown_names
 from trainwright.optim.optimizer_table import OPTIMIZERS, OptimizerSpec, Package, one_process
 from trainwright.optim.projection_targets import projected_groups, target_parameters
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-
 
 Kwargs = dict[str, Any]  # arguments of a class that this file knows by name only
 ADAM_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}

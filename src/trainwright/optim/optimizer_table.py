@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from trainwright.config import resolve
+from trainwright.config.protocol import Arguments
 from trainwright.optim.optim_args import Option, Options, dtype, flag, number, one_of, whole
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

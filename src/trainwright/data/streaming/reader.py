@@ -209,7 +209,11 @@ class StreamReader:
         opened, share = self._open(), self.stream.share
         if self.stream.former is None:
             return self._portions(chunks_of_items(opened, share, drop_last=self.stream.drop_last))
-        return self._portions(chunks_of_batches(opened, share, self.stream.former, seed_of=self._order_seed))
+        origin = (self.stream.seed, self.epoch)
+        chunks = chunks_of_batches(
+            opened, share, self.stream.former, seed_of=lambda start: seed_of((*origin, start, self._whose))
+        )
+        return self._portions(chunks)
 
     def _open(self) -> OpenStream:
         """Begins to read, where the dataset's own state is or at the beginning."""
@@ -229,7 +233,7 @@ class StreamReader:
             items=self._start_iterator(position),
             at=position,
             place=place,
-            begin=self._seed_reading,
+            begin=lambda number: self._seed(number, self._whose, 0),
             state=lambda: own_state(source) if self.has_state else None,
             shows_progress=self.worker == 0 and self.rank == 0,
         )
@@ -299,15 +303,9 @@ class StreamReader:
         worker = self.worker if self.splits_itself else 0
         return worker * self.stream.split.num_parts + self.stream.split.rank
 
-    def _seed_reading(self, number: int) -> None:
-        self._seed(number, self._whose, 0)
-
     def _seed(self, number: int, worker: int, purpose: int) -> None:
         if self.seeds:
             seed_from((self.stream.seed, self.epoch, number, worker, purpose))
-
-    def _order_seed(self, start: int) -> int:
-        return seed_of((self.stream.seed, self.epoch, start, self._whose))
 
 
 class _WatchedInfo:

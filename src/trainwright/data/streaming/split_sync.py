@@ -58,18 +58,14 @@ def equal_batches(
         if NOTHING_AT_ALL in counts:
             if begins and latest is None:
                 _raise_empty(counts)
-            borrowed = _borrowed(exchange, batch)
+            # A process that resumes behind the end of its own part borrows a batch of another one.
+            borrowed = next(one for one in exchange.gather_objects(batch) if one is not None)
             latest = borrowed if latest is None else latest
         given = latest if origin is None else batch
         assert given is not None
         latest = copy.copy(given)  # whoever gets it may take entries out of it
         yield given, _of_all(origin, counts, split, size)
         begins = False
-
-
-def _borrowed(exchange: RankExchange, batch: Batch | None) -> Batch:
-    """A batch of another process, for one that resumes behind the end of its own part."""
-    return next(one for one in exchange.gather_objects(batch) if one is not None)
 
 
 def _of_all(origin: BatchOrigin | None, counts: list[int], split: Split, size: int) -> BatchOrigin:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from trainwright._types import Item, is_instance_of
 from trainwright.data.sharding import ChunkPart
@@ -38,8 +38,7 @@ class Split:
 WHOLE = Split()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPlace:
+class StreamPlace(NamedTuple):
     """A position in the items that a process or one of its workers reads.
 
     Attributes:
@@ -58,16 +57,11 @@ class StreamPlace:
     taken: int = 0
     multiple: int = 0
 
-    def to_values(self) -> tuple[Any, ...]:
-        """Plain values for a checkpoint."""
-        return self.samples, self.state, self.state_at, self.start, self.taken, self.multiple
-
     @classmethod
     def from_values(cls, values: tuple[Any, ...]) -> StreamPlace:
         """The place in a checkpoint; the first ones had the samples and the state after them, and nothing else."""
         samples, state, *more = values
-        state_at, start, taken, multiple = more or (0 if state is None else samples, 0, 0, 0)
-        return cls(samples=samples, state=state, state_at=state_at, start=start, taken=taken, multiple=multiple)
+        return cls(samples, state, *(more or (0 if state is None else samples,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +142,7 @@ class EpochProgress:
             "samples": self.samples,
             "num_workers": self.num_workers,
             "next_worker": self.next_worker,
-            "of_worker": {worker: place.to_values() for worker, place in self.of_worker.items()},
+            "of_worker": {worker: tuple(place) for worker, place in self.of_worker.items()},
             "batches": self.batches,
             "part": self.part,
         }
