@@ -190,7 +190,14 @@ def read_json(path: str | Path, *, max_bytes: int) -> Any:
 
 
 def has_length(thing: object) -> TypeGuard[Any]:
-    """Returns True if `len(thing)` works; datasets that raise from `__len__` count as having none."""
+    """Returns True if `len(thing)` works; datasets that raise from `__len__` count as having none.
+
+    Args:
+        thing: any object.
+
+    Returns:
+        True if it has a length.
+    """
     try:
         return len(thing) is not None  # type: ignore[arg-type]
     except (TypeError, AttributeError, NotImplementedError):

@@ -102,9 +102,11 @@ def _layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def apply_liger_kernel(model: nn.Module, kernel_config: dict[str, bool] | None) -> None:
-    """Puts Liger's kernels into a model; `kernel_config` switches single ones on and off.
+    """Puts Liger's kernels into a model. They stay: Liger has no way back for an instance.
 
-    It stays: Liger has no way back for an instance.
+    Args:
+        model: a model that Liger knows, perhaps in an adapter.
+        kernel_config: single kernels by name, on or off; None: Liger's own choice.
 
     Raises:
         MissingPackageError: liger-kernel is not installed.
@@ -145,7 +147,16 @@ def activate_neftune(
     neftune_noise_alpha: float,
     accelerator: Any = None,  # accelerate's, imported in engine/ only
 ) -> RemovableHandle:
-    """Adds the same noise until the returned handle is removed, as the original's function of this name."""
+    """Adds uniform noise to the input embeddings, in training mode, until the returned handle is removed.
+
+    Args:
+        model: has `get_input_embeddings`.
+        neftune_noise_alpha: the noise is at most this, divided by the root of tokens x dimensions.
+        accelerator: unwraps the model; None: it is not wrapped.
+
+    Returns:
+        The handle of the hook.
+    """
     inner = model if accelerator is None else accelerator.unwrap_model(model)
     embeddings = core_model(inner).get_input_embeddings()
     embeddings.neftune_noise_alpha = neftune_noise_alpha

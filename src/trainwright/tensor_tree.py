@@ -39,22 +39,51 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def nested_detach(tensors: Any) -> Any:
-    """The same tensors without their graph; other leaves as they are."""
+    """Detaches nested tensors from their graph.
+
+    Args:
+        tensors: nested value.
+
+    Returns:
+        A nested value of the same structure; leaves that are no tensors stay as they are.
+    """
     return map_nested(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tensors)
 
 
 def nested_numpify(tensors: Any) -> Any:
-    """Tensors as numpy arrays; bfloat16, which numpy lacks, as float32."""
+    """Converts nested tensors to numpy arrays.
+
+    Args:
+        tensors: nested value, on any device.
+
+    Returns:
+        A nested value of the same structure; bfloat16, which numpy lacks, becomes float32.
+    """
     return map_nested(_numpy, tensors)
 
 
 def nested_truncate(tensors: Any, limit: int) -> Any:
-    """The first `limit` rows of every leaf."""
+    """Cuts every leaf of a nested value to its first rows.
+
+    Args:
+        tensors: nested tensors or arrays.
+        limit: number of rows.
+
+    Returns:
+        A nested value of the same structure.
+    """
     return map_nested(lambda leaf: leaf[:limit], tensors)
 
 
 def find_batch_size(tensors: Any) -> int | None:
-    """The first dimension of the first tensor or array in a nested value."""
+    """Finds the first dimension of the first tensor or array in a nested value.
+
+    Args:
+        tensors: nested value.
+
+    Returns:
+        The number of rows; None where there is no tensor with dimensions.
+    """
     if isinstance(tensors, (Mapping, list, tuple)):
         parts = tensors.values() if isinstance(tensors, Mapping) else tensors
         return next((size for size in map(find_batch_size, parts) if size is not None), None)
@@ -62,7 +91,20 @@ def find_batch_size(tensors: Any) -> int | None:
 
 
 def nested_concat(tensors: Any, new_tensors: Any, padding_index: int = IGNORE_INDEX) -> Any:
-    """Two nested values of one structure, joined along the first dimension; the second is padded where it differs."""
+    """Joins two nested values of one structure along the first dimension.
+
+    Args:
+        tensors: nested tensors or arrays.
+        new_tensors: of the same structure.
+        padding_index: fills the second dimension where one is shorter.
+
+    Returns:
+        The joined value.
+
+    Raises:
+        AssertionError: the structures differ.
+        TypeError: a leaf is neither a tensor nor an array.
+    """
     both_tensors = isinstance(tensors, torch.Tensor) and isinstance(new_tensors, torch.Tensor)
     if not both_tensors and type(tensors) is not type(new_tensors):
         raise AssertionError(
@@ -84,7 +126,16 @@ def nested_concat(tensors: Any, new_tensors: Any, padding_index: int = IGNORE_IN
 def torch_pad_and_concatenate(
     tensor1: torch.Tensor, tensor2: torch.Tensor, padding_index: int = IGNORE_INDEX
 ) -> torch.Tensor:
-    """Joined along the first dimension; the shorter second dimension is filled with `padding_index`."""
+    """Joins two tensors along the first dimension.
+
+    Args:
+        tensor1: of any number of dimensions; a scalar counts as one row.
+        tensor2: as the first one.
+        padding_index: fills the shorter second dimension.
+
+    Returns:
+        The joined tensor.
+    """
     first, second = (tensor.reshape(-1) if tensor.ndim == 0 else tensor for tensor in (tensor1, tensor2))
     if first.ndim == 1 or first.shape[1] == second.shape[1]:
         return torch.cat((first, second))
@@ -93,7 +144,16 @@ def torch_pad_and_concatenate(
 
 
 def numpy_pad_and_concatenate(array1: Any, array2: Any, padding_index: int = IGNORE_INDEX) -> Any:
-    """As `torch_pad_and_concatenate`, of arrays."""
+    """Joins two arrays as `torch_pad_and_concatenate` does tensors.
+
+    Args:
+        array1: of any number of dimensions.
+        array2: as the first one.
+        padding_index: fills the shorter second dimension.
+
+    Returns:
+        The joined array.
+    """
     first, second = np.atleast_1d(array1), np.atleast_1d(array2)
     if first.ndim == 1 or first.shape[1] == second.shape[1]:
         return np.concatenate((first, second))

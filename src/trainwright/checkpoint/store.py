@@ -163,7 +163,14 @@ def verified(path: str | Path) -> Path:
 
 
 def get_last_checkpoint(folder: str | Path) -> str | None:
-    """Returns the path of the newest complete checkpoint in a directory; None if there is none."""
+    """Returns the path of the newest complete checkpoint in a directory.
+
+    Args:
+        folder: the directory.
+
+    Returns:
+        The path; None if there is none.
+    """
     latest = CheckpointStore(folder).latest()
     return None if latest is None else str(latest)
 

@@ -29,9 +29,16 @@ def sort_checkpoints(
     use_mtime: bool = False,
     best_model_checkpoint: str | None = None,
 ) -> list[str]:
-    """Directories of checkpoints, oldest first: by step, or by the time they were changed where that tells.
+    """Lists the directories of checkpoints, oldest first.
 
-    The best one, where it is not the newest, is put just before that, so that who deletes from the front spares both.
+    Args:
+        output_dir: directory that holds them.
+        checkpoint_prefix: their names are this prefix and a number.
+        use_mtime: sort by the time of the last change, where the file system keeps such times; default: by number.
+        best_model_checkpoint: the best one; where it is not the newest, it is put just before that.
+
+    Returns:
+        Their paths.
     """
     found = _numbered(Path(output_dir), checkpoint_prefix)
     order = sorted(found, key=lambda path: found[path])
@@ -52,7 +59,15 @@ def rotate_checkpoints(
     use_mtime: bool = False,
     checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
 ) -> None:
-    """Deletes the oldest checkpoints beyond a limit, whoever wrote them; never the newest nor the best."""
+    """Deletes the oldest checkpoints beyond a limit, whoever wrote them; never the newest nor the best.
+
+    Args:
+        output_dir: directory that holds them.
+        save_total_limit: number of checkpoints that stay; None, 0 or less: all.
+        best_model_checkpoint: path of the best one.
+        use_mtime: as for `sort_checkpoints`.
+        checkpoint_prefix: as for `sort_checkpoints`.
+    """
     if not save_total_limit or save_total_limit < 0:
         return
     order = [Path(path) for path in sort_checkpoints(output_dir, checkpoint_prefix, use_mtime)]
@@ -73,6 +88,13 @@ def _numbered(folder: Path, prefix: str) -> dict[Path, int]:
 def distributed_concat(tensor: Nested, num_total_examples: int | None = None) -> Nested:
     """Joins nested tensors of all processes (of equal shapes) along the first dimension, cut to `num_total_examples`.
 
+    Args:
+        tensor: nested tensors, of the same shapes in all processes.
+        num_total_examples: number of rows that stay; None: all.
+
+    Returns:
+        The nested value with joined tensors.
+
     Raises:
         AssertionError: there is no process group.
     """
@@ -86,6 +108,14 @@ def distributed_broadcast_scalars(
     device: torch.device | str | None = "cuda",
 ) -> torch.Tensor:
     """Joins numbers of all processes into one tensor, cut to `num_total_examples`.
+
+    Args:
+        scalars: numbers of this process, as many in each.
+        num_total_examples: how many of all stay; None: all.
+        device: where the tensor is made; one that the backend of the group works with.
+
+    Returns:
+        A tensor of one dimension, in the order of ranks.
 
     Raises:
         AssertionError: there is no process group.
@@ -105,7 +135,11 @@ def _gathered(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def torch_distributed_zero_first(local_rank: int) -> Iterator[None]:
-    """Runs the block on local rank 0 first, while the others wait; rank -1 is a single process."""
+    """Runs the block on local rank 0 first, while the others wait.
+
+    Args:
+        local_rank: rank of this process on its machine; -1: a single process.
+    """
     if local_rank > 0:
         dist.barrier()
     yield
@@ -118,7 +152,15 @@ def find_executable_batch_size(
 ) -> Callable[..., Any]:  # of the function's own type
     """Returns a function with its first argument, the batch size, fixed, or reduced until the call fits into memory.
 
-    Without `function` a decorator. Training itself keeps the effective batch (`loop/micro_batch_retry.py`).
+    Training itself keeps the effective batch (`loop/micro_batch_retry.py`).
+
+    Args:
+        function: takes the batch size first; None: a decorator is returned.
+        starting_batch_size: the first batch size to try.
+        auto_find_batch_size: try smaller ones after an error of memory.
+
+    Returns:
+        The function without its first argument.
     """
     if function is None:
         return functools.partial(
@@ -176,6 +218,15 @@ def load_sharded_checkpoint(
     model: nn.Module, folder: str | Path, strict: bool = True, prefer_safe: bool = True
 ) -> _IncompatibleKeys:
     """Loads the weights that lie in several files beside an index, one file after the other.
+
+    Args:
+        model: takes the weights.
+        folder: holds the index and the files.
+        strict: refuse an index that does not name the weights of the model.
+        prefer_safe: take safetensors where torch's files are there too.
+
+    Returns:
+        The missing and the unexpected names.
 
     Raises:
         ValueError: there is no index.

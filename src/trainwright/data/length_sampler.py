@@ -29,6 +29,9 @@ def get_length_grouped_indices(
         batch_size: samples of a batch.
         mega_batch_mult: batches of a portion.
         generator: random source; default torch's global one.
+
+    Returns:
+        Indices of all samples.
     """
     num = len(lengths)
     if mega_batch_mult is None:

@@ -15,7 +15,14 @@ logger = logging.getLogger(__name__)
 
 
 def metrics_format(metrics: Mapping[str, object]) -> dict[str, object]:
-    """Formats metrics for the console: memory in MB, times as h:mm:ss, FLOPs in GF, other floats to four decimals."""
+    """Formats metrics for the console: memory in MB, times as h:mm:ss, FLOPs in GF, other floats to four decimals.
+
+    Args:
+        metrics: values by name.
+
+    Returns:
+        A new dict with the formatted values.
+    """
     return {name: _readable(name, value) for name, value in metrics.items()}
 
 

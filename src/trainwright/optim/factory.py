@@ -48,7 +48,14 @@ def build_optimizer(
 
 
 def is_optimizer_factory(optimizer_cls_or_factory: object) -> bool:
-    """Returns True if the value makes an optimizer from a whole model: any but a class of optimizers."""
+    """Returns True if the value makes an optimizer from a whole model: any but a class of optimizers.
+
+    Args:
+        optimizer_cls_or_factory: first element of `optimizer_cls_and_kwargs`.
+
+    Returns:
+        True for a factory.
+    """
     return not (
         isinstance(optimizer_cls_or_factory, type) and issubclass(optimizer_cls_or_factory, torch.optim.Optimizer)
     )

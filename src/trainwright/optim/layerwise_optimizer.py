@@ -62,7 +62,13 @@ class LayerWiseDummyOptimizer(Optimizer):
 
 
 class LayerWiseDummyScheduler(LRScheduler):
-    """Shows the rates of layer-wise optimizers and moves none of them. Takes `lr` and `optimizer_dict`."""
+    """Shows the rates of layer-wise optimizers and moves none of them.
+
+    Args:
+        args: not used.
+        lr: the rate that is shown where there is no optimizer.
+        kwargs: `optimizer_dict`, parameter -> its optimizer.
+    """
 
     def __init__(self, *args: object, lr: float, **kwargs: Mapping[torch.Tensor, Optimizer] | None) -> None:
         self.default_lr = lr

@@ -18,9 +18,15 @@ NO_DECAY_LAYERS: tuple[type[nn.Module], ...] = (nn.LayerNorm,)
 def get_parameter_names(
     model: nn.Module, forbidden_layer_types: Iterable[type], forbidden_layer_names: Sequence[str] | None = None
 ) -> list[str]:
-    """Names of the parameters outside of the given layer types and name patterns.
+    """Lists the parameters outside of the given layer types and name patterns.
 
-    A pattern is searched in the path relative to each enclosing module, in lower case.
+    Args:
+        model: the module.
+        forbidden_layer_types: types of layers whose parameters are left out.
+        forbidden_layer_names: patterns, searched in the path relative to each enclosing module, in lower case.
+
+    Returns:
+        Names of the parameters.
     """
     types = tuple(forbidden_layer_types)
     patterns = [re.compile(p) for p in forbidden_layer_names or ()]

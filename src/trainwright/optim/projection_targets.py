@@ -26,6 +26,9 @@ def check_target_module_exists(
         optim_target_modules: a pattern for the whole name, or a list of names, parts of names, and patterns.
         key: name of a module.
         return_is_regex: return also whether only a pattern fits.
+
+    Returns:
+        Whether the module is a target; with `return_is_regex` a pair with whether only a pattern fits.
     """
     fits = _fits(optim_target_modules, key)
     return fits if return_is_regex else fits[0]
