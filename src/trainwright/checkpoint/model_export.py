@@ -16,8 +16,8 @@ from trainwright.checkpoint.weights import (
     ADAPTER_WEIGHTS_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
-    use_umask,
     read_file,
+    use_umask,
     weight_files,
 )
 from trainwright.errors import CheckpointError, CheckpointNotFoundError

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainwright import checks
 import torch
 
+from trainwright import checks
 from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
