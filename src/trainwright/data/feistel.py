@@ -40,7 +40,7 @@ class FeistelOrder(Order):
 
     def indices(self, epoch: int, first: int = 0) -> Iterator[int]:
         """The order of an epoch from position `first` on."""
-        keys = np.random.SeedSequence([self.seed % 2**64, epoch]).generate_state(ROUNDS, np.uint64)
+        keys = np.random.SeedSequence([self.seed % 2**64, epoch]).generate_state(ROUNDS, np.uint64).astype(np.uint64)
         for start in range(first, self.num_samples, BLOCK):
             yield from self.at(np.arange(start, min(start + BLOCK, self.num_samples), dtype=np.uint64), keys).tolist()
 
