@@ -238,13 +238,13 @@ def position_in_other_data(cursor: Cursor, loader: Loader, plan: StepPlan, *, st
         A position in the data of now; None if there are as many samples as before, or their number is not known.
     """
     here = loader.cursor(0, 0, batches_per_epoch=plan.batches_per_epoch)
-    is_known = None not in (cursor.num_samples, here.num_samples, loader.chunk)
+    is_known = None not in (cursor.num_samples, here.num_samples, loader.position.chunk)
     if not is_known or cursor.num_samples == here.num_samples or (cursor.unit, here.unit) != (None, None):
         return None
     assert here.num_samples is not None
-    assert loader.chunk is not None
+    assert loader.position.chunk is not None
     epoch, steps = divmod(step, plan.steps_per_epoch)
-    samples = min(steps * plan.micro_batches * loader.chunk, here.num_samples)
+    samples = min(steps * plan.micro_batches * loader.position.chunk, here.num_samples)
     return replace(here, epoch=epoch, samples=samples, seed=cursor.seed)
 
 
