@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from trainwright.callbacks.base import EVENTS, TrainerCallback, overrides
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.state.clock import CALLBACKS, LOGGING, Clock
 from trainwright.state.control import TrainerControl
-
-if TYPE_CHECKING:
-    from trainwright.state.run_state import RunState
-    from trainwright.state.trainer_state import TrainerState
+from trainwright.state.run_state import RunState
+from trainwright.state.trainer_state import TrainerState
 
 logger = logging.getLogger(__name__)
 

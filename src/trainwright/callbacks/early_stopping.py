@@ -6,17 +6,15 @@ import logging
 import reprlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainwright._types import metric_number
 from trainwright.callbacks.base import TrainerCallback
+from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.state.control import TrainerControl
 from trainwright.state.exportable_state import ExportableState
 from trainwright.state.trainer_state import TrainerState
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
 
 logger = logging.getLogger(__name__)
 

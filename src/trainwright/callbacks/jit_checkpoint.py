@@ -10,14 +10,12 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from trainwright.callbacks.base import TrainerCallback
+from trainwright.config.protocol import Arguments
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
 
 
 class SavingTrainer(Protocol):

@@ -7,14 +7,11 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from trainwright.callbacks.base import TrainerCallback
+from trainwright.config.protocol import Arguments
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from tqdm.auto import tqdm
 
@@ -16,11 +16,9 @@ from trainwright.callbacks.base import TrainerCallback
 from trainwright.callbacks.eta import Eta
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.config.plans import OPEN_END
+from trainwright.config.protocol import Arguments
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
 
 Bar: TypeAlias = "tqdm[Any]"  # what it iterates over is nothing: it is moved by hand
 

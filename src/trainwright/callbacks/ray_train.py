@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR
 from trainwright.callbacks.base import TrainerCallback
+from trainwright.config.protocol import Arguments
 from trainwright.errors import MissingPackageError
 from trainwright.state.control import TrainerControl
 from trainwright.state.trainer_state import TrainerState
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
 
 
 class RayTrainReport(TrainerCallback):

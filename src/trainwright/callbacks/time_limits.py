@@ -6,15 +6,13 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from trainwright.callbacks.base import TrainerCallback
+from trainwright.config.protocol import Arguments
 from trainwright.state.control import TrainerControl
 from trainwright.state.exportable_state import ExportableState
 from trainwright.state.trainer_state import TrainerState
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
 
 logger = logging.getLogger(__name__)
 

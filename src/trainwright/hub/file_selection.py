@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainwright._types import (
     MANIFEST_NAME,
@@ -16,10 +15,8 @@ from trainwright._types import (
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
 )
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.trainer_state import TrainerState
+from trainwright.config.protocol import Arguments
+from trainwright.state.trainer_state import TrainerState
 
 LAST_CHECKPOINT = "last-checkpoint"
 END, CHECKPOINT, ALL_CHECKPOINTS = "end", "checkpoint", "all_checkpoints"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import nn
+
+from trainwright.config.protocol import Arguments
 from trainwright.hub.model_card import CardContent, evaluations, listed
 from trainwright.hub.model_card_plot import losses_of
 from trainwright.journal.environment_info import installed
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from trainwright.config.protocol import Arguments
 
 PACKAGES = ("trainwright", "transformers", "torch", "datasets", "tokenizers", "peft")
 SETTINGS = (

@@ -9,16 +9,13 @@ import socket
 import subprocess
 import sys
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
 from trainwright._types import JSONObject
 from trainwright.config.help import differing
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
+from trainwright.config.protocol import Arguments
 
 PACKAGES = ("trainwright", "torch", "transformers", "accelerate", "datasets", "peft", "numpy", "safetensors")
 SECRETS = ("token", "secret", "password", "api_key", "apikey")

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainwright._types import JSONObject
+from trainwright.config.protocol import Arguments
 from trainwright.journal.record import Journal, NullJournal
 from trainwright.journal.timeline import summary
 from trainwright.state.clock import Clock
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.control import TrainerControl
-    from trainwright.state.trainer_state import TrainerState
+from trainwright.state.control import TrainerControl
+from trainwright.state.trainer_state import TrainerState
 
 
 class JournalListener:

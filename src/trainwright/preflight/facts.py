@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
+from trainwright._types import Batch
 from trainwright.config.plans import StepPlan
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from trainwright._types import Batch
-    from trainwright.config.protocol import Arguments
+from trainwright.config.protocol import Arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

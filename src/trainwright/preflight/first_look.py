@@ -9,11 +9,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
-from trainwright._types import Batch
+from trainwright._types import Batch, Optimizer
 from trainwright.checkpoint import disk_space
 from trainwright.config.plans import StepPlan
 from trainwright.engine.precision import supports_bf16
@@ -30,11 +31,6 @@ from trainwright.preflight import (  # importing a file registers its checks
 from trainwright.preflight.check_registry import BATCH, START, STEP, look_at
 from trainwright.preflight.facts import CheckFacts, FirstStep
 from trainwright.preflight.finding import NOTE, CheckReport
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from trainwright._types import Optimizer
 
 logger = logging.getLogger(__name__)
 

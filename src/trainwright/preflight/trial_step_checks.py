@@ -6,9 +6,9 @@ import copy
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from trainwright.checkpoint import weights
 from trainwright.checkpoint.disk_space import weights_bytes
@@ -16,9 +16,6 @@ from trainwright.host import available_bytes
 from trainwright.preflight.check_registry import FULL, check, some
 from trainwright.preflight.facts import CheckFacts
 from trainwright.preflight.finding import ERROR, NOTE, Finding
-
-if TYPE_CHECKING:
-    from torch import nn
 
 IN_MEMORY = Path("/dev/shm")  # where the system has it, a file there is in memory
 COPIES = 3  # the file, what is read of it, and the model that takes it

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from trainwright._types import JSONObject
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
+from trainwright.config.protocol import Arguments
 
 SPEEDS = ("_runtime", "_per_second")
 # Measured or counted beside the metrics; a sum of metrics must not have them in it.

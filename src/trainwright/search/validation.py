@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainwright._types import JSONObject
 from trainwright.config import overrides
+from trainwright.config.protocol import Arguments
 from trainwright.errors import DataError, MissingModelError, SearchSpaceError, did_you_mean
 from trainwright.search.base import Objective, Params, SearchPlan, SearchSettings
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
 
 DIRECTIONS = ("minimize", "maximize")
 CHOICES = {"failed_trials": ("continue", "stop"), "pruned_checkpoints": ("keep", "save", "delete")}

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from trainwright.config.protocol import Arguments
+from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers.base import Client, TrackerCallback, missing
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.trainer_state import TrainerState
 
 
 class AzureMLCallback(TrackerCallback):

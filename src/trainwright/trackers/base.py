@@ -12,19 +12,17 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 from trainwright._types import plain_numbers
 from trainwright.callbacks.base import TrainerCallback
+from trainwright.config.protocol import Arguments
 from trainwright.errors import MissingPackageError
 from trainwright.hooks import definer
 from trainwright.journal import record
+from trainwright.state.control import TrainerControl
+from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers.tracker_thread import PendingCalls, TrackerThread
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.control import TrainerControl
-    from trainwright.state.trainer_state import TrainerState
 
 logger = logging.getLogger(__name__)
 

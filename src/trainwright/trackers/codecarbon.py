@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from trainwright.config.protocol import Arguments
+from trainwright.state.control import TrainerControl
+from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers.base import Client, TrackerCallback, missing
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.control import TrainerControl
-    from trainwright.state.trainer_state import TrainerState
 
 
 class CodeCarbonCallback(TrackerCallback):

@@ -6,15 +6,12 @@ import atexit
 import logging
 import os
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
+from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers.base import Client, TrackerCallback, config_of, missing, rewrite_logs
 from trainwright.trackers.mlflow import flat, is_set
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.trainer_state import TrainerState
 
 logger = logging.getLogger(__name__)
 MODES = ("get", "get_or_create", "create")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
+from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
+from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers.base import Client, missing
 from trainwright.trackers.mlflow import MLflowCallback, is_set
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.trainer_state import TrainerState
 
 
 class DagsHubCallback(MLflowCallback):

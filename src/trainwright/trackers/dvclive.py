@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from trainwright.config.protocol import Arguments
+from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers.base import Client, TrackerCallback, missing
 from trainwright.trackers.mlflow import is_set
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.trainer_state import TrainerState
 
 
 class DVCLiveCallback(TrackerCallback):

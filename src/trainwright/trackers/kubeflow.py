@@ -9,17 +9,14 @@ import time
 import urllib.request
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainwright.config.plans import OPEN_END
+from trainwright.config.protocol import Arguments
 from trainwright.errors import MissingPackageError
+from trainwright.state.control import TrainerControl
+from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers.base import TrackerCallback
 from trainwright.trackers.registry import is_kubeflow_available
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.control import TrainerControl
-    from trainwright.state.trainer_state import TrainerState
 
 PAUSE_S = 5.0  # between two posts
 TIMEOUT_S = 5

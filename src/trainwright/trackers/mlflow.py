@@ -12,14 +12,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from trainwright.config.protocol import Arguments
+from trainwright.state.control import TrainerControl
+from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers.base import Client, TrackerCallback, Values, logger, missing, settings_of
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.control import TrainerControl
-    from trainwright.state.trainer_state import TrainerState
 
 NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z_\-. :/]")
 PER_CALL = 100  # parameters that a server takes at a time

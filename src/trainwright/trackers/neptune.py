@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
+from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers.base import Client, TrackerCallback, config_of, missing, rewrite_logs
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.trainer_state import TrainerState
 
 CHECKPOINTS = (None, "same", "last", "best")
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from trainwright.config.protocol import Arguments
+from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers.base import ENDS, TrackerCallback, missing, rewrite_logs, settings_of
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.trainer_state import TrainerState
 
 
 class SwanLabCallback(TrackerCallback):

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from datetime import datetime
-from typing import TYPE_CHECKING
 
+from trainwright.config.protocol import Arguments
+from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers.base import Client, TrackerCallback, logger, missing, rewrite_logs
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.trainer_state import TrainerState
 
 
 def default_logdir() -> str:

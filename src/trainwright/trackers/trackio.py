@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 import secrets
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from trainwright.config.protocol import Arguments
+from trainwright.state.control import TrainerControl
+from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers.base import ENDS, TrackerCallback, missing, rewrite_logs, settings_of
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.control import TrainerControl
-    from trainwright.state.trainer_state import TrainerState
 
 
 class TrackioCallback(TrackerCallback):

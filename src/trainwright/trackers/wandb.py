@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
+from trainwright.state.control import TrainerControl
+from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers.base import ENDS, Client, TrackerCallback, logger, missing, rewrite_logs, settings_of
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.control import TrainerControl
-    from trainwright.state.trainer_state import TrainerState
 
 LOG_MODEL = ("checkpoint", "end", "false")
 WATCHES = ("gradients", "parameters", "all")

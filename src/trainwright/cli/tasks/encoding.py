@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from trainwright.cli.tasks.local_files import Row
 from trainwright.cli.tasks.source import Rows
-
-if TYPE_CHECKING:
-    from trainwright.cli.tasks.local_files import Row
-    from trainwright.cli.tasks.task_objects import Dataset
+from trainwright.cli.tasks.task_objects import Dataset
 
 Columns = dict[str, list[Any]]  # Any: cells of a table, then inputs of a model
 

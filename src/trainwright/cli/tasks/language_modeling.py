@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerBase
 
 from trainwright.cli.tasks.encoding import Columns, encoded, pieces
 from trainwright.cli.tasks.models import load_config, load_model
@@ -11,11 +12,7 @@ from trainwright.cli.tasks.source import ModelConfig, TaskSource, texts
 from trainwright.cli.tasks.task_metrics import Scorer, best_guess, guessed_tokens
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from trainwright.config.arguments import TrainingArguments
+from trainwright.config.arguments import TrainingArguments
 
 
 def causal(material: TaskSource, args: TrainingArguments) -> TaskObjects:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trainwright._types import JSONObject
 from trainwright.cli.tasks.source import ModelConfig, TaskSource, first_line
 from trainwright.errors import did_you_mean
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CLASSES = {
     "text-classification": "AutoModelForSequenceClassification",

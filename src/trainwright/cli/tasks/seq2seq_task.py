@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from trainwright.cli.tasks.encoding import Columns, encoded
 from trainwright.cli.tasks.models import load_config, load_model
@@ -10,9 +10,7 @@ from trainwright.cli.tasks.source import TaskSource, texts
 from trainwright.cli.tasks.task_metrics import exact_match
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
-
-if TYPE_CHECKING:
-    from trainwright.config.arguments import TrainingArguments
+from trainwright.config.arguments import TrainingArguments
 
 
 def translation(material: TaskSource, args: TrainingArguments) -> TaskObjects:

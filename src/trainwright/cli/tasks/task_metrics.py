@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
 
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerBase
-
-    from trainwright.evaluation.outputs import EvalPrediction
+from trainwright.evaluation.outputs import EvalPrediction
 
 Scores = dict[str, float]
 Scorer = Callable[["EvalPrediction"], Scores]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+from transformers.image_processing_utils import BaseImageProcessor
 
 from trainwright._types import JSONObject
-
-if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PreTrainedTokenizerBase
-    from transformers.image_processing_utils import BaseImageProcessor
-
 
 Dataset: TypeAlias = Any  # rows of ours, a list, or a datasets.Dataset
 Processor: TypeAlias = "PreTrainedTokenizerBase | BaseImageProcessor"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainwright._types import JSONObject
 from trainwright.cli.tasks.encoding import Columns, encoded
@@ -14,9 +14,7 @@ from trainwright.cli.tasks.source import TaskSource, texts
 from trainwright.cli.tasks.task_metrics import Scorer, accuracy_and_f1, of_numbers
 from trainwright.cli.tasks.task_objects import TaskObjects, shown
 from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
-
-if TYPE_CHECKING:
-    from trainwright.config.arguments import TrainingArguments
+from trainwright.config.arguments import TrainingArguments
 
 
 def classification(material: TaskSource, args: TrainingArguments) -> TaskObjects:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trainwright._types import IGNORE_INDEX
 from trainwright.cli.tasks.encoding import Columns, encoded
 from trainwright.cli.tasks.labels import find_labels
@@ -12,9 +10,7 @@ from trainwright.cli.tasks.source import TaskSource
 from trainwright.cli.tasks.task_metrics import best_guess, of_spans
 from trainwright.cli.tasks.task_objects import TaskObjects, shown
 from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
-
-if TYPE_CHECKING:
-    from trainwright.config.arguments import TrainingArguments
+from trainwright.config.arguments import TrainingArguments
 
 
 def tagging(material: TaskSource, args: TrainingArguments) -> TaskObjects:

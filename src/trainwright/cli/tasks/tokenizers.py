@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from trainwright.cli.recipe.schema import LearnPart
 from trainwright.cli.tasks.source import ModelConfig, TaskSource, first_line, texts
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from trainwright.config.arguments import TrainingArguments
+from trainwright.config.arguments import TrainingArguments
 
 PAD, BEGIN, END, UNKNOWN, MASK = "<pad>", "<s>", "</s>", "<unk>", "<mask>"
 FOLDER = "tokenizer"  # under output_dir: where a learned one is kept, for other processes and for a resume

@@ -18,9 +18,9 @@ from trainwright.cli.tasks import (
 )
 from trainwright.cli.tasks.source import TaskSource, load
 from trainwright.cli.tasks.task_objects import TaskObjects
+from trainwright.config.arguments import TrainingArguments
 
 if TYPE_CHECKING:
-    from trainwright.config.arguments import TrainingArguments
     from trainwright.trainer import Trainer
 
 BUILDERS: dict[str, Callable[[TaskSource, TrainingArguments], TaskObjects]] = {

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from trainwright.config.fields import batch_formers
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
+from trainwright.config.protocol import Arguments
 
 Settings: TypeAlias = dict[str, bool | int | str]
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from trainwright.callbacks.base import TrainerCallback
-
-if TYPE_CHECKING:
-    from trainwright.config.protocol import Arguments
-    from trainwright.state.control import TrainerControl
-    from trainwright.state.trainer_state import TrainerState
+from trainwright.config.protocol import Arguments
+from trainwright.state.control import TrainerControl
+from trainwright.state.trainer_state import TrainerState
 
 Tensors = Mapping[str, torch.Tensor]
 
