@@ -10,9 +10,11 @@ from trainwright._types import (
 )
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.callbacks.dispatch import CallbackHandler
-from trainwright.callbacks.early_stopping import EarlyStoppingCallback
-from trainwright.callbacks.flow import DefaultFlowCallback
-from trainwright.callbacks.jit_checkpoint import (
+from trainwright.callbacks.flow import (
+    DefaultFlowCallback,
+    EarlyStoppingCallback,
+)
+from trainwright.callbacks.preemption import (
     CheckpointManager,
     JITCheckpointCallback,
 )
@@ -34,7 +36,10 @@ from trainwright.compat.helpers import (
     torch_distributed_zero_first,
 )
 from trainwright.config.accelerator import AcceleratorConfig
-from trainwright.config.arguments import TrainingArguments
+from trainwright.config.arguments import (
+    Seq2SeqTrainingArguments,
+    TrainingArguments,
+)
 from trainwright.config.enums import (
     DebugOption,
     FSDPOption,
@@ -52,7 +57,6 @@ from trainwright.config.parser import (
     make_choice_type_function,
     string_to_bool,
 )
-from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.data.balanced_batches import BatchRebalanceSampler
 from trainwright.data.collators import (
     DataCollatorForLanguageModeling,
@@ -122,6 +126,9 @@ from trainwright.patches import (
     apply_liger_kernel,
 )
 from trainwright.search.backends import (
+    default_hp_space_optuna,
+    default_hp_space_ray,
+    default_hp_space_wandb,
     is_optuna_available,
     is_ray_available,
     is_ray_tune_available,
@@ -130,17 +137,14 @@ from trainwright.search.base import (
     BestRun,
     default_compute_objective,
 )
-from trainwright.search.search_spaces import (
-    default_hp_space_optuna,
-    default_hp_space_ray,
-    default_hp_space_wandb,
-)
 from trainwright.seq2seq_trainer import Seq2SeqTrainer
-from trainwright.state.control import TrainerControl
-from trainwright.state.exportable_state import ExportableState
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 from trainwright.state.throughput import speed_metrics
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import (
+    ExportableState,
+    TrainerControl,
+    TrainerState,
+)
 from trainwright.tensor_tree import (
     find_batch_size,
     nested_concat,
@@ -155,11 +159,13 @@ from trainwright.trackers.base import rewrite_logs
 from trainwright.trackers.clearml import ClearMLCallback
 from trainwright.trackers.codecarbon import CodeCarbonCallback
 from trainwright.trackers.comet import CometCallback
-from trainwright.trackers.dagshub import DagsHubCallback
 from trainwright.trackers.dvclive import DVCLiveCallback
 from trainwright.trackers.flyte import FlyteCallback
 from trainwright.trackers.kubeflow import KubeflowCallback
-from trainwright.trackers.mlflow import MLflowCallback
+from trainwright.trackers.mlflow import (
+    DagsHubCallback,
+    MLflowCallback,
+)
 from trainwright.trackers.neptune import NeptuneCallback
 from trainwright.trackers.registry import (
     get_reporting_integration_callbacks,

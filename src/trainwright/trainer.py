@@ -46,14 +46,12 @@ from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.training import TrainingRun
 from trainwright.run.uploads import result_of
 from trainwright.state.clock import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
-from trainwright.state.control import TrainerControl
-from trainwright.state.throughput import speed_metrics, step_logs, utilisation
-from trainwright.state.token_count import count_tokens
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.throughput import count_tokens, speed_metrics, step_logs, utilisation
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
-    from trainwright.preflight.finding import CheckReport
-    from trainwright.preflight.prove.proof import ProofReport
+    from trainwright.preflight.check_registry import CheckReport
+    from trainwright.preflight.prove.invariants import ProofReport
     from trainwright.search.base import BestRun
 
 Items = torch.Tensor | int | None
@@ -1575,14 +1573,14 @@ class Trainer:
             dataset: their names for people.
             dataset_args: their configurations.
         """
-        from trainwright.hub import model_card, model_card_data
+        from trainwright.hub import model_card
 
         if not self.is_world_process_zero():
             return
         given = {"language": language, "license": license, "tags": tags, "model_name": model_name, "tasks": tasks,
                  "base_model": finetuned_from, "dataset": dataset, "dataset_tags": dataset_tags,
                  "dataset_args": dataset_args}  # fmt: skip
-        known = model_card_data.collect(self.args, self.model, self.train_dataset, self.state.log_history, given)
+        known = model_card.collect(self.args, self.model, self.train_dataset, self.state.log_history, given)
         model_card.write_card(self.args.output_dir, known)
 
     def push_to_hub(

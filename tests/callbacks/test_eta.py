@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from trainwright import TrainerState
-from trainwright.callbacks.eta import Eta
-from trainwright.callbacks.progress import compact, latest, pauses_left
+from trainwright.callbacks.progress import Eta, compact, latest, pauses_left
 
 STEP_S, EVALUATION_S, SAVE_S = 2.0, 30.0, 5.0
 

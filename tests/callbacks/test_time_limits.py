@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainwright import TrainerControl, TrainerState
-from trainwright.callbacks.time_limits import CAUTION, TimeLimits
+from trainwright.callbacks.flow import CAUTION, TimeLimits
 
 
 class Course:

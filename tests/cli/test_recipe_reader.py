@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainwright.cli.recipe.paths import PlaceError, absolute
 from trainwright.cli.recipe.recipe_reader import checked, known_paths, read_tree
 from trainwright.cli.recipe.schema import TASKS, Recipe
-from trainwright.cli.recipe.templates import template
+from trainwright.cli.recipe.training_section import template
 from trainwright.cli.recipe.yaml_tree import dump, parse, scalar
 from trainwright.errors import RecipeError
 

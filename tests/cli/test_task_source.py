@@ -12,9 +12,9 @@ import pytest
 
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.tasks import task_metrics
-from trainwright.cli.tasks.encoding import encoded, pieces
 from trainwright.cli.tasks.labels import find_labels
 from trainwright.cli.tasks.source import TaskSource, load
+from trainwright.cli.tasks.task_objects import encoded, pieces
 from trainwright.errors import RecipeError
 
 ROWS = [{"text": f"text {i}", "label": "ab"[i % 2], "source": "one" if i < 15 else "two"} for i in range(20)]

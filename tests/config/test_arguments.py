@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 import transformers
 
-from trainwright.config.arguments import TrainingArguments
+from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.config.enums import IntervalStrategy
-from trainwright.config.help import differing, grouped
-from trainwright.config.seq2seq import Seq2SeqTrainingArguments
+from trainwright.config.summary import differing, grouped
 from trainwright.errors import ArgumentError, LegacyNameWarning, UnknownArgumentError
 
 from .._support.subprocesses import run_python
@@ -59,7 +58,7 @@ def test_neither_import_nor_construction_loads_a_framework():
     code = (
         "import sys\n"
         "from trainwright.config.arguments import TrainingArguments\n"
-        "from trainwright.config.seq2seq import Seq2SeqTrainingArguments\n"
+        "from trainwright.config.arguments import Seq2SeqTrainingArguments\n"
         "import trainwright.config.parser\n"
         "args = TrainingArguments('out', eval_strategy='epoch', bf16=True, fsdp=True)\n"
         "str(args), args.to_json_string(), args.process_index, args.get_process_log_level()\n"

@@ -9,7 +9,7 @@ import warnings
 import pytest
 import transformers
 
-from trainwright.config.arguments import TrainingArguments
+from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.config.enums import (
     HubStrategy,
     IntervalStrategy,
@@ -18,7 +18,6 @@ from trainwright.config.enums import (
     SchedulerType,
 )
 from trainwright.config.fields import POSITIONS, OlderFields, OurFields
-from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.distributed.world import ParallelMode
 
 # Names, defaults and forms are those of one version of transformers.

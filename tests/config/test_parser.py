@@ -12,9 +12,8 @@ from typing import Any, Literal, Optional, Union
 import pytest
 import transformers
 
-from trainwright.config.arguments import TrainingArguments
+from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.config.parser import HfArg, HfArgumentParser, make_choice_type_function, string_to_bool
-from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.errors import ArgumentError, LegacyNameWarning
 
 

@@ -8,7 +8,7 @@ import pytest
 from accelerate import ParallelismConfig
 
 from trainwright.config import resolve
-from trainwright.config.arguments import TrainingArguments
+from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.config.coerce import coerce
 from trainwright.config.fields import CHOICES, RANGES, SETTINGS, batch_formers, defaults_of
 from trainwright.config.rules import (
@@ -26,7 +26,6 @@ from trainwright.config.rules import (
     violations,
 )
 from trainwright.config.rules.stages import RULES
-from trainwright.config.seq2seq import Seq2SeqTrainingArguments
 from trainwright.errors import ArgumentError
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.optim.optimizer_table import OPTIMIZERS

@@ -42,7 +42,7 @@ BROUGHT_ALONG = {
     "trackio": "trackers.trackio",
     "neptune": "trackers.neptune",
     "clearml": "trackers.clearml",
-    "dagshub": "trackers.dagshub",
+    "dagshub": "trackers.mlflow",
     "codecarbon": "trackers.codecarbon",
     "dvclive": "trackers.dvclive",
     "flytekit": "trackers.flyte",

@@ -10,8 +10,7 @@ import pytest
 from huggingface_hub import ModelCard
 from PIL import Image
 
-from trainwright.hub.model_card import CARD_NAME, CardContent, is_untouched, write_card
-from trainwright.hub.model_card_plot import CURVE_NAME, losses_of
+from trainwright.hub.model_card import CARD_NAME, CURVE_NAME, CardContent, is_untouched, losses_of, write_card
 
 from .._support.small import data, make_trainer, trained_trainer
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from trainwright import TrainerCallback
 from trainwright.hub.file_selection import root_files
-from trainwright.hub.model_card_plot import CURVE_NAME
+from trainwright.hub.model_card import CURVE_NAME
 from trainwright.hub.outbox import OUTBOX_NAME, Outbox
 from trainwright.journal.record import read
 

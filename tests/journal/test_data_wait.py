@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainwright import TrainerCallback
-from trainwright.journal.data_wait import DataWait
+from trainwright.journal.timeline import DataWait
 from trainwright.state.clock import DATA, OTHER, Clock
 
 from .._support.small import Diary, data, make_trainer
@@ -38,9 +38,9 @@ class Slow(Diary):
 
 def test_slow_data_is_said_once_with_advice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer = make_trainer(tmp_path, train_dataset=Slow(data.vectors(26)), logging_steps=6, num_train_epochs=2)
-    with caplog.at_level("WARNING", "trainwright.journal.data_wait"):
+    with caplog.at_level("WARNING", "trainwright.journal.timeline"):
         trainer.train()
-    said = [record.getMessage() for record in caplog.records if record.name == "trainwright.journal.data_wait"]
+    said = [record.getMessage() for record in caplog.records if record.name == "trainwright.journal.timeline"]
     assert len(said) == 1
     assert "Raise dataloader_num_workers, which is 0" in said[0]
     assert "loss" in trainer.state.log_history[0]
@@ -48,7 +48,7 @@ def test_slow_data_is_said_once_with_advice(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_quick_data_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("WARNING", "trainwright.journal.data_wait"):
+    with caplog.at_level("WARNING", "trainwright.journal.timeline"):
         make_trainer(tmp_path, num_train_epochs=1, callbacks=[Works]).train()
     assert "Training waited" not in caplog.text
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import trainwright.preflight.first_look  # noqa: F401 -- registers every check
-from trainwright.preflight.check_registry import CHECKS, Check, look_at
-from trainwright.preflight.finding import ERROR, NOTE, WARNING, CheckReport, Finding
+from trainwright.preflight.check_registry import CHECKS, ERROR, NOTE, WARNING, Check, CheckReport, Finding, look_at
 from trainwright.preflight.first_look import known_facts
 
 from .._support.small import make_trainer

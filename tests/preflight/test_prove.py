@@ -12,7 +12,7 @@ from torch import nn
 
 from trainwright.preflight.prove import invariants
 from trainwright.preflight.prove.gradient_capture import gap, without_dropout
-from trainwright.preflight.prove.proof import Proof, ProofReport
+from trainwright.preflight.prove.invariants import Proof, ProofReport
 
 from .._support.small import Augmented, data, differing, make_trainer, models, weights
 from .._support.subprocesses import run_python

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright.state.token_count import count_tokens
+from trainwright.state.throughput import count_tokens
 
 IDS = torch.tensor([[5, 6, 0], [7, 0, 0]])
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from trainwright.hooks import definer
-from trainwright.state.control import TrainerControl
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 # An override annotates the arguments and the extra objects with the types that it uses: ours, transformers' or narrower
 # ones. Types of parameters are contravariant, so only Any lets a type checker accept all of them.

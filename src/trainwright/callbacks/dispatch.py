@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 from trainwright.callbacks.base import EVENTS, TrainerCallback, overrides
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.state.clock import CALLBACKS, LOGGING, Clock
-from trainwright.state.control import TrainerControl
 from trainwright.state.run_state import RunState
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,8 @@
-"""SlurmRequeue: requeues the Slurm job after a signal ended it and its checkpoint is on disk."""
+"""Preemption: requeues a Slurm job that a signal ended, and writes a checkpoint that other code requests.
+
+`train()` itself saves on SIGTERM, SIGINT and SIGUSR1. `CheckpointManager` and `JITCheckpointCallback` serve code that
+requests a checkpoint itself, or waits for a signal outside of training.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,14 @@ import logging
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
 
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.protocol import Arguments
-from trainwright.state.control import TrainerControl
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 logger = logging.getLogger(__name__)
 
@@ -54,3 +60,77 @@ class SlurmRequeue(TrainerCallback):
             logger.warning("Job %s could not be put back into the queue: %s. Start it again by hand.", job, words)
         else:
             logger.warning("Job %s is back in the queue (scontrol requeue).", job)
+
+
+class SavingTrainer(Protocol):
+    """The part of a trainer that a checkpoint on request needs."""
+
+    args: Any  # arguments of the library or of transformers
+    model: Any  # the user's model
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None: ...
+
+
+class CheckpointManager:
+    """Notes the request for a checkpoint and writes it.
+
+    Args:
+        trainer: writes the checkpoint, by its `_save_checkpoint`.
+        kill_wait: seconds from the signal to the request; 0 asks at once.
+
+    Attributes:
+        is_checkpoint_requested: whether a request is open.
+    """
+
+    def __init__(self, trainer: SavingTrainer, kill_wait: float = 3) -> None:
+        self.trainer = trainer
+        self.kill_wait = kill_wait
+        self.is_checkpoint_requested = False
+        self._previous: Callable[[int, FrameType | None], Any] | int | None = None  # as `signal` returns it
+        self._is_set_up = False
+
+    def setup_signal_handler(self) -> None:
+        """Makes SIGTERM a request for a checkpoint, until `restore_signal_handler`."""
+        self._previous = signal.signal(signal.SIGTERM, self._on_signal)
+        self._is_set_up = True
+
+    def restore_signal_handler(self) -> None:
+        """Restores the handler of SIGTERM from before `setup_signal_handler`."""
+        if self._is_set_up:
+            signal.signal(signal.SIGTERM, self._previous if self._previous is not None else signal.SIG_DFL)
+            self._is_set_up = False
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if not self.kill_wait:
+            self._request()
+            return
+        timer = threading.Timer(self.kill_wait, self._request)
+        timer.daemon = True
+        timer.start()
+
+    def _request(self) -> None:
+        self.is_checkpoint_requested = True
+
+    def execute_jit_checkpoint(self) -> None:
+        """Writes the checkpoint of the step that the trainer has done."""
+        self.is_checkpoint_requested = False
+        self.trainer._save_checkpoint(self.trainer.model, trial=None)
+
+
+class JITCheckpointCallback(TrainerCallback):
+    """Saves and stops at the end of a step after a checkpoint was requested."""
+
+    def __init__(self) -> None:
+        self.trainer: SavingTrainer | None = None
+        self.jit_manager: CheckpointManager | None = None
+
+    def set_trainer(self, trainer: SavingTrainer) -> None:
+        """Connects the callback to a trainer; `enable_jit_checkpoint` of its arguments turns it on."""
+        self.trainer = trainer
+        if trainer.args.enable_jit_checkpoint:
+            self.jit_manager = CheckpointManager(trainer)  # signals within a training are the trainer's own business
+
+    def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        if self.jit_manager is not None and self.jit_manager.is_checkpoint_requested:
+            control.should_save, control.should_training_stop = False, True  # it is saved here
+            self.jit_manager.execute_jit_checkpoint()

@@ -8,8 +8,7 @@ from typing import Any
 
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.protocol import Arguments
-from trainwright.state.control import TrainerControl
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from trainwright._types import PREFIX_CHECKPOINT_DIR
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.protocol import Arguments
 from trainwright.errors import MissingPackageError
-from trainwright.state.control import TrainerControl
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 
 class RayTrainReport(TrainerCallback):

@@ -6,11 +6,8 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.check import check
-from trainwright.cli.checkpoint_commands import export, verify
-from trainwright.cli.env import env
-from trainwright.cli.run_commands import compare, push, report, runs
-from trainwright.cli.training_commands import init, resume, train
+from trainwright.cli.run_commands import compare, env, export, push, report, runs, verify
+from trainwright.cli.training_commands import check, init, resume, train
 
 app = typer.Typer(
     no_args_is_help=True,

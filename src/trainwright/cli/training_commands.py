@@ -1,4 +1,4 @@
-"""`trainwright init`, `train` and `resume`: a training from a configuration file."""
+"""`trainwright init`, `check`, `train` and `resume`: a training from a configuration file."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.exit_codes import reporting, say
-from trainwright.cli.shared_options import Config, Overrides
+from trainwright.cli.exit_codes import FAILED, reporting, say
+
+Config = Annotated[
+    Path, typer.Argument(help="Configuration file; `trainwright init TASK` writes one.", exists=True, dir_okay=False)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="A.B=VALUE", help="An entry in place of the file's: training.max_steps=100."),
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")]
 
 
 def _tasks(incomplete: str) -> list[tuple[str, str]]:
@@ -27,7 +35,7 @@ def init(
     with reporting():
         from trainwright._types import write_text
         from trainwright.cli.recipe.schema import TASKS
-        from trainwright.cli.recipe.templates import template
+        from trainwright.cli.recipe.training_section import template
         from trainwright.errors import RecipeError, did_you_mean
 
         if task not in TASKS:
@@ -63,3 +71,27 @@ def resume(
 
         recipe, tree = read_run(run.absolute(), overrides or ())
         carry_out(recipe, tree, say)
+
+
+def check(
+    config: Config,
+    overrides: Overrides = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Also plan the memory of a step.")] = False,
+    prove: Annotated[bool, typer.Option("--prove", help="Also compute in two ways what must be equal.")] = False,
+    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: what there is, as 24GB.")] = None,
+) -> None:
+    """Look for what would go wrong, without training."""
+    with reporting():
+        from trainwright.cli.recipe.recipe_reader import checked, read_tree
+        from trainwright.cli.tasks.trainer_builder import make_trainer
+
+        tree = read_tree(config, overrides or ())
+        recipe = checked(tree, config.absolute().parent)
+        trainer = make_trainer(recipe, tree, say)
+        report = trainer.check(memory=memory or budget is not None, budget=budget)
+        typer.echo(str(report))
+        proof = trainer.prove() if prove and report.worst != "error" else None
+        if proof is not None:
+            typer.echo(f"\n{proof}")
+        if report.worst == "error" or (proof is not None and not proof.holds):
+            raise typer.Exit(FAILED)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from trainwright.config import resolve, rules
+from trainwright.config import resolve, rules, summary
 from trainwright.config.accelerator import distributed_state
 from trainwright.config.coerce import DICT_FIELDS, coerce, verbosity
 from trainwright.config.constructor import FieldSignature, accept_old_names, finish
@@ -25,6 +25,7 @@ from trainwright.config.fields import (
     DataFields,
     DistributedFields,
     EvaluationFields,
+    GenerationFields,
     HubFields,
     LengthFields,
     LoggingFields,
@@ -39,7 +40,6 @@ from trainwright.config.fields import (
     SeedFields,
 )
 from trainwright.config.protocol import Arguments
-from trainwright.config.serialization import plain, stand_in
 from trainwright.config.setters import Setters
 from trainwright.distributed.process_group import start_alone, start_group
 from trainwright.distributed.world import ParallelMode, World, barrier, configured_precision
@@ -234,7 +234,9 @@ class TrainingArguments(
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values. Tokens are replaced by a mark."""
         return {
-            field.name: stand_in(field.name, plain(getattr(self, field.name))) for field in fields(self) if field.init
+            field.name: summary.stand_in(field.name, summary.plain(getattr(self, field.name)))
+            for field in fields(self)
+            if field.init
         }
 
     def to_json_string(self) -> str:
@@ -246,11 +248,12 @@ class TrainingArguments(
         return {name: value if type(value) in (bool, int, float, str) else str(value) for name, value in values.items()}
 
     def __str__(self) -> str:
-        from trainwright.config import help, summary
-
-        return help.describe(self, plan=summary.arguments_summary(self._typed))
+        return summary.describe(self, plan=summary.arguments_summary(self._typed))
 
     def __repr__(self) -> str:
-        from trainwright.config import help
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in summary.differing(self).items())})"
 
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in help.differing(self).items())})"
+
+@dataclass(kw_only=True, repr=False)
+class Seq2SeqTrainingArguments(GenerationFields, TrainingArguments):
+    """TrainingArguments for Seq2SeqTrainer."""

@@ -25,7 +25,7 @@ from trainwright.config.cli_options import (
     string_to_bool,
 )
 from trainwright.config.deprecated import OLD_FLAGS, OLD_NAMES, OLD_NUMBERS, unknown_message
-from trainwright.config.help import grouped
+from trainwright.config.summary import grouped
 from trainwright.errors import ArgumentError
 
 __all__ = ["DataClass", "DataClassType", "HfArg", "HfArgumentParser", "make_choice_type_function", "string_to_bool"]

@@ -14,8 +14,8 @@ import psutil
 import torch
 
 from trainwright._types import JSONObject
-from trainwright.config.help import differing
 from trainwright.config.protocol import Arguments
+from trainwright.config.summary import differing
 
 PACKAGES = ("trainwright", "torch", "transformers", "accelerate", "datasets", "peft", "numpy", "safetensors")
 SECRETS = ("token", "secret", "password", "api_key", "apikey")

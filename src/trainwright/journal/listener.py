@@ -12,8 +12,7 @@ from trainwright.config.protocol import Arguments
 from trainwright.journal.record import Journal, NullJournal
 from trainwright.journal.timeline import summary
 from trainwright.state.clock import Clock
-from trainwright.state.control import TrainerControl
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 
 class JournalListener:

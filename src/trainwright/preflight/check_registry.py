@@ -1,12 +1,155 @@
-"""Table of checks: name, moment, facts needed, purpose."""
+"""Table of checks: name, moment, facts needed, purpose; the facts that checks look at, and the findings they return.
+
+Whoever fills in `CheckFacts` knows the trainer; the checks know only these values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from trainwright.preflight.facts import CheckFacts
-from trainwright.preflight.finding import SEVERITIES, CheckReport, Finding
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from trainwright._types import Batch, JSONObject
+from trainwright.config.plans import StepPlan
+from trainwright.config.protocol import Arguments
+from trainwright.preflight.memory.memory_plan import MemoryPlan
+
+NOTE, WARNING, ERROR = "note", "warning", "error"
+SEVERITIES = (NOTE, WARNING, ERROR)  # from the mildest
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check.
+
+    Attributes:
+        check: name of the check.
+        severity: "note" (good to know), "warning" (probably not what was meant), "error" (the run cannot work).
+        evidence: what was seen, with its numbers.
+        cure: what to change; empty for a note that needs nothing.
+    """
+
+    check: str
+    severity: str
+    evidence: str
+    cure: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.evidence}" + (f" {self.cure}" if self.cure else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """Result of the checks.
+
+    Attributes:
+        findings: the worst first.
+        passed: checks that looked and found nothing.
+        not_done: checks that could not look, and why.
+        memory: the memory plan, if it was asked for.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    passed: tuple[str, ...] = ()
+    not_done: tuple[tuple[str, str], ...] = ()
+    memory: MemoryPlan | None = None
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether nothing worse than a note was found."""
+        return self.worst in (None, NOTE)
+
+    @property
+    def worst(self) -> str | None:
+        """Returns the highest severity of the findings; None without findings."""
+        return max((one.severity for one in self.findings), key=SEVERITIES.index, default=None)
+
+    def of(self, check: str) -> tuple[Finding, ...]:
+        """Returns the findings of one check."""
+        return tuple(one for one in self.findings if one.check == check)
+
+    def lines(self) -> Iterator[str]:
+        """Yields the lines of the report for the console."""
+        for one in self.findings:
+            yield f"{one.severity:8}{one.check:18}{one.evidence}"
+            if one.cure:
+                yield f"{'':26}-> {one.cure}"
+        if self.passed:
+            yield f"{'fine':8}{', '.join(self.passed)}"
+        for name, reason in self.not_done:
+            yield f"{'not done':8} {name}: {reason}"
+        if self.memory is not None:
+            yield ""
+            yield from self.memory.lines()
+
+    def to_dict(self) -> JSONObject:
+        """Returns plain values, as for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStep:
+    """Results of the first optimizer step.
+
+    Attributes:
+        loss: of its window, as it is logged; None where it was not read.
+        without_gradient: trainable parameters that the backward pass did not reach.
+        seconds: how long it took; None where that says nothing about the steps to come.
+    """
+
+    loss: float | None
+    without_gradient: tuple[str, ...] = ()
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckFacts:
+    """Facts for the checks; None for an unknown one, without which its checks do not run.
+
+    Attributes:
+        batches: micro-batches of the first step, as the collator made them.
+        columns: entries of a sample, before those that the model does not take are dropped.
+        taken: entries that the model takes, or its collator asks for; None where nothing is dropped.
+        label_names: inputs that are labels.
+        loss_is_the_models: nothing of the user's stands between the model's loss and the step's.
+        failure: what went wrong when a batch or a step was tried.
+        folder: where checkpoints go.
+        checkpoint_bytes: estimated size of one.
+        free_bytes: on the disk of `folder`.
+        rehearse: evaluates one batch as an evaluation would; returns the names of its metrics, or raises.
+        max_elements: parameters that are looked at one by one; more take too long before every run.
+        is_brief: only what is wrong is wanted.
+    """
+
+    args: Arguments  # any TrainingArguments
+    model: nn.Module
+    device: torch.device
+    processing_class: object = None
+    optimizer: Optimizer | None = None
+    plan: StepPlan | None = None
+    batches: Sequence[Batch] | None = None
+    columns: tuple[str, ...] | None = None
+    taken: frozenset[str] | None = None
+    label_names: tuple[str, ...] = ()
+    can_return_loss: bool = False
+    loss_is_the_models: bool = True
+    step: FirstStep | None = None
+    failure: str | None = None
+    folder: Path | None = None
+    checkpoint_bytes: int | None = None
+    free_bytes: int | None = None
+    rehearse: Callable[[], Iterable[str]] | None = None
+    supports_bf16: bool | None = None
+    max_elements: int | None = None
+    is_brief: bool = False
+
 
 # When the facts of a check are there: before step 1, at its batches, at its end, or only in a check-up.
 START, BATCH, STEP, FULL = "start", "batch", "step", "full"

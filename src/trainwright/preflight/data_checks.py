@@ -1,13 +1,30 @@
-"""Checks of the data: dropped columns and labels."""
+"""Checks of the data: columns, labels, tokens and padding of the first batches, and the first loss."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
-from trainwright.preflight.check_registry import BATCH, FULL, check, some
-from trainwright.preflight.facts import CheckFacts
-from trainwright.preflight.finding import ERROR, NOTE, WARNING, Finding
+import torch
+from torch import nn
+
+from trainwright import model_facts
+from trainwright._types import IGNORE_INDEX, Batch
+from trainwright.config.fields import value_of
+from trainwright.preflight.check_registry import (
+    BATCH,
+    ERROR,
+    FULL,
+    NOTE,
+    STEP,
+    WARNING,
+    CheckFacts,
+    Finding,
+    check,
+    some,
+)
 
 LIKE_LABELS = ("target", "targets", "class", "classes", "y", "answer", "score", "category", "tags")
 
@@ -46,3 +63,229 @@ def labels(facts: CheckFacts) -> Iterator[Finding]:
         )  # fmt: skip
     elif not facts.is_brief:
         yield Finding("labels", NOTE, f"Found in the first batch: {', '.join(found)}.")
+
+
+MUCH_PADDING = 0.5
+MUCH_MASKED = 0.97  # a masked language model masks 0.85 of its labels
+MANY_ROWS = 0.1
+NO_LIMIT = 10**6  # a tokenizer that knows no longest input says 1e30
+
+
+@check(when=BATCH, needs=("batches",), about="the share of labels that are masked (-100), and rows without any other")
+def masked_labels(facts: CheckFacts) -> Iterator[Finding]:
+    labels = [one for batch in facts.batches or () for one in _label_ids(facts, batch)]
+    total = sum(one.numel() for one in labels)
+    if total == 0:
+        return
+    masked = sum(int(one.eq(IGNORE_INDEX).sum()) for one in labels)
+    if masked == total:
+        yield Finding(
+            "masked_labels", ERROR, f"All {total} labels of the first step are {IGNORE_INDEX}: its loss says nothing.",
+            "Look at where labels are masked: a response template that is not found, or a prompt that fills the row.",
+        )  # fmt: skip
+        return
+    rows = [one.flatten(1).eq(IGNORE_INDEX).all(dim=1) for one in labels if one.dim() > 1]
+    num_rows, empty = sum(len(one) for one in rows), sum(int(one.sum()) for one in rows)
+    if masked / total > MUCH_MASKED:
+        yield Finding(
+            "masked_labels", WARNING, f"{masked / total:.1%} of the labels of the first step are masked.",
+            "Shorten prompts, or raise the length at which samples are cut.",
+        )  # fmt: skip
+    elif num_rows and empty / num_rows >= MANY_ROWS:
+        yield Finding(
+            "masked_labels", WARNING, f"{empty} of {num_rows} rows of the first step have no label that counts.",
+            "Leave such samples out: they cost time and teach nothing.",
+        )  # fmt: skip
+
+
+@check(when=BATCH, needs=("batches",), about="the share of tokens that are padding")
+def padding(facts: CheckFacts) -> Iterator[Finding]:
+    masks = [mask for batch in facts.batches or () if (mask := _mask(batch)) is not None]
+    total = sum(mask.numel() for mask in masks)
+    if total == 0:
+        return
+    share = 1 - sum(int(mask.ne(0).sum()) for mask in masks) / total
+    if share > MUCH_PADDING:
+        yield Finding(
+            "padding", WARNING, f"{share:.0%} of the tokens of the first step are padding.",
+            "Pad to the longest of a batch, not to a fixed length; then max_tokens_per_batch=..., or "
+            "train_sampling_strategy='group_by_length', or packing='best_fit' for a causal model.",
+        )  # fmt: skip
+
+
+@check(
+    when=BATCH, needs=("batches",), about="rows that were cut at the longest length, and rows too long for the model"
+)
+def truncation(facts: CheckFacts) -> Iterator[Finding]:
+    lengths = [length for batch in facts.batches or () for length in _row_lengths(batch)]
+    positions = _positions(facts.model)
+    if not lengths:
+        return
+    if positions is not None and max(lengths) > positions:
+        learned = any(isinstance(m, nn.Embedding) and "position" in n for n, m in facts.model.named_modules())
+        yield Finding(
+            "truncation", ERROR if learned else WARNING,
+            f"A row has {max(lengths)} tokens, and {type(facts.model).__name__} was made for {positions}.",
+            f"Cut samples at {positions} tokens (truncation=True, max_length={positions}).",
+        )  # fmt: skip
+        return
+    limit = getattr(facts.processing_class, "model_max_length", None)
+    limit = min(limit if limit is not None and limit < NO_LIMIT else NO_LIMIT, positions or NO_LIMIT)
+    cut = sum(length >= limit for length in lengths)
+    is_packed = value_of(facts.args, "packing") is not None
+    if not is_packed and cut / len(lengths) >= MANY_ROWS:
+        yield Finding(
+            "truncation", WARNING, f"{cut} of {len(lengths)} rows of the first step have all of {limit} tokens: they "
+            "were probably cut.",
+            "Split long texts into several samples, or make sure that what counts comes first.",
+        )  # fmt: skip
+
+
+@check(
+    when=BATCH,
+    needs=("batches", "processing_class"),
+    about="pad token = end token, and every end masked with the padding",
+)
+def pad_is_eos(facts: CheckFacts) -> Iterator[Finding]:
+    pad, eos = (getattr(facts.processing_class, f"{name}_token_id", None) for name in ("pad", "eos"))
+    if pad is None or pad != eos:
+        return
+    ends = masked = 0
+    for batch in facts.batches or ():
+        ids, labels, mask = batch.get("input_ids"), batch.get("labels"), _mask(batch)
+        if not isinstance(ids, torch.Tensor) or not isinstance(labels, torch.Tensor) or ids.shape != labels.shape:
+            continue
+        is_end = ids.eq(eos) if mask is None else ids.eq(eos) & mask.ne(0)
+        ends += int(is_end.sum())
+        masked += int((is_end & labels.eq(IGNORE_INDEX)).sum())
+    if ends and masked == ends:
+        yield Finding(
+            "pad_is_eos", WARNING, f"pad and end are one token ({eos}), and all {ends} ends of the first step are "
+            "masked with the padding: the model will not learn to stop.",
+            "Give the tokenizer a pad token of its own, and the model a row for it (resize_token_embeddings).",
+        )  # fmt: skip
+
+
+@check(when=BATCH, needs=("batches",), about="token ids and labels against the rows of the embedding and the classes")
+def vocabulary(facts: CheckFacts) -> Iterator[Finding]:
+    rows = _input_rows(facts.model)
+    for name in ("input_ids", "decoder_input_ids"):
+        wrong = _outside([b.get(name) for b in facts.batches or ()], rows)
+        if wrong is not None:
+            yield Finding(
+                "vocabulary", ERROR, f"{name} holds {wrong}, and the model has embeddings for 0 to {rows - 1}.",  # type: ignore[operator]
+                "Use the tokenizer that belongs to the model, or model.resize_token_embeddings(len(tokenizer)).",
+            )  # fmt: skip
+    classes = num_classes(facts.model)
+    labels = [one for batch in facts.batches or () for one in _label_ids(facts, batch)] if classes else []
+    wrong = _outside([one[one.ne(IGNORE_INDEX)] for one in labels], classes)
+    if wrong is not None:
+        yield Finding(
+            "vocabulary", ERROR, f"A label is {wrong}, and the model scores 0 to {classes - 1}.",  # type: ignore[operator]
+            "Load the model with the right num_labels, or number the labels from 0 (and mask with -100).",
+        )  # fmt: skip
+
+
+def num_classes(model: nn.Module) -> int | None:
+    """Returns the number of classes of a label, for models whose class shows that labels are classes."""
+    core = model_facts.core_model(model)
+    name, config = type(core).__name__, getattr(core, "config", None)
+    if name.endswith(("ForSequenceClassification", "ForTokenClassification", "ForImageClassification")):
+        is_choice = getattr(config, "problem_type", None) in (None, "single_label_classification")
+        number = getattr(config, "num_labels", None)
+        return number if is_choice and number is not None and number > 1 else None
+    head = core.get_output_embeddings() if hasattr(core, "get_output_embeddings") else None
+    weight = getattr(head, "weight", None)
+    return None if weight is None else int(weight.shape[0])
+
+
+def _label_ids(facts: CheckFacts, batch: Batch) -> list[torch.Tensor]:
+    return [batch[name] for name in facts.label_names if _is_whole(batch.get(name))]
+
+
+def _is_whole(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor of whole numbers: ids."""
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dim() > 0
+
+
+def _mask(batch: Batch) -> torch.Tensor | None:
+    mask = batch.get("attention_mask")
+    return mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None
+
+
+def _row_lengths(batch: Batch) -> list[int]:
+    mask, ids = _mask(batch), batch.get("input_ids")
+    if mask is not None:
+        return [int(length) for length in mask.ne(0).sum(dim=1).tolist()]
+    return [ids.shape[1]] * ids.shape[0] if isinstance(ids, torch.Tensor) and ids.dim() == 2 else []
+
+
+def _positions(model: nn.Module) -> int | None:
+    config = getattr(model_facts.core_model(model), "config", None)
+    found = getattr(config, "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def _input_rows(model: nn.Module) -> int | None:
+    core = model_facts.core_model(model)
+    try:
+        embedding = core.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    return embedding.num_embeddings if isinstance(embedding, nn.Embedding) else None
+
+
+def _outside(tensors: Sequence[object], limit: int | None) -> int | None:
+    """Returns the first value below 0 or not below the limit."""
+    for tensor in tensors:
+        if limit is not None and _is_whole(tensor) and tensor.numel():
+            low, high = (int(one) for one in torch.stack(torch.aminmax(tensor)).tolist())
+            if low < 0 or high >= limit:
+                return low if low < 0 else high
+    return None
+
+
+FAR = 2.0  # times what chance gives, and one more: a model that knows nothing is near 1
+FAR_FROM_THE_MEAN = 100.0  # times the variance of the labels
+
+
+@check(when=STEP, needs=("step",), about="the first loss is a number")
+def finite_loss(facts: CheckFacts) -> Iterator[Finding]:
+    loss = facts.step.loss if facts.step is not None else None
+    if loss is not None and not math.isfinite(loss):
+        yield Finding(
+            "finite_loss", ERROR, f"The loss of the first step is {loss}.",
+            "Look for inputs or labels that are not finite, a logarithm or division in the loss, or fp16 that "
+            "overflows (bf16=True has the range of fp32).",
+        )  # fmt: skip
+
+
+@check(when=STEP, needs=("step",), about="the first loss is near what chance gives, or better")
+def loss_near_chance(facts: CheckFacts) -> Iterator[Finding]:
+    loss = facts.step.loss if facts.step is not None else None
+    if loss is None or not math.isfinite(loss) or not facts.loss_is_the_models:
+        return
+    classes = num_classes(facts.model)
+    if classes is not None and loss > FAR * math.log(classes) + 1:
+        yield Finding(
+            "loss_near_chance", WARNING, f"The first loss is {loss:.3g}; guessing among {classes} gives "
+            f"{math.log(classes):.3g}.",
+            "Look whether labels and inputs belong together (shifted twice? another tokenizer?), and at how the head "
+            "is initialised.",
+        )  # fmt: skip
+    spread = _variance_of_labels(facts)
+    if spread and loss > FAR_FROM_THE_MEAN * spread:
+        yield Finding(
+            "loss_near_chance", WARNING, f"The first loss is {loss:.3g}; always answering the mean of the labels "
+            f"gives {spread:.3g}.",
+            "Bring the labels near 0 and 1 (subtract their mean, divide by their spread).",
+        )  # fmt: skip
+
+
+def _variance_of_labels(facts: CheckFacts) -> float | None:
+    """Returns the squared error of always predicting the mean, for regressions by models of transformers."""
+    config = getattr(model_facts.core_model(facts.model), "config", None)
+    labels = facts.batches[0].get("labels") if facts.batches else None
+    if getattr(config, "num_labels", None) != 1 or not isinstance(labels, torch.Tensor) or labels.numel() < 2:
+        return None
+    return float(labels.float().var())

@@ -20,24 +20,14 @@ from trainwright.config.plans import StepPlan
 from trainwright.engine.precision import supports_bf16
 from trainwright.loop.context import NULL_OBSERVER
 from trainwright.optim.optimizer_class import steps_in_backward
-from trainwright.preflight import (  # importing a file registers its checks
-    data_checks,
-    loss_checks,
-    parameter_checks,
-    system_checks,
-    token_checks,
-    trial_step_checks,
-)
-from trainwright.preflight.check_registry import BATCH, START, STEP, look_at
-from trainwright.preflight.facts import CheckFacts, FirstStep
-from trainwright.preflight.finding import NOTE, CheckReport
+from trainwright.preflight import data_checks, parameter_checks, system_checks  # noqa: F401 -- registers their checks
+from trainwright.preflight.check_registry import BATCH, NOTE, START, STEP, CheckFacts, CheckReport, FirstStep, look_at
 
 logger = logging.getLogger(__name__)
 
 MAX_ELEMENTS = 300_000_000  # parameters that are looked at before every run: a fraction of a second
 
 BATCHES = 4  # of a window that are looked at
-CHECK_FILES = (data_checks, loss_checks, parameter_checks, system_checks, token_checks, trial_step_checks)
 
 
 class FirstLook:

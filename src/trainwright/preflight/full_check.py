@@ -14,9 +14,7 @@ from trainwright.config import resolve
 from trainwright.data import columns
 from trainwright.evaluation.dry_run import first_batches
 from trainwright.optim.optimizer_class import steps_in_backward
-from trainwright.preflight.check_registry import BATCH, FULL, START, STEP, look_at
-from trainwright.preflight.facts import CheckFacts, FirstStep
-from trainwright.preflight.finding import CheckReport
+from trainwright.preflight.check_registry import BATCH, FULL, START, STEP, CheckFacts, CheckReport, FirstStep, look_at
 from trainwright.preflight.first_look import BATCHES, known_facts, parameters_without_gradient
 from trainwright.preflight.trainer_copy import copy_of, left_as_it_was
 from trainwright.run import build, dry_run

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from trainwright.config import resolve
-from trainwright.preflight.check_registry import FULL, START, check
-from trainwright.preflight.facts import CheckFacts
-from trainwright.preflight.finding import ERROR, NOTE, WARNING, Finding
+from trainwright.preflight.check_registry import ERROR, FULL, NOTE, START, WARNING, CheckFacts, Finding, check
 from trainwright.preflight.memory.memory_plan import in_words
 
 

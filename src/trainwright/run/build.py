@@ -139,7 +139,7 @@ def make_callbacks(
     handler.args = args
     plan = resolve.checkpoint(args)
     if plan.max_train_s is not None or plan.save_every_s is not None:
-        from trainwright.callbacks.time_limits import TimeLimits
+        from trainwright.callbacks.flow import TimeLimits
 
         guess = num_bytes(context["model"]) * WITH_OPTIMIZER / SLOW_DISK
         handler.add_callback(

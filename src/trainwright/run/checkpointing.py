@@ -24,7 +24,7 @@ from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError
 from trainwright.hooks import SaveHooks, is_overridden
 from trainwright.run.training import TrainingRun
-from trainwright.state.exportable_state import collect_states
+from trainwright.state.trainer_state import collect_states
 
 logger = logging.getLogger(__name__)
 

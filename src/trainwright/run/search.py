@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.callbacks.dispatch import CallbackHandler
-from trainwright.callbacks.flow import DefaultFlowCallback
+from trainwright.callbacks.flow import DefaultFlowCallback, TimeLimits
 from trainwright.callbacks.preemption import SlurmRequeue
 from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
-from trainwright.callbacks.time_limits import TimeLimits
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config.overrides import with_overrides
 from trainwright.errors import CheckpointNotFoundError
@@ -28,7 +27,7 @@ from trainwright.run.console import show_lines
 from trainwright.run.resume import find_checkpoint, restore_callbacks
 from trainwright.run.training import TrainingRun
 from trainwright.search import search_record, validation
-from trainwright.search.backends import drawn, select_backend
+from trainwright.search.backends import select_backend
 from trainwright.search.base import (
     BestRun,
     SearchPlan,
@@ -37,11 +36,12 @@ from trainwright.search.base import (
     TrialResult,
     TrialSpec,
     default_compute_objective,
+    drawn,
     values_of,
 )
 from trainwright.search.search_record import SearchRecord, TrialRecord
 from trainwright.search.trial_runner import MODEL_FOLDER
-from trainwright.state.exportable_state import collect_states
+from trainwright.state.trainer_state import collect_states
 from trainwright.trackers.base import TrackerCallback
 from trainwright.trackers.registry import get_reporting_integration_callbacks
 

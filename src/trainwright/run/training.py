@@ -19,17 +19,16 @@ from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine
 from trainwright.errors import NestedCallError
 from trainwright.hooks import Events, FirstStepObserver
-from trainwright.journal.data_wait import DataWait
+from trainwright.journal.timeline import DataWait
 from trainwright.loop.context import LoopContext, RunStart
 from trainwright.loss_normalization import LossRule
 from trainwright.optim import schedule_resume, schedules, train_eval_mode
 from trainwright.run import input_pipeline, resume
 from trainwright.run.build import Services, smaller_batches
 from trainwright.run.resume import CheckpointArguments, PendingActions
-from trainwright.state.control import TrainerControl
 from trainwright.state.run_state import RunState
 from trainwright.state.throughput import FlopEstimator
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 Forward = Callable[[Any, Batch], Any]
 

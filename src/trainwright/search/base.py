@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
-from trainwright._types import JSONObject
+from trainwright._types import JSONObject, json_value
 from trainwright.config.protocol import Arguments
 
 SPEEDS = ("_runtime", "_per_second")
@@ -235,3 +235,9 @@ def is_better(one: Objective, other: Objective, directions: Sequence[str]) -> bo
     signs = [1 if direction == "minimize" else -1 for direction in directions]
     gains = [sign * (theirs - mine) for sign, mine, theirs in zip(signs, values_of(one), values_of(other), strict=True)]
     return all(gain >= 0 for gain in gains) and any(gain > 0 for gain in gains)
+
+
+def drawn(trial: Trial) -> JSONObject:
+    """Returns the parameters of a trial of any backend as JSON: trials are dicts, or have them as `params`."""
+    params = trial if isinstance(trial, Mapping) else getattr(trial, "params", {})
+    return {str(name): json_value(value) for name, value in params.items()}

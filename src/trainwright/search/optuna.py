@@ -19,8 +19,8 @@ from trainwright._types import JSONObject
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.host import is_process_alive
 from trainwright.search import validation
+from trainwright.search.backends import default_hp_space_optuna
 from trainwright.search.base import BestRun, Objective, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
-from trainwright.search.search_spaces import default_hp_space_optuna
 from trainwright.search.trial_runner import TrialRunner, follow
 
 STUDY_NAME = "search"

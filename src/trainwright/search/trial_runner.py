@@ -11,8 +11,7 @@ from pathlib import Path
 
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import search_record
-from trainwright.search.backends import drawn
-from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
+from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec, drawn
 from trainwright.search.search_record import SearchRecord, TrialRecord
 
 logger = logging.getLogger(__name__)

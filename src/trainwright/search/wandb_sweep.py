@@ -8,8 +8,8 @@ import wandb
 
 from trainwright.errors import SearchSpaceError
 from trainwright.search import validation
+from trainwright.search.backends import default_hp_space_wandb
 from trainwright.search.base import BestRun, Objective, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
-from trainwright.search.search_spaces import default_hp_space_wandb
 from trainwright.search.trial_runner import TrialRunner
 
 OPTIONS = ("sweep_id", "project", "entity", "name", "metric")

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from trainwright.state.clock import Clock
-from trainwright.state.control import TrainerControl
 from trainwright.state.interrupts import Interrupts
 from trainwright.state.meter import LossMeter
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 
 class RunState:

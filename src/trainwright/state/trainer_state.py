@@ -1,4 +1,4 @@
-"""TrainerState: the record of a run, as `trainer_state.json` stores it in the format of the original."""
+"""TrainerState and TrainerControl: record and flags of a run; `trainer_state.json` has the format of the original."""
 
 from __future__ import annotations
 
@@ -6,16 +6,130 @@ import dataclasses
 import json
 import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain
+from operator import is_
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import Self
+
 from trainwright._types import read_json, recordable, write_pieces
-from trainwright.state.exportable_state import collect_states
-from trainwright.state.log_history import HistoryText
 
 logger = logging.getLogger(__name__)
+
+
+class ExportableState:
+    """Object with state that a checkpoint stores.
+
+    `state()` returns `{"args": {...}, "attributes": {...}}` of JSON values: `args` is what the constructor takes,
+    `attributes` is set afterwards. `from_state` makes an equal object.
+    """
+
+    def state(self) -> dict[str, Any]:
+        """Returns the state.
+
+        Returns:
+            `{"args": {...}, "attributes": {...}}` with JSON values.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} is an ExportableState and must define state() -> "
+            "{'args': {...}, 'attributes': {...}} with JSON values."
+        )
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """Makes an object with a state.
+
+        Args:
+            state: what `state()` returned.
+        """
+        instance = cls(**state["args"])
+        for name, value in state["attributes"].items():
+            setattr(instance, name, value)
+        return instance
+
+
+def collect_states(objects: list[Any]) -> dict[str, Any]:
+    """Collects the states of objects.
+
+    Args:
+        objects: any; those without a method `state` are left out.
+
+    Returns:
+        State by class name; a list of states where several objects share a class.
+    """
+    states: dict[str, Any] = {}
+    for thing in objects:
+        if not callable(getattr(thing, "state", None)):
+            continue
+        name = type(thing).__name__
+        if name not in states:
+            states[name] = thing.state()
+        elif isinstance(states[name], list):
+            states[name].append(thing.state())
+        else:
+            states[name] = [states[name], thing.state()]
+    return states
+
+
+NUM_RECENT = 100  # the newest entries, which callbacks may still change, are serialized each time
+NUM_IN_PIECE = 4000  # entries: some hundred kilobytes, which are written without being copied together first
+
+
+class HistoryText:
+    """A JSON array with one entry a line.
+
+    Entries that are removed, replaced, or given more or fewer values are noticed wherever they are; another value
+    under a name that was there is noticed among the newest `NUM_RECENT`.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[dict[str, Any]] = []  # those whose text is cached
+        self._sizes: list[int] = []  # how many values each had
+        self._pieces: list[bytes] = []  # their text, with a comma after each
+
+    def pieces(self, history: Sequence[dict[str, Any]]) -> Iterator[bytes]:
+        """Serializes a history.
+
+        Args:
+            history: all entries; those of the last call are not serialized again.
+
+        Yields:
+            The text in pieces, in UTF-8.
+        """
+        if not self._still_begins(history):
+            self._entries, self._sizes, self._pieces = [], [], []
+        settled = max(len(history) - NUM_RECENT, 0)
+        for first in range(len(self._entries), settled, NUM_IN_PIECE):
+            entries = history[first : min(first + NUM_IN_PIECE, settled)]
+            self._entries += entries
+            self._sizes += map(len, entries)
+            self._pieces.append(b"".join(_line(entry) + b",\n" for entry in entries))
+        recent = history[len(self._entries) :]
+        if not recent:  # nothing is settled without something recent after it
+            yield b"[]"
+            return
+        yield b"[\n"
+        yield from self._pieces
+        yield b",\n".join(map(_line, recent)) + b"\n  ]"
+
+    def _still_begins(self, history: Sequence[dict[str, Any]]) -> bool:
+        if len(self._entries) >= max(len(history), 1) or not all(map(is_, self._entries, history)):
+            return False
+        return list(map(len, self._entries)) == self._sizes
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    try:
+        text = json.dumps(entry, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):  # an entry that did not come through `Trainer.log`
+        dropped: dict[str, str] = {}
+        text = json.dumps(recordable(entry, dropped), sort_keys=True)
+        logger.warning("trainer_state.json is written without %s of log_history.", dropped)
+    return f"    {text}".encode()
+
 
 MAX_BYTES = 1 << 30
 
@@ -134,3 +248,35 @@ def _writable(values: dict[str, Any]) -> dict[str, Any]:
         " and ".join(f"{name} ({what})" for name, what in dropped.items()),
     )
     return kept
+
+
+@dataclass
+class TrainerControl(ExportableState):
+    """Flags that a callback sets and the loop obeys.
+
+    Attributes:
+        should_training_stop: end training after this step; stays set until the next `train()`.
+        should_epoch_stop: end this epoch; cleared when the next one begins.
+        should_save, should_evaluate, should_log: do so after this step; cleared when the next step begins.
+    """
+
+    should_training_stop: bool = False
+    should_epoch_stop: bool = False
+    should_save: bool = False
+    should_evaluate: bool = False
+    should_log: bool = False
+
+    def _new_training(self) -> None:
+        self.should_training_stop = False
+
+    def _new_epoch(self) -> None:
+        self.should_epoch_stop = False
+
+    def _new_step(self) -> None:
+        self.should_save = False
+        self.should_evaluate = False
+        self.should_log = False
+
+    def state(self) -> dict[str, Any]:
+        """Returns the flags as plain values."""
+        return {"args": asdict(self), "attributes": {}}

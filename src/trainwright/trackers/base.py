@@ -20,8 +20,7 @@ from trainwright.config.protocol import Arguments
 from trainwright.errors import MissingPackageError
 from trainwright.hooks import definer
 from trainwright.journal import record
-from trainwright.state.control import TrainerControl
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.trackers.tracker_thread import PendingCalls, TrackerThread
 
 logger = logging.getLogger(__name__)

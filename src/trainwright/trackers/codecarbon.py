@@ -5,8 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from trainwright.config.protocol import Arguments
-from trainwright.state.control import TrainerControl
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.trackers.base import Client, TrackerCallback, missing
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 from trainwright.config.protocol import Arguments
-from trainwright.state.control import TrainerControl
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.trackers.base import Client, TrackerCallback, logger, missing
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from trainwright.config.plans import OPEN_END
 from trainwright.config.protocol import Arguments
 from trainwright.errors import MissingPackageError
-from trainwright.state.control import TrainerControl
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.trackers.base import TrackerCallback
 from trainwright.trackers.registry import is_kubeflow_available
 

@@ -1,4 +1,4 @@
-"""MLflow: a run of a tracking server or a local store, through its client with the run's id.
+"""MLflow: a run of a tracking server or a local store, through its client with the run's id; and DagsHub's server.
 
 The client is used, not the functions of "the active run": the active run belongs to another thread.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 
 from trainwright.config.protocol import Arguments
-from trainwright.state.control import TrainerControl
-from trainwright.state.trainer_state import TrainerState
+from trainwright.errors import ArgumentError
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.trackers.base import Client, TrackerCallback, Values, logger, missing, settings_of
 
 NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z_\-. :/]")
@@ -114,3 +114,34 @@ class MLflowCallback(TrackerCallback):
             self._client.set_terminated(self._run_id)
         self._handle = self._run_id  # what is logged after the training belongs to it too
         self._initialized = False
+
+
+class DagsHubCallback(MLflowCallback):
+    """MLFLOW_TRACKING_URI names the repository (`dagshub.init()` sets it), BRANCH the branch to upload to;
+    HF_DAGSHUB_LOG_ARTIFACTS uploads what the training wrote, when it ends.
+    """
+
+    name = "dagshub"
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            from dagshub.upload import Repo
+        except ImportError as error:
+            raise missing("dagshub", "dagshub") from error
+        self.Repo: Client = Repo
+        self.repo: Client = None
+
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
+        address = os.environ.get("MLFLOW_TRACKING_URI")
+        if address is None:
+            raise ArgumentError("report_to='dagshub' needs MLFLOW_TRACKING_URI; dagshub.init() sets it.")
+        owner, _, name = address.removesuffix("/").rpartition("/")
+        owner = owner.rpartition("/")[2]
+        self.repo = self.Repo(owner=owner, name=name.split(".")[0], branch=os.environ.get("BRANCH") or "main")
+        super().setup(args, state, model, **kwargs)
+
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
+        if is_set("HF_DAGSHUB_LOG_ARTIFACTS"):
+            self.repo.directory("artifacts").add_dir(args.output_dir)
+        super().close(args, state, **kwargs)

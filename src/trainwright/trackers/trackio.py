@@ -7,8 +7,7 @@ import secrets
 from types import ModuleType
 
 from trainwright.config.protocol import Arguments
-from trainwright.state.control import TrainerControl
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.trackers.base import ENDS, TrackerCallback, missing, rewrite_logs, settings_of
 
 

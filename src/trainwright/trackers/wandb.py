@@ -8,8 +8,7 @@ from types import ModuleType
 
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
-from trainwright.state.control import TrainerControl
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.trackers.base import ENDS, Client, TrackerCallback, logger, missing, rewrite_logs, settings_of
 
 LOG_MODEL = ("checkpoint", "end", "false")

@@ -84,6 +84,8 @@ class TaskSpec:
     """Requirements of a task.
 
     Attributes:
+        builder: function in cli/tasks that makes the objects of the task, as `module.name`.
+        model_class: class of transformers that loads the model.
         needs: roles that must have a column.
         takes: roles that may have a column.
         generates: whether evaluation writes text, so that there are settings of generation.
@@ -91,6 +93,8 @@ class TaskSpec:
     """
 
     title: str
+    builder: str
+    model_class: str
     needs: tuple[str, ...]
     takes: tuple[str, ...] = ()
     generates: bool = False
@@ -98,18 +102,29 @@ class TaskSpec:
 
 
 TASKS: dict[str, TaskSpec] = {
-    "text-classification": TaskSpec(title="one label for a text", needs=("text", "label"), takes=("text_pair",),
-                                    only=("labels", "max_length")),
-    "token-classification": TaskSpec(title="a tag for each word", needs=("words", "tags"),
-                                     only=("labels", "max_length")),
-    "causal-lm": TaskSpec(title="go on with a text", needs=("text",), only=("max_length",)),
-    "masked-lm": TaskSpec(title="fill in hidden words", needs=("text",), only=("max_length", "mask_share")),
-    "seq2seq": TaskSpec(title="a text from a text", needs=("source", "target"), generates=True,
-                        only=("max_length", "max_target_length")),
-    "image-classification": TaskSpec(title="one label for an image", needs=("image", "label"),
-                                     only=("labels", "image")),
-    "regression": TaskSpec(title="a number for a text", needs=("text", "label"), takes=("text_pair",),
-                           only=("max_length",)),
+    "text-classification": TaskSpec(
+        title="one label for a text", builder="text_classification.classification",
+        model_class="AutoModelForSequenceClassification", needs=("text", "label"), takes=("text_pair",),
+        only=("labels", "max_length")),
+    "token-classification": TaskSpec(
+        title="a tag for each word", builder="text_classification.tagging",
+        model_class="AutoModelForTokenClassification", needs=("words", "tags"), only=("labels", "max_length")),
+    "causal-lm": TaskSpec(
+        title="go on with a text", builder="language_modeling.causal", model_class="AutoModelForCausalLM",
+        needs=("text",), only=("max_length",)),
+    "masked-lm": TaskSpec(
+        title="fill in hidden words", builder="language_modeling.masked", model_class="AutoModelForMaskedLM",
+        needs=("text",), only=("max_length", "mask_share")),
+    "seq2seq": TaskSpec(
+        title="a text from a text", builder="language_modeling.translation", model_class="AutoModelForSeq2SeqLM",
+        needs=("source", "target"), generates=True, only=("max_length", "max_target_length")),
+    "image-classification": TaskSpec(
+        title="one label for an image", builder="image_classification.classification",
+        model_class="AutoModelForImageClassification", needs=("image", "label"), only=("labels", "image")),
+    "regression": TaskSpec(
+        title="a number for a text", builder="text_classification.regression",
+        model_class="AutoModelForSequenceClassification", needs=("text", "label"), takes=("text_pair",),
+        only=("max_length",)),
 }  # fmt: skip
 
 

@@ -1,20 +1,24 @@
-"""The part `training` of a configuration file: the fields of TrainingArguments, checked by TrainingArguments itself."""
+"""The part `training` of a configuration file: fields of TrainingArguments, checked by it; and the files of `init`."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from trainwright._types import JSONObject
-from trainwright.config.arguments import TrainingArguments
+from trainwright.cli.recipe.schema import TASKS
+from trainwright.cli.recipe.yaml_tree import parse, scalar
+from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.config.cli_options import FALSE_WORDS, TRUE_WORDS
 from trainwright.config.deprecated import OLD_NAMES
 from trainwright.config.fields import names_with
-from trainwright.config.seq2seq import Seq2SeqTrainingArguments
+from trainwright.config.summary import grouped, plain
 from trainwright.errors import ArgumentError
 
 PATHS, MAYBE_PATHS = names_with("path"), names_with("maybe_path")
@@ -69,3 +73,36 @@ def problems_of_training(training: Mapping[str, object], *, generates: bool) -> 
         for problem in getattr(error, "problems", None) or (str(error),):
             named = [word for word in re.findall(r"\w+", problem) if word in training]
             yield ("training", *named[:1]), f"training: {problem}"
+
+
+WIDTH = 118
+
+
+def template(task: str, *, with_everything: bool = False) -> str:
+    """Returns a file for a task, ready to train; `with_everything` adds all settings as comments."""
+    text = files("trainwright.cli.recipe").joinpath("templates").joinpath(f"{task}.yaml").read_text(encoding="utf-8")
+    if not with_everything:
+        return text
+    there = set(parse(text, task).value["training"])
+    return text + "\n".join(_rest(task, there)) + "\n"
+
+
+def _rest(task: str, there: set[str]) -> Iterator[str]:
+    """Yields the settings that the file lacks, as comments with their defaults."""
+    for title, fields in grouped(arguments_class(generates=TASKS[task].generates)).items():
+        missing = [one for one in fields if one.name not in there]
+        if missing:
+            yield f"\n  # -- {title}"
+        for one in missing:
+            help = textwrap.wrap(one.metadata.get("help", ""), WIDTH - 8)
+            yield "\n".join([f"  # {one.name}: {_shown(one)}", *(f"  #     {line}" for line in help)])
+
+
+def _shown(one: dataclasses.Field[Any]) -> str:
+    default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+    value = plain(default)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, str) and scalar(value or "null") != value else str(value)

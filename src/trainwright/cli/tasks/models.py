@@ -10,16 +10,6 @@ from trainwright._types import JSONObject
 from trainwright.cli.tasks.source import ModelConfig, TaskSource, first_line
 from trainwright.errors import did_you_mean
 
-CLASSES = {
-    "text-classification": "AutoModelForSequenceClassification",
-    "regression": "AutoModelForSequenceClassification",
-    "token-classification": "AutoModelForTokenClassification",
-    "causal-lm": "AutoModelForCausalLM",
-    "masked-lm": "AutoModelForMaskedLM",
-    "seq2seq": "AutoModelForSeq2SeqLM",
-    "image-classification": "AutoModelForImageClassification",
-}
-
 
 def load_config(
     material: TaskSource, tokenizer: PreTrainedTokenizerBase | None = None, **settings: object
@@ -59,7 +49,7 @@ def load_model(material: TaskSource, config: ModelConfig) -> PreTrainedModel:
     import torch
     import transformers
 
-    kind: Any = getattr(transformers, CLASSES[material.recipe.task])
+    kind: Any = getattr(transformers, material.recipe.spec.model_class)
     model = material.recipe.model
     dtype = getattr(torch, model.dtype or "float32")
     try:

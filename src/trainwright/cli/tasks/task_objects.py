@@ -1,19 +1,26 @@
-"""TaskObjects: the objects that a task passes to the trainer."""
+"""TaskObjects: the objects that a task passes to the trainer; rows encoded into samples, a thousand at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.image_processing_utils import BaseImageProcessor
 
-from trainwright._types import JSONObject
+from trainwright.cli.tasks.local_files import Row
+from trainwright.cli.tasks.models import load_config, load_model
+from trainwright.cli.tasks.source import ModelConfig, Rows, TaskSource
+from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
+from trainwright.config.arguments import TrainingArguments
 
 Dataset: TypeAlias = Any  # rows of ours, a list, or a datasets.Dataset
 Processor: TypeAlias = "PreTrainedTokenizerBase | BaseImageProcessor"
+Columns = dict[str, list[Any]]  # Any: cells of a table, then inputs of a model
+
+BATCH = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +30,6 @@ class TaskObjects:
     Attributes:
         train, eval: samples; `eval` is None where nothing is held out.
         about: short text for the console.
-        overrides: TrainingArguments that the task decides where the recipe does not.
     """
 
     model: nn.Module
@@ -34,9 +40,59 @@ class TaskObjects:
     compute_metrics: Callable[..., dict[str, float]] | None = None
     preprocess_logits: Callable[..., object] | None = None
     about: str = ""
-    overrides: JSONObject = field(default_factory=dict)
 
 
 def shown(names: list[str], most: int = 8) -> str:
     """Joins at most `most` labels for one line."""
     return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")
+
+
+def encoded(rows: Rows, encode: Callable[[Columns], Columns]) -> Dataset:
+    """Encodes rows into samples, of which there may be more or fewer than rows.
+
+    Args:
+        rows: cells by column.
+        encode: converts columns of a thousand rows into columns of samples.
+    """
+    if hasattr(rows, "column_names"):
+        return rows.map(encode, batched=True, batch_size=BATCH, remove_columns=rows.column_names)
+    samples: list[Row] = []
+    for start in range(0, len(rows), BATCH):
+        part = rows[start : start + BATCH]
+        columns = encode({name: [row.get(name) for row in part] for name in part[0]})
+        samples += [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    return samples
+
+
+def pieces(ids: list[int], length: int, *, least: int = 2) -> list[list[int]]:
+    """Splits a row of ids into rows of at most `length`; a rest shorter than `least` is dropped."""
+    return [ids[start : start + length] for start in range(0, len(ids), length) if len(ids) - start >= least]
+
+
+def text_parts(
+    material: TaskSource, args: TrainingArguments, roles: Sequence[str], *, begins: bool = True, **settings: object
+) -> tuple[PreTrainedTokenizerBase, ModelConfig, int]:
+    """Returns tokenizer, configuration of the model, and the largest number of tokens of a text."""
+    tokenizer = load_tokenizer(material, args, roles, begins=begins)
+    config = load_config(material, tokenizer, **settings)
+    return tokenizer, config, max_length(material, tokenizer, config)
+
+
+def text_objects(
+    material: TaskSource,
+    config: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    encode: Callable[[Columns], Columns],
+    **others: Any,  # fields of TaskObjects
+) -> TaskObjects:
+    """Encodes the rows, loads the model, and makes the objects of a task over text."""
+    train = encoded(material.train, encode)
+    if len(train) == 0:
+        material.wrong("no text is left that has two tokens or more.", "data", "train")
+    return TaskObjects(
+        model=load_model(material, config),
+        train=train,
+        eval=encoded(material.eval, encode) if len(material.eval) else None,
+        processing_class=tokenizer,
+        **others,
+    )

@@ -1,4 +1,7 @@
-"""One label, or one number, for a text or a pair of texts."""
+"""One label, or one number, for a text or a pair of texts; or a tag for each word.
+
+The tag of a word is the label of its first token; its other tokens have no label.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from trainwright._types import JSONObject
-from trainwright.cli.tasks.encoding import Columns, encoded
+from transformers import DataCollatorForTokenClassification
+
+from trainwright._types import IGNORE_INDEX, JSONObject
 from trainwright.cli.tasks.labels import find_labels
-from trainwright.cli.tasks.models import load_config, load_model
 from trainwright.cli.tasks.source import TaskSource, texts
-from trainwright.cli.tasks.task_metrics import Scorer, accuracy_and_f1, of_numbers
-from trainwright.cli.tasks.task_objects import TaskObjects, shown
-from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
+from trainwright.cli.tasks.task_metrics import Scorer, accuracy_and_f1, best_guess, of_numbers, of_spans
+from trainwright.cli.tasks.task_objects import Columns, TaskObjects, shown, text_objects, text_parts
 from trainwright.config.arguments import TrainingArguments
 
 
@@ -41,9 +43,7 @@ def _parts(
     about: str,
 ) -> TaskObjects:
     roles = ["text", *(["text_pair"] if material.has("text_pair") else [])]
-    tokenizer = load_tokenizer(material, args, roles)
-    config = load_config(material, tokenizer, **settings)
-    length = max_length(material, tokenizer, config)
+    tokenizer, config, length = text_parts(material, args, roles, **settings)
     names = [material.recipe.column(role) for role in roles]
     label_column = material.recipe.column("label")
 
@@ -53,14 +53,7 @@ def _parts(
 
     if config.pad_token_id is None:  # such a model takes the last token that is no padding for its answer
         config.pad_token_id = tokenizer.pad_token_id
-    return TaskObjects(
-        model=load_model(material, config),
-        train=encoded(material.train, encode),
-        eval=encoded(material.eval, encode) if len(material.eval) else None,
-        processing_class=tokenizer,
-        compute_metrics=scores,
-        about=about,
-    )
+    return text_objects(material, config, tokenizer, encode, compute_metrics=scores, about=about)
 
 
 def _number(material: TaskSource, cell: Any) -> float:
@@ -72,3 +65,47 @@ def _number(material: TaskSource, cell: Any) -> float:
         column = material.recipe.column("label")
         material.wrong(f"{cell!r} in the column {column!r} is no number.", "data", "columns", "label")
     return number
+
+
+def tagging(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+    """Makes the objects of a token classification."""
+    _check_lengths(material)
+    labels = find_labels(material, "tags")
+    tokenizer, config, length = text_parts(material, args, ["words"], **labels.for_config)
+    if not tokenizer.is_fast:
+        material.wrong(
+            "this tokenizer cannot say which word a token is of; a fast one is needed.", "model", "tokenizer"
+        )
+    words, tags = (material.recipe.column(role) for role in ("words", "tags"))
+
+    def encode(columns: Columns) -> Columns:
+        rows = [[str(word) for word in row] for row in columns[words]]
+        found = tokenizer(rows, is_split_into_words=True, truncation=True, max_length=length)
+        of_rows = []
+        for number, row in enumerate(columns[tags]):
+            word_of = found.word_ids(number)
+            is_first = [word is not None and (at == 0 or word_of[at - 1] != word) for at, word in enumerate(word_of)]
+            of_rows.append([labels.of(row[word]) if first else IGNORE_INDEX
+                            for word, first in zip(word_of, is_first, strict=True)])  # fmt: skip
+        return {**found, "labels": of_rows}
+
+    return text_objects(
+        material,
+        config,
+        tokenizer,
+        encode,
+        data_collator=DataCollatorForTokenClassification(tokenizer),
+        compute_metrics=of_spans(labels.names),
+        preprocess_logits=best_guess,
+        about=f"tags: {shown(labels.names)}",
+    )
+
+
+def _check_lengths(material: TaskSource) -> None:
+    for _, rows in material.parts:
+        for words, tags in zip(material.column(rows, "words"), material.column(rows, "tags"), strict=True):
+            if not isinstance(words, (list, tuple)) or not isinstance(tags, (list, tuple)):
+                material.wrong("words and tags must be lists; these are not.", "data", "columns")
+            if len(words) != len(tags):
+                said = f"{len(words)} words with {len(tags)} tags: {' '.join(map(str, words[:8]))} ..."
+                material.wrong(f"a row has {said}", "data", "columns")

@@ -1,37 +1,20 @@
-"""A Trainer from a recipe: the only file that knows every task."""
+"""A Trainer from a recipe."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.training_section import make_arguments
 from trainwright.cli.recipe.yaml_tree import Tree
-from trainwright.cli.tasks import (
-    image_classification,
-    language_modeling,
-    seq2seq_task,
-    text_classification,
-    token_classification,
-)
-from trainwright.cli.tasks.source import TaskSource, load
+from trainwright.cli.tasks.source import load
 from trainwright.cli.tasks.task_objects import TaskObjects
-from trainwright.config.arguments import TrainingArguments
 
 if TYPE_CHECKING:
     from trainwright.trainer import Trainer
-
-BUILDERS: dict[str, Callable[[TaskSource, TrainingArguments], TaskObjects]] = {
-    "text-classification": text_classification.classification,
-    "token-classification": token_classification.tagging,
-    "causal-lm": language_modeling.causal,
-    "masked-lm": language_modeling.masked,
-    "seq2seq": seq2seq_task.translation,
-    "image-classification": image_classification.classification,
-    "regression": text_classification.regression,
-}
 
 
 @contextmanager
@@ -67,8 +50,10 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Callable[[str, str], None]) ->
     if not len(material.eval) and args.eval_strategy != "no":
         tree.refuse([(("training", "eval_strategy"), "training.eval_strategy: there are no rows to evaluate on. "
                       "Name them in data.eval, or set data.eval_share above 0.")])  # fmt: skip
+    module, _, name = recipe.spec.builder.partition(".")
+    build: Callable[..., TaskObjects] = getattr(import_module(f"trainwright.cli.tasks.{module}"), name)
     with quiet_transformers():
-        parts = BUILDERS[recipe.task](material, args)
+        parts = build(material, args)
     held = "" if parts.eval is None else f", {len(parts.eval)} to evaluate on"
     say("data", f"{len(parts.train)} samples to train on{held}, {parts.about}")
     weights = "from scratch" if recipe.model.from_scratch or recipe.model.path is None else f"from {recipe.model.path}"

@@ -1,18 +1,26 @@
-"""The memory of a training step: a copy of the trainer takes two steps on stand-ins, or on a small real batch."""
+"""The memory of a training step: a copy of the trainer takes two steps on stand-ins, or on a small real batch.
+
+Stand-ins for a model and its batches have shapes and types without memory; a step on them computes nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeAlias
 
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainwright._types import Batch
 from trainwright.config import resolve
 from trainwright.engine.precision import supports_bf16
+from trainwright.config.fields import batch_formers
+from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.evaluation.dry_run import SilentEvents, first_batches
 from trainwright.host import available_bytes
@@ -20,9 +28,7 @@ from trainwright.loop.context import NULL_OBSERVER, LoopContext
 from trainwright.loop.step import Window, take_step
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight.memory.allocation_tracker import AllocationTracker
-from trainwright.preflight.memory.fake_tensors import fake_batch, fake_model, make_fake_mode
 from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, SettingsChange, parse_size
-from trainwright.preflight.memory.reductions import changes
 from trainwright.preflight.trainer_copy import copy_of, left_as_it_was
 from trainwright.run import build
 from trainwright.tensor_tree import find_batch_size, tensors_of
@@ -241,3 +247,67 @@ def _session(copied: Any) -> LoopContext:
         events=SilentEvents(),
         **parts,
     )
+
+
+def make_fake_mode() -> FakeTensorMode:
+    """Inside of it every operation gives a tensor of the right shape and no value."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_model(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy of the model whose parameters and buffers take no memory."""
+    memo: dict[int, Any] = {}
+    for tensor in chain(model.parameters(), model.buffers()):
+        memo[id(tensor)] = mode.from_tensor(tensor)
+    with mode:
+        return copy.deepcopy(model, memo)
+
+
+def fake_batch(batch: Mapping[str, object], mode: FakeTensorMode) -> dict[str, Any]:
+    return {name: _without_values(value, mode) for name, value in batch.items()}
+
+
+def _without_values(value: object, mode: FakeTensorMode) -> Any:
+    if isinstance(value, torch.Tensor):
+        return mode.from_tensor(value)
+    if isinstance(value, Mapping):
+        return {name: _without_values(inner, mode) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_without_values(inner, mode) for inner in value)
+    return value
+
+
+Settings: TypeAlias = dict[str, bool | int | str]
+
+SMALLER = "somewhat slower"
+ROUNDED = "rounded arithmetic"
+RECOMPUTED = "about a third slower"
+ANOTHER = "another optimizer: other numbers"
+
+
+def changes(args: Arguments, *, can_bf16: bool) -> Iterator[tuple[Settings, str]]:
+    """Yields settings that take less memory, with their price: first each alone, then together.
+
+    Args:
+        args: arguments of the run.
+        can_bf16: whether the device computes in bfloat16.
+    """
+    size, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    by_samples = not batch_formers(args)
+    factors = [k for k in (2, 4, 8, 16, 32, 64) if size % k == 0] if by_samples else []
+    smaller: list[Settings] = [
+        {"per_device_train_batch_size": size // k, "gradient_accumulation_steps": steps * k} for k in factors
+    ]
+    rounded: list[Settings] = [{"bf16": True}] if can_bf16 and args.mixed_precision == "no" else []
+    recomputed: list[Settings] = [] if args.activation_checkpointing else [{"activation_checkpointing": True}]
+    optim = str(getattr(args.optim, "value", args.optim))
+    another: list[Settings] = [{"optim": "adafactor"}] if optim.startswith("adamw") else []
+    for single, price in ((smaller, SMALLER), (rounded, ROUNDED), (recomputed, RECOMPUTED)):
+        yield from ((settings, price) for settings in single)
+    together: Settings = {}
+    prices: list[str] = []
+    for step, price in ((smaller[-1:], SMALLER), (recomputed, RECOMPUTED), (rounded, ROUNDED), (another, ANOTHER)):
+        for settings in step:
+            together, prices = together | settings, [*prices, price]
+            if len(prices) > 1 or price is ANOTHER:
+                yield dict(together), ", ".join(prices)

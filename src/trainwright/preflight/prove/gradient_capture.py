@@ -9,8 +9,7 @@ from torch import nn
 
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.protocol import Arguments
-from trainwright.state.control import TrainerControl
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 Tensors = Mapping[str, torch.Tensor]
 

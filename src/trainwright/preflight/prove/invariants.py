@@ -1,4 +1,4 @@
-"""The invariants that `prove()` tries, each on copies of the trainer with the user's data and hooks."""
+"""The invariants that `prove()` tries, each on copies of the trainer with the user's data and hooks, and its report."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,67 @@ import torch
 from torch import nn
 from torch.utils.data import Subset
 
-from trainwright._types import has_length
-from trainwright.config.help import differing as differing_arguments
+from trainwright._types import JSONObject, has_length
+from trainwright.config.summary import differing as differing_arguments
 from trainwright.errors import ModelError
 from trainwright.host import available_bytes
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight.prove.gradient_capture import GradientCapture, Tensors, differing, gap, without_dropout
 from trainwright.preflight.prove.launcher import gradients_of
-from trainwright.preflight.prove.proof import Proof, ProofReport
 from trainwright.preflight.trainer_copy import copy_of, left_as_it_was
 from trainwright.run import build
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Proof of one law.
+
+    Attributes:
+        law: what must hold, as a sentence.
+        holds: None where it could not be tried.
+        evidence: the gap that was seen, or why it could not be tried.
+        cure: the setting that makes it hold; empty where it does.
+    """
+
+    name: str
+    law: str
+    holds: bool | None
+    evidence: str
+    cure: str = ""
+
+    def to_dict(self) -> JSONObject:
+        return {name: getattr(self, name) for name in ("name", "law", "holds", "evidence", "cure")}
+
+
+@dataclass(frozen=True, slots=True)
+class ProofReport:
+    """Proofs for a model and its data."""
+
+    proofs: tuple[Proof, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing that could be tried failed."""
+        return all(proof.holds is not False for proof in self.proofs)
+
+    def of(self, name: str) -> Proof:
+        return next(proof for proof in self.proofs if proof.name == name)
+
+    def lines(self) -> Iterator[str]:
+        """Yields the lines of the report for the console."""
+        for proof in self.proofs:
+            word = {True: "holds", False: "FAILS", None: "not tried"}[proof.holds]
+            yield f"{word:10}{proof.law}: {proof.evidence}"
+            if proof.cure:
+                yield f"{'':10}-> {proof.cure}"
+
+    def to_dict(self) -> JSONObject:
+        """Returns plain values, as for JSON."""
+        return {"proofs": [proof.to_dict() for proof in self.proofs]}
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
 
 COPIES = 8  # of the weights: two models, gradients and states of one, and what a checkpoint takes
 WINDOW = 8  # samples of the step whose gradients are compared

@@ -1,4 +1,4 @@
-"""Runs the same trainer in processes of their own. They are new ones: the user's script is not run again in them."""
+"""Runs the same trainer in new processes, which run this module and not the user's script."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 
 from trainwright.errors import ProcessFailedError
+from trainwright.preflight.prove.gradient_capture import GradientCapture
 
 TIMEOUT_S = 180.0
 GRADIENTS = "gradients.safetensors"
@@ -66,7 +67,7 @@ def _start(rank: int, num_processes: int, port: int, folder: str) -> subprocess.
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
     with open(Path(folder) / f"{rank}.log", "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "trainwright.preflight.prove.child_process", folder],
+            [sys.executable, "-m", "trainwright.preflight.prove.launcher", folder],
             stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True,
         )  # fmt: skip
 
@@ -81,3 +82,20 @@ def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("localhost", 0))
         return int(one.getsockname()[1])
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    # From the process that started this one, through a pipe that nobody else can write to.
+    recipe: dict[str, Any] = pickle.load(sys.stdin.buffer)
+    keeper = GradientCapture()
+    args = recipe["arguments"](**{**recipe["settings"], "output_dir": str(folder / "run")})
+    trainer = recipe["trainer"](args=args, callbacks=[keeper], **recipe["parts"])
+    trainer.train()
+    if os.environ["RANK"] == "0":
+        safetensors.torch.save_file({n: g.contiguous() for n, g in keeper.gradients.items()}, folder / GRADIENTS)
+    trainer.end()
+
+
+if __name__ == "__main__":
+    main()
