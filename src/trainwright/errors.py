@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class TrainwrightError(Exception):
@@ -112,3 +113,19 @@ def did_you_mean(name: object, known: Iterable[object], *, quoted: bool = False)
     """
     near = difflib.get_close_matches(str(name), [str(one) for one in known], n=1)
     return f" Did you mean {near[0]!r}?" if near and quoted else f" Did you mean {near[0]}?" if near else ""
+
+
+@contextmanager
+def needs_package(message: str) -> Iterator[None]:
+    """Imports an optional package within the context.
+
+    Args:
+        message: what needs the package, and what to install.
+
+    Raises:
+        MissingPackageError: the import failed; with `message`.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingPackageError(message) from error

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import trainwright.preflight.first_look  # noqa: F401 -- registers every check
-from trainwright.preflight.check_registry import CHECKS, ERROR, NOTE, WARNING, Check, CheckReport, Finding, look_at
+from trainwright.preflight.check_registry import CHECKS, Check, CheckReport, Finding, look_at
 from trainwright.preflight.first_look import known_facts
 
 from .._support.small import make_trainer
@@ -33,7 +33,7 @@ def test_every_check_has_fixtures() -> None:
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_broken_trainer_is_caught(name: str, tmp_path: Path) -> None:
     report = FIXTURES[name](tmp_path, True).check()
-    found = [one for one in report.of(name) if one.severity != NOTE]
+    found = [one for one in report.of(name) if one.severity != "note"]
     assert found, str(report)
     assert all(one.evidence and one.cure for one in found)
     assert not report.is_fine
@@ -43,21 +43,21 @@ def test_a_broken_trainer_is_caught(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_healthy_trainer_passes(name: str, tmp_path: Path) -> None:
     report = FIXTURES[name](tmp_path, False).check()
-    assert [one for one in report.of(name) if one.severity != NOTE] == []
+    assert [one for one in report.of(name) if one.severity != "note"] == []
     assert name not in dict(report.not_done), str(report)
 
 
 def test_a_healthy_trainer_has_nothing_worse_than_notes(tmp_path: Path) -> None:
     report = make_trainer(tmp_path).check()
     assert report.is_fine, str(report)
-    assert report.worst == NOTE
+    assert report.worst == "note"
     assert dict(report.not_done).keys() == {"pad_is_eos", "metrics"}
     assert "there is no eval_dataset" in str(report)
 
 
 def test_the_gravest_comes_first_and_all_is_plain_values(tmp_path: Path) -> None:
     report = FIXTURES["vocabulary"](tmp_path, True).check()
-    assert report.worst == report.findings[0].severity == ERROR
+    assert report.worst == report.findings[0].severity == "error"
     plain = report.to_dict()
     assert plain["findings"][0]["check"] == "vocabulary"
     assert str(models_vocabulary()) in plain["findings"][0]["evidence"]
@@ -86,7 +86,7 @@ def test_a_check_that_fails_is_not_done_and_ends_nothing(
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     facts = known_facts(trainer, None, str(tmp_path), optimizer=None, is_brief=False)
-    reasons = dict(look_at(facts, ("start", "batch", "step", "full")).not_done)
+    reasons = dict(look_at(facts, "start", "batch", "step", "full").not_done)
     assert reasons["vocabulary"] == "there is no batch to look at"
     assert reasons["in_the_optimizer"].startswith("there is no optimizer")
 
@@ -94,7 +94,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 def test_a_report_of_nothing_is_fine() -> None:
     assert CheckReport().is_fine
     assert CheckReport().worst is None
-    assert not CheckReport(findings=(Finding("x", WARNING, "seen"),)).is_fine
+    assert not CheckReport(findings=(Finding("warning", "seen"),)).is_fine
 
 
 def test_the_page_lists_every_check() -> None:

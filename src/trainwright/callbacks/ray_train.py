@@ -7,7 +7,7 @@ from pathlib import Path
 from trainwright._types import PREFIX_CHECKPOINT_DIR
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.protocol import Arguments
-from trainwright.errors import MissingPackageError
+from trainwright.errors import needs_package
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 
@@ -22,10 +22,8 @@ class RayTrainReport(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        try:
+        with needs_package("RayTrainReport needs Ray Train: pip install 'ray[train]'"):
             import ray.train
-        except ImportError as error:
-            raise MissingPackageError("RayTrainReport needs Ray Train: pip install 'ray[train]'") from error
         self._ray = ray.train
 
     def on_save(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:

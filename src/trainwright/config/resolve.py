@@ -9,6 +9,7 @@ import importlib.util
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.fields import value_of
 from trainwright.config.parsing import StepRange, parse_steps
 from trainwright.config.plans import (
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 def world_of(args: Arguments) -> World:
     """The world that `args` asks for."""
-    return World.detect(use_cpu=bool(getattr(args, "use_cpu", False)))
+    return World.detect(use_cpu=args.use_cpu)
 
 
 def lengths(args: Arguments, *, num_batches: int | None, num_examples: int | None, total_batch_size: int) -> Lengths:
@@ -60,13 +61,13 @@ def engine(args: Arguments, layout: ModelLayout | None = None) -> EnginePlan:
         device=args.device,
         world_size=args.world_size,
         num_devices=max(1, args.n_gpu),
-        keeps_state=_of_accelerator(args, "use_configured_state", False),
+        keeps_state=_accelerator(args).use_configured_state,
         use_cpu=args.use_cpu,
         precision=PrecisionPlan(mixed=mixed, tf32=args.tf32),
         compile=CompilePlan(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
         if args.torch_compile
         else CompilePlan(),
-        non_blocking=_of_accelerator(args, "non_blocking", False),
+        non_blocking=_accelerator(args).non_blocking,
         ddp=ddp(args),
         hang_timeout_s=value_of(args, "hang_timeout"),
         loaders=loaders_of_others(args),
@@ -141,13 +142,11 @@ def zero3_config(args: Arguments) -> dict[str, Any] | None:
 
 def loaders_of_others(args: Arguments) -> LoadersOfOthers:
     names = [field.name for field in fields(LoadersOfOthers) if field.name != "data_seed"]
-    chosen = {name: _of_accelerator(args, name, None) for name in names}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
-    return LoadersOfOthers(data_seed=args.data_seed, **chosen)
+    return LoadersOfOthers(data_seed=args.data_seed, **{name: getattr(_accelerator(args), name) for name in names})
 
 
 def ddp(args: Arguments) -> DDPPlan:
-    accumulation = _of_accelerator(args, "gradient_accumulation_kwargs", None) or {}
+    accumulation = _accelerator(args).gradient_accumulation_kwargs or {}
     return DDPPlan(
         backend=args.ddp_backend,
         timeout_s=args.ddp_timeout,
@@ -175,12 +174,12 @@ def loader(
         prefetch_factor=args.dataloader_prefetch_factor,
         multiprocessing_context=args.dataloader_multiprocessing_context,
         in_order=args.dataloader_in_order,
-        seeded=_of_accelerator(args, "use_seedable_sampler", True),
+        seeded=_accelerator(args).use_seedable_sampler,
         shuffle_method=value_of(args, "shuffle_method"),
         seed_samples=is_training and value_of(args, "seed_samples"),
         rank=rank,
         num_processes=num_processes,
-        even_tail=_of_accelerator(args, "even_batches", True),
+        even_tail=_accelerator(args).even_batches,
         is_training=is_training,
     )
 
@@ -206,12 +205,12 @@ def sampling(args: Arguments, *, batch_size: int, seed: int, num_processes: int,
 
 def dispatches(args: Arguments, num_processes: int) -> bool:
     """Whether the main process reads the training data for all."""
-    return num_processes > 1 and bool(_of_accelerator(args, "dispatch_batches", False))
+    return num_processes > 1 and bool(_accelerator(args).dispatch_batches)
 
 
 def _per_process(args: Arguments, batch_size: int, num_processes: int) -> int:
     """Samples in a batch on each process; with `split_batches` the setting is the batch of all of them."""
-    if num_processes == 1 or not _of_accelerator(args, "split_batches", False):
+    if num_processes == 1 or not _accelerator(args).split_batches:
         return batch_size
     if batch_size % num_processes:
         raise ArgumentError(
@@ -273,7 +272,7 @@ def micro_batches(args: Arguments) -> int:
         ArgumentError: both say it, and differ.
     """
     steps: int = args.gradient_accumulation_steps
-    other = (_of_accelerator(args, "gradient_accumulation_kwargs", None) or {}).get("num_steps")
+    other = (_accelerator(args).gradient_accumulation_kwargs or {}).get("num_steps")
     if other is None or other == steps:
         return steps
     if steps != 1:
@@ -284,5 +283,6 @@ def micro_batches(args: Arguments) -> int:
     return int(other)
 
 
-def _of_accelerator(args: Arguments, name: str, default: Any) -> Any:
-    return getattr(args.accelerator_config, name, default)
+def _accelerator(args: Arguments) -> AcceleratorConfig:
+    """Returns `accelerator_config`; instances of transformers' class lack some fields."""
+    return AcceleratorConfig.of(args.accelerator_config)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from trainwright.errors import MissingPackageError
+from trainwright.errors import needs_package
 
 MARKER_MODULE = "transformers.integrations.deepspeed"
 
@@ -82,12 +82,10 @@ def load(*, on_cpu: bool) -> None:
     """
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    try:
+    with needs_package(
+        "deepspeed=... needs the deepspeed package: pip install setuptools wheel ninja, then "
+        "DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed"
+    ):
         import deepspeed.ops
-    except ImportError as error:
-        raise MissingPackageError(
-            "deepspeed=... needs the deepspeed package: pip install setuptools wheel ninja, then "
-            "DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed"
-        ) from error
     if on_cpu:  # otherwise it compiles an operator for shared memory when the group starts
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

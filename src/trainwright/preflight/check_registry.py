@@ -6,8 +6,9 @@ Whoever fills in `CheckFacts` knows the trainer; the checks know only these valu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import nn
@@ -18,8 +19,10 @@ from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
 from trainwright.preflight.memory.memory_plan import MemoryPlan
 
-NOTE, WARNING, ERROR = "note", "warning", "error"
-SEVERITIES = (NOTE, WARNING, ERROR)  # from the mildest
+Severity: TypeAlias = Literal["note", "warning", "error"]
+SEVERITIES = get_args(Severity)  # from the mildest
+# When the facts of a check are there: before step 1, at its batches, at its end, or only in a check-up.
+Moment: TypeAlias = Literal["start", "batch", "step", "full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +30,16 @@ class Finding:
     """Result of one check.
 
     Attributes:
-        check: name of the check.
         severity: "note" (good to know), "warning" (probably not what was meant), "error" (the run cannot work).
         evidence: what was seen, with its numbers.
         cure: what to change; empty for a note that needs nothing.
+        check: name of the check.
     """
 
-    check: str
-    severity: str
+    severity: Severity
     evidence: str
     cure: str = ""
+    check: str = ""
 
     def __str__(self) -> str:
         return f"{self.check}: {self.evidence}" + (f" {self.cure}" if self.cure else "")
@@ -61,10 +64,10 @@ class CheckReport:
     @property
     def is_fine(self) -> bool:
         """Whether nothing worse than a note was found."""
-        return self.worst in (None, NOTE)
+        return self.worst in (None, "note")
 
     @property
-    def worst(self) -> str | None:
+    def worst(self) -> Severity | None:
         """Returns the highest severity of the findings; None without findings."""
         return max((one.severity for one in self.findings), key=SEVERITIES.index, default=None)
 
@@ -151,9 +154,6 @@ class CheckFacts:
     is_brief: bool = False
 
 
-# When the facts of a check are there: before step 1, at its batches, at its end, or only in a check-up.
-START, BATCH, STEP, FULL = "start", "batch", "step", "full"
-
 # How a person calls the facts that may be missing.
 ABSENT = {
     "batches": "batch to look at",
@@ -180,7 +180,7 @@ class Check:
     """
 
     name: str
-    when: str
+    when: Moment
     needs: tuple[str, ...]
     about: str
     look: Look
@@ -189,7 +189,7 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
-def check(*, when: str, needs: tuple[str, ...] = (), about: str) -> Callable[[Look], Look]:
+def check(*, when: Moment, needs: tuple[str, ...] = (), about: str) -> Callable[[Look], Look]:
     """Decorator: registers a function under its name."""
 
     def enter(look: Look) -> Look:
@@ -200,18 +200,18 @@ def check(*, when: str, needs: tuple[str, ...] = (), about: str) -> Callable[[Lo
     return enter
 
 
-def look_at(facts: CheckFacts, when: Iterable[str]) -> CheckReport:
+def look_at(facts: CheckFacts, *moments: Moment) -> CheckReport:
     """Runs the checks of these moments. A check that raises is reported as not done."""
-    wanted, findings, passed, not_done = set(when), [], [], []
+    findings, passed, not_done = [], [], []
     for one in CHECKS.values():
-        if one.when not in wanted:
+        if one.when not in moments:
             continue
         missing = next((name for name in one.needs if getattr(facts, name) is None), None)
         if missing is not None:
             not_done.append((one.name, f"there is no {ABSENT.get(missing, missing)}"))
             continue
         try:
-            found = list(one.look(facts))
+            found = [replace(finding, check=one.name) for finding in one.look(facts)]
         except Exception as error:  # a check must never be what ends a run
             not_done.append((one.name, f"{type(error).__name__}: {error}"))
             continue

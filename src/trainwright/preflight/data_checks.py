@@ -13,23 +13,12 @@ from torch import nn
 from trainwright import model_facts
 from trainwright._types import IGNORE_INDEX, Batch
 from trainwright.config.fields import value_of
-from trainwright.preflight.check_registry import (
-    BATCH,
-    ERROR,
-    FULL,
-    NOTE,
-    STEP,
-    WARNING,
-    CheckFacts,
-    Finding,
-    check,
-    some,
-)
+from trainwright.preflight.check_registry import CheckFacts, Finding, check, some
 
 LIKE_LABELS = ("target", "targets", "class", "classes", "y", "answer", "score", "category", "tags")
 
 
-@check(when=FULL, needs=("columns", "taken"), about="columns that are dropped, and why")
+@check(when="full", needs=("columns", "taken"), about="columns that are dropped, and why")
 def columns(facts: CheckFacts) -> Iterator[Finding]:
     dropped = [name for name in facts.columns or () if name not in (facts.taken or ())]
     if not dropped:
@@ -42,14 +31,14 @@ def columns(facts: CheckFacts) -> Iterator[Finding]:
         meant = close[0] if close else "labels" if lacks_labels and name.lower() in LIKE_LABELS else None
         if meant is not None:
             yield Finding(
-                "columns", WARNING, f"The column {name!r} is dropped: {model}.forward does not take it.",
+                "warning", f"The column {name!r} is dropped: {model}.forward does not take it.",
                 f"Rename it to {meant!r} if that is what it is.",
             )  # fmt: skip
             return
-    yield Finding("columns", NOTE, f"Dropped, as {model}.forward does not take them: {some(dropped, 8)}.")
+    yield Finding("note", f"Dropped, as {model}.forward does not take them: {some(dropped, 8)}.")
 
 
-@check(when=BATCH, needs=("batches",), about="labels among the entries of a batch")
+@check(when="batch", needs=("batches",), about="labels among the entries of a batch")
 def labels(facts: CheckFacts) -> Iterator[Finding]:
     batch = facts.batches[0] if facts.batches else {}
     if not facts.label_names or facts.can_return_loss or not facts.loss_is_the_models:
@@ -57,12 +46,12 @@ def labels(facts: CheckFacts) -> Iterator[Finding]:
     found = [name for name in facts.label_names if batch.get(name) is not None]
     if not found:
         yield Finding(
-            "labels", ERROR, f"No label in the first batch ({some(batch, 8)}); the model's are called "
+            "error", f"No label in the first batch ({some(batch, 8)}); the model's are called "
             f"{', '.join(facts.label_names)}.",
             "Give the samples an entry of that name, set label_names, or bring a data_collator that makes it.",
         )  # fmt: skip
     elif not facts.is_brief:
-        yield Finding("labels", NOTE, f"Found in the first batch: {', '.join(found)}.")
+        yield Finding("note", f"Found in the first batch: {', '.join(found)}.")
 
 
 MUCH_PADDING = 0.5
@@ -71,7 +60,7 @@ MANY_ROWS = 0.1
 NO_LIMIT = 10**6  # a tokenizer that knows no longest input says 1e30
 
 
-@check(when=BATCH, needs=("batches",), about="the share of labels that are masked (-100), and rows without any other")
+@check(when="batch", needs=("batches",), about="the share of labels that are masked (-100), and rows without any other")
 def masked_labels(facts: CheckFacts) -> Iterator[Finding]:
     labels = [one for batch in facts.batches or () for one in _label_ids(facts, batch)]
     total = sum(one.numel() for one in labels)
@@ -80,7 +69,7 @@ def masked_labels(facts: CheckFacts) -> Iterator[Finding]:
     masked = sum(int(one.eq(IGNORE_INDEX).sum()) for one in labels)
     if masked == total:
         yield Finding(
-            "masked_labels", ERROR, f"All {total} labels of the first step are {IGNORE_INDEX}: its loss says nothing.",
+            "error", f"All {total} labels of the first step are {IGNORE_INDEX}: its loss says nothing.",
             "Look at where labels are masked: a response template that is not found, or a prompt that fills the row.",
         )  # fmt: skip
         return
@@ -88,17 +77,17 @@ def masked_labels(facts: CheckFacts) -> Iterator[Finding]:
     num_rows, empty = sum(len(one) for one in rows), sum(int(one.sum()) for one in rows)
     if masked / total > MUCH_MASKED:
         yield Finding(
-            "masked_labels", WARNING, f"{masked / total:.1%} of the labels of the first step are masked.",
+            "warning", f"{masked / total:.1%} of the labels of the first step are masked.",
             "Shorten prompts, or raise the length at which samples are cut.",
         )  # fmt: skip
     elif num_rows and empty / num_rows >= MANY_ROWS:
         yield Finding(
-            "masked_labels", WARNING, f"{empty} of {num_rows} rows of the first step have no label that counts.",
+            "warning", f"{empty} of {num_rows} rows of the first step have no label that counts.",
             "Leave such samples out: they cost time and teach nothing.",
         )  # fmt: skip
 
 
-@check(when=BATCH, needs=("batches",), about="the share of tokens that are padding")
+@check(when="batch", needs=("batches",), about="the share of tokens that are padding")
 def padding(facts: CheckFacts) -> Iterator[Finding]:
     masks = [mask for batch in facts.batches or () if (mask := _mask(batch)) is not None]
     total = sum(mask.numel() for mask in masks)
@@ -107,14 +96,14 @@ def padding(facts: CheckFacts) -> Iterator[Finding]:
     share = 1 - sum(int(mask.ne(0).sum()) for mask in masks) / total
     if share > MUCH_PADDING:
         yield Finding(
-            "padding", WARNING, f"{share:.0%} of the tokens of the first step are padding.",
+            "warning", f"{share:.0%} of the tokens of the first step are padding.",
             "Pad to the longest of a batch, not to a fixed length; then max_tokens_per_batch=..., or "
             "train_sampling_strategy='group_by_length', or packing='best_fit' for a causal model.",
         )  # fmt: skip
 
 
 @check(
-    when=BATCH, needs=("batches",), about="rows that were cut at the longest length, and rows too long for the model"
+    when="batch", needs=("batches",), about="rows that were cut at the longest length, and rows too long for the model"
 )
 def truncation(facts: CheckFacts) -> Iterator[Finding]:
     lengths = [length for batch in facts.batches or () for length in _row_lengths(batch)]
@@ -124,7 +113,7 @@ def truncation(facts: CheckFacts) -> Iterator[Finding]:
     if positions is not None and max(lengths) > positions:
         learned = any(isinstance(m, nn.Embedding) and "position" in n for n, m in facts.model.named_modules())
         yield Finding(
-            "truncation", ERROR if learned else WARNING,
+            "error" if learned else "warning",
             f"A row has {max(lengths)} tokens, and {type(facts.model).__name__} was made for {positions}.",
             f"Cut samples at {positions} tokens (truncation=True, max_length={positions}).",
         )  # fmt: skip
@@ -135,14 +124,14 @@ def truncation(facts: CheckFacts) -> Iterator[Finding]:
     is_packed = value_of(facts.args, "packing") is not None
     if not is_packed and cut / len(lengths) >= MANY_ROWS:
         yield Finding(
-            "truncation", WARNING, f"{cut} of {len(lengths)} rows of the first step have all of {limit} tokens: they "
+            "warning", f"{cut} of {len(lengths)} rows of the first step have all of {limit} tokens: they "
             "were probably cut.",
             "Split long texts into several samples, or make sure that what counts comes first.",
         )  # fmt: skip
 
 
 @check(
-    when=BATCH,
+    when="batch",
     needs=("batches", "processing_class"),
     about="pad token = end token, and every end masked with the padding",
 )
@@ -160,20 +149,20 @@ def pad_is_eos(facts: CheckFacts) -> Iterator[Finding]:
         masked += int((is_end & labels.eq(IGNORE_INDEX)).sum())
     if ends and masked == ends:
         yield Finding(
-            "pad_is_eos", WARNING, f"pad and end are one token ({eos}), and all {ends} ends of the first step are "
+            "warning", f"pad and end are one token ({eos}), and all {ends} ends of the first step are "
             "masked with the padding: the model will not learn to stop.",
             "Give the tokenizer a pad token of its own, and the model a row for it (resize_token_embeddings).",
         )  # fmt: skip
 
 
-@check(when=BATCH, needs=("batches",), about="token ids and labels against the rows of the embedding and the classes")
+@check(when="batch", needs=("batches",), about="token ids and labels against the rows of the embedding and the classes")
 def vocabulary(facts: CheckFacts) -> Iterator[Finding]:
     rows = _input_rows(facts.model)
     for name in ("input_ids", "decoder_input_ids"):
         wrong = _outside([b.get(name) for b in facts.batches or ()], rows)
         if wrong is not None:
             yield Finding(
-                "vocabulary", ERROR, f"{name} holds {wrong}, and the model has embeddings for 0 to {rows - 1}.",  # type: ignore[operator]
+                "error", f"{name} holds {wrong}, and the model has embeddings for 0 to {rows - 1}.",  # type: ignore[operator]
                 "Use the tokenizer that belongs to the model, or model.resize_token_embeddings(len(tokenizer)).",
             )  # fmt: skip
     classes = num_classes(facts.model)
@@ -181,7 +170,7 @@ def vocabulary(facts: CheckFacts) -> Iterator[Finding]:
     wrong = _outside([one[one.ne(IGNORE_INDEX)] for one in labels], classes)
     if wrong is not None:
         yield Finding(
-            "vocabulary", ERROR, f"A label is {wrong}, and the model scores 0 to {classes - 1}.",  # type: ignore[operator]
+            "error", f"A label is {wrong}, and the model scores 0 to {classes - 1}.",  # type: ignore[operator]
             "Load the model with the right num_labels, or number the labels from 0 (and mask with -100).",
         )  # fmt: skip
 
@@ -249,18 +238,18 @@ FAR = 2.0  # times what chance gives, and one more: a model that knows nothing i
 FAR_FROM_THE_MEAN = 100.0  # times the variance of the labels
 
 
-@check(when=STEP, needs=("step",), about="the first loss is a number")
+@check(when="step", needs=("step",), about="the first loss is a number")
 def finite_loss(facts: CheckFacts) -> Iterator[Finding]:
     loss = facts.step.loss if facts.step is not None else None
     if loss is not None and not math.isfinite(loss):
         yield Finding(
-            "finite_loss", ERROR, f"The loss of the first step is {loss}.",
+            "error", f"The loss of the first step is {loss}.",
             "Look for inputs or labels that are not finite, a logarithm or division in the loss, or fp16 that "
             "overflows (bf16=True has the range of fp32).",
         )  # fmt: skip
 
 
-@check(when=STEP, needs=("step",), about="the first loss is near what chance gives, or better")
+@check(when="step", needs=("step",), about="the first loss is near what chance gives, or better")
 def loss_near_chance(facts: CheckFacts) -> Iterator[Finding]:
     loss = facts.step.loss if facts.step is not None else None
     if loss is None or not math.isfinite(loss) or not facts.loss_is_the_models:
@@ -268,7 +257,7 @@ def loss_near_chance(facts: CheckFacts) -> Iterator[Finding]:
     classes = num_classes(facts.model)
     if classes is not None and loss > FAR * math.log(classes) + 1:
         yield Finding(
-            "loss_near_chance", WARNING, f"The first loss is {loss:.3g}; guessing among {classes} gives "
+            "warning", f"The first loss is {loss:.3g}; guessing among {classes} gives "
             f"{math.log(classes):.3g}.",
             "Look whether labels and inputs belong together (shifted twice? another tokenizer?), and at how the head "
             "is initialised.",
@@ -276,7 +265,7 @@ def loss_near_chance(facts: CheckFacts) -> Iterator[Finding]:
     spread = _variance_of_labels(facts)
     if spread and loss > FAR_FROM_THE_MEAN * spread:
         yield Finding(
-            "loss_near_chance", WARNING, f"The first loss is {loss:.3g}; always answering the mean of the labels "
+            "warning", f"The first loss is {loss:.3g}; always answering the mean of the labels "
             f"gives {spread:.3g}.",
             "Bring the labels near 0 and 1 (subtract their mean, divide by their spread).",
         )  # fmt: skip

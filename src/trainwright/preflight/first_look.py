@@ -21,7 +21,7 @@ from trainwright.engine.precision import supports_bf16
 from trainwright.loop.context import NULL_OBSERVER
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight import data_checks, parameter_checks, system_checks  # noqa: F401 -- registers their checks
-from trainwright.preflight.check_registry import BATCH, NOTE, START, STEP, CheckFacts, CheckReport, FirstStep, look_at
+from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ class FirstLook:
         self._tell = tell
 
     def start(self) -> None:
-        self._tell(look_at(self._facts, (START,)))
+        self._tell(look_at(self._facts, "start"))
 
     def window(self, batches: Sequence[Batch]) -> None:
         """Checks the micro-batches of the first step, before the first forward."""
         if all(isinstance(batch, dict) or hasattr(batch, "keys") for batch in batches):
             self._facts = replace(self._facts, batches=batches[:BATCHES])
-            self._tell(look_at(self._facts, (BATCH,)))
+            self._tell(look_at(self._facts, "batch"))
 
     def gradients(self, loss: torch.Tensor) -> None:
         """Checks the gradients of the first step, and its loss."""
@@ -57,7 +57,7 @@ class FirstLook:
             self._facts,
             step=FirstStep(loss=float(loss), without_gradient=parameters_without_gradient(self._facts.model)),
         )
-        self._tell(look_at(self._facts, (STEP,)))
+        self._tell(look_at(self._facts, "step"))
         self._facts = replace(self._facts, batches=None, step=None)
 
 
@@ -76,7 +76,7 @@ def begin(trainer: Any, plan: StepPlan | None, folder: str) -> Any:  # any Train
 def log_findings(report: CheckReport) -> None:
     """Logs findings: notes as information, others as warnings."""
     for finding in report.findings:
-        logger.log(logging.INFO if finding.severity == NOTE else logging.WARNING, "%s", finding)
+        logger.log(logging.INFO if finding.severity == "note" else logging.WARNING, "%s", finding)
 
 
 def known_facts(

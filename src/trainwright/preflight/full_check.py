@@ -14,7 +14,7 @@ from trainwright.config import resolve
 from trainwright.data import columns
 from trainwright.evaluation.dry_run import first_batches
 from trainwright.optim.optimizer_class import steps_in_backward
-from trainwright.preflight.check_registry import BATCH, FULL, START, STEP, CheckFacts, CheckReport, FirstStep, look_at
+from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
 from trainwright.preflight.first_look import BATCHES, known_facts, parameters_without_gradient
 from trainwright.preflight.trainer_copy import copy_of, left_as_it_was
 from trainwright.run import build, dry_run
@@ -37,9 +37,9 @@ def full_check(trainer: Any, *, plans_memory: bool, budget: Any) -> CheckReport:
             facts = replace(facts, batches=_batches(copied))
         except Exception as error:
             facts = replace(facts, failure=f"No batch can be made: {type(error).__name__}: {error}")
-        if facts.batches and not look_at(facts, (BATCH,)).of("vocabulary"):  # it would end a GPU's process
+        if facts.batches and not look_at(facts, "batch").of("vocabulary"):  # it would end a GPU's process
             facts = _tried(copied, facts)
-        report = look_at(facts, (START, BATCH, STEP, FULL))
+        report = look_at(facts, "start", "batch", "step", "full")
     if not plans_memory:
         return report
     from trainwright.preflight.memory.planner import plan_memory

@@ -14,21 +14,10 @@ from trainwright import model_facts
 from trainwright.checkpoint import weights
 from trainwright.checkpoint.disk_space import weights_bytes
 from trainwright.host import available_bytes
-from trainwright.preflight.check_registry import (
-    ERROR,
-    FULL,
-    NOTE,
-    START,
-    STEP,
-    WARNING,
-    CheckFacts,
-    Finding,
-    check,
-    some,
-)
+from trainwright.preflight.check_registry import CheckFacts, Finding, check, some
 
 
-@check(when=START, about="parameters that are NaN or infinite")
+@check(when="start", about="parameters that are NaN or infinite")
 def finite_parameters(facts: CheckFacts) -> Iterator[Finding]:
     named = [(n, p) for n, p in facts.model.named_parameters() if p.is_floating_point() and p.device.type != "meta"]
     if facts.max_elements is not None and sum(p.numel() for _, p in named) > facts.max_elements:
@@ -36,7 +25,7 @@ def finite_parameters(facts: CheckFacts) -> Iterator[Finding]:
     bad = [name for name, parameter in _suspects(named) if not torch.isfinite(parameter).all()]
     if bad:
         yield Finding(
-            "finite_parameters", ERROR, f"{len(bad)} parameters hold NaN or infinity: {some(bad)}.",
+            "error", f"{len(bad)} parameters hold NaN or infinity: {some(bad)}.",
             "Load the weights again; those that the checkpoint lacked may never have been initialised.",
         )  # fmt: skip
 
@@ -51,7 +40,7 @@ def _suspects(named: list[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Param
     return [one for one, is_finite in zip(named, flags, strict=True) if not is_finite]
 
 
-@check(when=START, needs=("optimizer",), about="trainable parameters that the optimizer does not have")
+@check(when="start", needs=("optimizer",), about="trainable parameters that the optimizer does not have")
 def in_the_optimizer(facts: CheckFacts) -> Iterator[Finding]:
     assert facts.optimizer is not None  # `needs` it
     held = {id(p) for group in facts.optimizer.param_groups for p in group["params"]}
@@ -59,23 +48,23 @@ def in_the_optimizer(facts: CheckFacts) -> Iterator[Finding]:
     missing = [name for name, p in trainable if id(p) not in held]
     if trainable and len(missing) == len(trainable):
         yield Finding(
-            "in_the_optimizer", ERROR, "The optimizer holds no parameter of this model: nothing will be learnt.",
+            "error", "The optimizer holds no parameter of this model: nothing will be learnt.",
             "Make it of model.parameters() after the model has its final form, or let the trainer make it.",
         )  # fmt: skip
     elif missing:
         yield Finding(
-            "in_the_optimizer", WARNING,
+            "warning",
             f"{len(missing)} trainable parameters are not in the optimizer and stay as they are: {some(missing)}.",
             "Put them into a group, or freeze them with requires_grad_(False) to save their gradients.",
         )  # fmt: skip
     if not trainable:
         yield Finding(
-            "in_the_optimizer", ERROR, "No parameter is trainable: all have requires_grad=False.",
+            "error", "No parameter is trainable: all have requires_grad=False.",
             "Unfreeze the head, or add an adapter.",
         )  # fmt: skip
 
 
-@check(when=START, about="embeddings that should be tied and are not")
+@check(when="start", about="embeddings that should be tied and are not")
 def tied(facts: CheckFacts) -> Iterator[Finding]:
     core = model_facts.core_model(facts.model)
     if not getattr(getattr(core, "config", None), "tie_word_embeddings", False):
@@ -85,20 +74,20 @@ def tied(facts: CheckFacts) -> Iterator[Finding]:
     ends = [getattr(end, "weight", None) for end in (core.get_input_embeddings(), core.get_output_embeddings())]
     if all(isinstance(end, torch.Tensor) for end in ends) and ends[0].data_ptr() != ends[1].data_ptr():  # type: ignore[union-attr]
         yield Finding(
-            "tied", WARNING, "config.tie_word_embeddings is True, and input and output embeddings are two tensors: "
+            "warning", "config.tie_word_embeddings is True, and input and output embeddings are two tensors: "
             "they will drift apart, and from_pretrained will keep only one.",
             "Call model.tie_weights() after changing either, or set config.tie_word_embeddings=False.",
         )  # fmt: skip
 
 
-@check(when=STEP, needs=("step",), about="trainable parameters that got no gradient in the first step")
+@check(when="step", needs=("step",), about="trainable parameters that got no gradient in the first step")
 def gradients(facts: CheckFacts) -> Iterator[Finding]:
     names = facts.step.without_gradient if facts.step is not None else ()
     if not names:
         return
     routed = all("expert" in name for name in names)  # a step may give some experts no token
     yield Finding(
-        "gradients", NOTE if routed else WARNING,
+        "note" if routed else "warning",
         f"{len(names)} trainable parameters got no gradient in the first step: {some(names)}.",
         "If forward does not use them, freeze them with requires_grad_(False); else look for a detach() on their way.",
     )  # fmt: skip
@@ -108,29 +97,27 @@ IN_MEMORY = Path("/dev/shm")  # where the system has it, a file there is in memo
 COPIES = 3  # the file, what is read of it, and the model that takes it
 
 
-@check(when=FULL, about="a batch can be made, and a step taken on it")
+@check(when="full", about="a batch can be made, and a step taken on it")
 def first_step(facts: CheckFacts) -> Iterator[Finding]:
     if facts.failure is not None:
-        yield Finding(
-            "first_step", ERROR, facts.failure, "Training would end here; the error says what the data or model lack."
-        )
+        yield Finding("error", facts.failure, "Training would end here; the error says what the data or model lack.")
 
 
-@check(when=FULL, needs=("rehearse",), about="what an evaluation yields, by a dry one over a single batch")
+@check(when="full", needs=("rehearse",), about="what an evaluation yields, by a dry one over a single batch")
 def metrics(facts: CheckFacts) -> Iterator[Finding]:
     assert facts.rehearse is not None
     try:
         names = list(facts.rehearse())
     except Exception as error:
         yield Finding(
-            "metrics", ERROR, f"An evaluation would fail: {type(error).__name__}: {error}",
+            "error", f"An evaluation would fail: {type(error).__name__}: {error}",
             "Mend compute_metrics, the labels of eval_dataset, or metric_for_best_model.",
         )  # fmt: skip
         return
-    yield Finding("metrics", NOTE, f"An evaluation gives {some(sorted(names), 8)}.")
+    yield Finding("note", f"An evaluation gives {some(sorted(names), 8)}.")
 
 
-@check(when=FULL, about="weights that are saved and loaded again are the same")
+@check(when="full", about="weights that are saved and loaded again are the same")
 def round_trip(facts: CheckFacts) -> Iterator[Finding]:
     size = weights_bytes(facts.model)
     if size * COPIES > available_bytes():
@@ -139,7 +126,7 @@ def round_trip(facts: CheckFacts) -> Iterator[Finding]:
     for names, what in ((lost, "are not in the file"), (altered, "come back with other values")):
         if names:
             yield Finding(
-                "round_trip", ERROR, f"{len(names)} weights {what} when the model is saved and loaded: {some(names)}.",
+                "error", f"{len(names)} weights {what} when the model is saved and loaded: {some(names)}.",
                 "Look at what state_dict() and load_state_dict() of the model leave out or change; register tensors "
                 "with register_parameter or register_buffer.",
             )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainwright.errors import MissingPackageError
+from trainwright.errors import needs_package
 from trainwright.journal.record import Entry, Record, read
 
 SMOOTHING = (0.0, 0.6, 0.9)  # share of the running mean that the past has
@@ -155,9 +155,7 @@ def flat(values: Entry, prefix: str = "") -> list[tuple[str, object]]:
 
 
 def plotly() -> tuple[Any, Any]:
-    try:
+    with needs_package("A report needs the package plotly: pip install 'trainwright[report]'"):
         from plotly import graph_objects
         from plotly.io import to_html
-    except ImportError as error:
-        raise MissingPackageError("A report needs the package plotly: pip install 'trainwright[report]'") from error
     return graph_objects, to_html

@@ -21,6 +21,7 @@ import torch
 from ray.tune.schedulers import FIFOScheduler
 
 from trainwright._types import JSONObject, json_value
+from trainwright.config.fields import value_of
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import search_record, validation
 from trainwright.search.base import BestRun, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
@@ -103,7 +104,7 @@ class RayBackend:
                 _record_of(trial, host.folder_of(TrialSpec(id=trial.trial_id, params=trial.config), trial.config))
             )
         found.write(folder)
-        scope = os.environ.get("RAY_SCOPE") or getattr(host.args, "ray_scope", None) or "last"
+        scope = os.environ.get("RAY_SCOPE") or value_of(host.args, "ray_scope")
         best = analysis.get_best_trial(metric=OBJECTIVE, mode=plan.directions[0][:3], scope=scope)
         if best is None:
             raise SearchError("\n  ".join([f"None of {len(found.trials)} trials has an objective.", *found.errors()]))

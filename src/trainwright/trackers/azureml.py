@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerState
-from trainwright.trackers.base import Client, TrackerCallback, missing
+from trainwright.trackers.base import Client, TrackerCallback, needs
 
 
 class AzureMLCallback(TrackerCallback):
@@ -18,10 +18,8 @@ class AzureMLCallback(TrackerCallback):
 
     def __init__(self, azureml_run: Client = None) -> None:
         super().__init__()
-        try:
+        with needs("azure_ml", "azureml-sdk"):
             from azureml.core.run import Run
-        except ImportError as error:
-            raise missing("azure_ml", "azureml-sdk") from error
         self._run_class: Client = Run
         self.azureml_run = azureml_run
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias, cast
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias, cast
 from trainwright._types import plain_numbers
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.protocol import Arguments
-from trainwright.errors import MissingPackageError
+from trainwright.errors import needs_package
 from trainwright.hooks import definer
 from trainwright.journal import record
 from trainwright.state.trainer_state import TrainerControl, TrainerState
@@ -41,9 +42,9 @@ def rewrite_logs(d: Mapping[str, object]) -> Values:
     return renamed
 
 
-def missing(name: str, package: str) -> MissingPackageError:
-    """Returns the error of a tracker (`name` in report_to) whose package is not installed."""
-    return MissingPackageError(f"report_to={name!r} needs a package that is not installed: pip install {package}")
+def needs(name: str, package: str) -> AbstractContextManager[None]:
+    """Returns a context that imports the package of a tracker (`name` in report_to), or says what to install."""
+    return needs_package(f"report_to={name!r} needs a package that is not installed: pip install {package}")
 
 
 def settings_of(args: Arguments, model: object) -> Values:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import ModuleType
 
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerState
-from trainwright.trackers.base import ENDS, Client, TrackerCallback, config_of, missing, rewrite_logs
+from trainwright.trackers.base import ENDS, Client, TrackerCallback, config_of, needs, rewrite_logs
 from trainwright.trackers.mlflow import is_set
 
 SINGLE = (*ENDS, "epoch")
@@ -21,11 +20,9 @@ class ClearMLCallback(TrackerCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        try:
+        with needs("clearml", "clearml"):
             import clearml
-        except ImportError as error:
-            raise missing("clearml", "clearml") from error
-        self._clearml: ModuleType = clearml
+        self._clearml: Client = clearml
         self._clearml_task: Client = None
         self._is_own = False
 

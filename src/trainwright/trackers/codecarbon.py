@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.trackers.base import Client, TrackerCallback, missing
+from trainwright.trackers.base import Client, TrackerCallback, needs
 
 
 class CodeCarbonCallback(TrackerCallback):
@@ -16,11 +14,9 @@ class CodeCarbonCallback(TrackerCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        try:
+        with needs("codecarbon", "codecarbon"):
             import codecarbon
-        except ImportError as error:
-            raise missing("codecarbon", "codecarbon") from error
-        self._codecarbon: ModuleType = codecarbon
+        self._codecarbon: Client = codecarbon
         self.tracker: Client = None
 
     def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from types import ModuleType
 
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.state.trainer_state import TrainerState
-from trainwright.trackers.base import Client, TrackerCallback, config_of, missing, rewrite_logs
+from trainwright.trackers.base import Client, TrackerCallback, config_of, needs, rewrite_logs
 from trainwright.trackers.mlflow import flat, is_set
 
 logger = logging.getLogger(__name__)
@@ -37,11 +36,9 @@ class CometCallback(TrackerCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        try:
+        with needs("comet_ml", "comet-ml"):
             import comet_ml
-        except ImportError as error:
-            raise missing("comet_ml", "comet-ml") from error
-        self._comet: ModuleType = comet_ml
+        self._comet: Client = comet_ml
         self._experiment: Client = None
 
     def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:

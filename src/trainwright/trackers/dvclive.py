@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import ModuleType
 
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerState
-from trainwright.trackers.base import Client, TrackerCallback, missing
+from trainwright.trackers.base import Client, TrackerCallback, needs
 from trainwright.trackers.mlflow import is_set
 
 
@@ -26,11 +25,9 @@ class DVCLiveCallback(TrackerCallback):
 
     def __init__(self, live: Client = None, log_model: bool | str | None = None, **kwargs: object) -> None:
         super().__init__()
-        try:
+        with needs("dvclive", "dvclive"):
             import dvclive
-        except ImportError as error:
-            raise missing("dvclive", "dvclive") from error
-        self._dvclive: ModuleType = dvclive
+        self._dvclive: Client = dvclive
         self._given = kwargs
         self.live = live
         if log_model is None:

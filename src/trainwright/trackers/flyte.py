@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.trackers.base import Client, TrackerCallback, logger, missing
+from trainwright.trackers.base import Client, TrackerCallback, logger, needs
 
 
 class FlyteCallback(TrackerCallback):
@@ -22,11 +21,9 @@ class FlyteCallback(TrackerCallback):
 
     def __init__(self, save_log_history: bool = True, sync_checkpoints: bool = True) -> None:
         super().__init__()
-        try:
+        with needs("flyte", "flytekit"):
             import flytekit
-        except ImportError as error:
-            raise missing("flyte", "flytekit") from error
-        self._flytekit: ModuleType = flytekit
+        self._flytekit: Client = flytekit
         self.cp: Client = flytekit.current_context().checkpoint
         self.save_log_history = save_log_history
         self.sync_checkpoints = sync_checkpoints

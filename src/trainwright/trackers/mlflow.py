@@ -11,12 +11,11 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.trackers.base import Client, TrackerCallback, Values, logger, missing, settings_of
+from trainwright.trackers.base import Client, TrackerCallback, Values, logger, needs, settings_of
 
 NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z_\-. :/]")
 PER_CALL = 100  # parameters that a server takes at a time
@@ -48,11 +47,9 @@ class MLflowCallback(TrackerCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        try:
+        with needs("mlflow", "mlflow"):
             import mlflow
-        except ImportError as error:
-            raise missing("mlflow", "mlflow") from error
-        self._ml_flow: ModuleType = mlflow
+        self._ml_flow: Client = mlflow
         self._client: Client = None
         self._run_id: str | None = None
         self._active: str | None = None  # the user's own run, in the thread that trains
@@ -125,10 +122,8 @@ class DagsHubCallback(MLflowCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        try:
+        with needs("dagshub", "dagshub"):
             from dagshub.upload import Repo
-        except ImportError as error:
-            raise missing("dagshub", "dagshub") from error
         self.Repo: Client = Repo
         self.repo: Client = None
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.state.trainer_state import TrainerState
-from trainwright.trackers.base import Client, TrackerCallback, config_of, missing, rewrite_logs
+from trainwright.trackers.base import Client, TrackerCallback, config_of, needs, rewrite_logs
 
 CHECKPOINTS = (None, "same", "last", "best")
 
@@ -43,13 +42,11 @@ class NeptuneCallback(TrackerCallback):
         **neptune_run_kwargs: object,
     ) -> None:
         super().__init__()
-        try:
+        with needs("neptune", "neptune"):
             import neptune
-        except ImportError as error:
-            raise missing("neptune", "neptune") from error
         if log_checkpoints not in CHECKPOINTS:
             raise ArgumentError(f"log_checkpoints={log_checkpoints!r}; choose of None, same, last, best.")
-        self._neptune: ModuleType = neptune
+        self._neptune: Client = neptune
         self._run = run
         self._is_own = run is None
         self._base = base_namespace

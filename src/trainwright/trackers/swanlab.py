@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from types import ModuleType
 
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerState
-from trainwright.trackers.base import ENDS, TrackerCallback, missing, rewrite_logs, settings_of
+from trainwright.trackers.base import ENDS, Client, TrackerCallback, needs, rewrite_logs, settings_of
 
 
 class SwanLabCallback(TrackerCallback):
@@ -17,11 +16,9 @@ class SwanLabCallback(TrackerCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        try:
+        with needs("swanlab", "swanlab"):
             import swanlab
-        except ImportError as error:
-            raise missing("swanlab", "swanlab") from error
-        self._swanlab: ModuleType = swanlab
+        self._swanlab: Client = swanlab
 
     def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         if self._swanlab.get_run() is None:

@@ -6,9 +6,10 @@ import os
 import socket
 from datetime import datetime
 
+from trainwright.config.fields import value_of
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerState
-from trainwright.trackers.base import Client, TrackerCallback, logger, missing, rewrite_logs
+from trainwright.trackers.base import Client, TrackerCallback, logger, needs, rewrite_logs
 
 
 def default_logdir() -> str:
@@ -39,7 +40,7 @@ class TensorBoardCallback(TrackerCallback):
         if state.is_hyper_param_search and state.trial_name is not None:
             self.logging_dir = os.path.join(args.output_dir, default_logdir(), state.trial_name)
         if self.logging_dir is None:
-            self.logging_dir = getattr(args, "logging_dir", None)
+            self.logging_dir = value_of(args, "logging_dir")
         if self.logging_dir is None:
             self.logging_dir = self._handle or os.path.join(args.output_dir, default_logdir())
         if self.tb_writer is None:
@@ -71,8 +72,6 @@ def _summary_writer() -> Client:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        try:
+        with needs("tensorboard", "tensorboard"):
             from tensorboardX import SummaryWriter  # type: ignore[no-redef]
-        except ImportError as error:
-            raise missing("tensorboard", "tensorboard") from error
     return SummaryWriter

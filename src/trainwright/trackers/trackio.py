@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from types import ModuleType
 
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.trackers.base import ENDS, TrackerCallback, missing, rewrite_logs, settings_of
+from trainwright.trackers.base import ENDS, Client, TrackerCallback, needs, rewrite_logs, settings_of
 
 
 class TrackioCallback(TrackerCallback):
@@ -18,11 +17,9 @@ class TrackioCallback(TrackerCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        try:
+        with needs("trackio", "trackio"):
             import trackio
-        except ImportError as error:
-            raise missing("trackio", "trackio") from error
-        self._trackio: ModuleType = trackio
+        self._trackio: Client = trackio
         self._space_id: str | None = None
         self._static_space_id: str | None = None
 

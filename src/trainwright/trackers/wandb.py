@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import ModuleType
 
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.trackers.base import ENDS, Client, TrackerCallback, logger, missing, rewrite_logs, settings_of
+from trainwright.trackers.base import ENDS, Client, TrackerCallback, logger, needs, rewrite_logs, settings_of
 
 LOG_MODEL = ("checkpoint", "end", "false")
 WATCHES = ("gradients", "parameters", "all")
@@ -24,11 +23,9 @@ class WandbCallback(TrackerCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        try:
+        with needs("wandb", "wandb"):
             import wandb
-        except ImportError as error:
-            raise missing("wandb", "wandb") from error
-        self._wandb: ModuleType = wandb
+        self._wandb: Client = wandb
         self._run: Client = None
         self._log_model = os.environ.get("WANDB_LOG_MODEL", "false").lower()
         if self._log_model not in LOG_MODEL:

@@ -19,7 +19,7 @@ from trainwright.cli.tasks.source import ModelConfig, Rows, TaskSource, is_range
 from trainwright.cli.tasks.task_metrics import accuracy_and_f1
 from trainwright.cli.tasks.task_objects import TaskObjects, shown
 from trainwright.config.arguments import TrainingArguments
-from trainwright.errors import DataError, MissingPackageError
+from trainwright.errors import DataError, needs_package
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -129,10 +129,8 @@ def opened(cell: object, base: Path) -> Image.Image:
         DataError: the cell is neither.
         MissingPackageError: pillow is not installed.
     """
-    try:
+    with needs_package("Image files need the package pillow: pip install pillow"):
         from PIL import Image
-    except ImportError as error:
-        raise MissingPackageError("Image files need the package pillow: pip install pillow") from error
     if isinstance(cell, Image.Image):
         return cell
     if not isinstance(cell, str):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainwright.cli.recipe.schema import DataPart
-from trainwright.errors import DataError, MissingPackageError
+from trainwright.errors import DataError, needs_package
 
 Row = dict[str, Any]  # Any: a cell of a table
 
@@ -108,10 +108,8 @@ def _jsonl(path: Path, data: DataPart) -> Iterator[Row]:
 
 
 def _parquet(path: Path, data: DataPart) -> Iterator[Row]:
-    try:
+    with needs_package("Parquet needs the package pyarrow: pip install 'trainwright[datasets]'"):
         from pyarrow import parquet
-    except ImportError as error:
-        raise MissingPackageError("Parquet needs the package pyarrow: pip install 'trainwright[datasets]'") from error
     for batch in parquet.ParquetFile(path).iter_batches():
         yield from batch.to_pylist()
 

@@ -13,7 +13,7 @@ from trainwright.cli.recipe.paths import files
 from trainwright.cli.recipe.schema import DataPart, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks.local_files import Row, read_rows
-from trainwright.errors import DataError, MissingPackageError, did_you_mean
+from trainwright.errors import DataError, MissingPackageError, did_you_mean, needs_package
 
 Rows: TypeAlias = Any  # a list of rows, or a datasets.Dataset: both have a length and give rows by number
 ModelConfig: TypeAlias = Any  # a configuration of transformers: each kind of model has its own class and fields
@@ -97,10 +97,8 @@ def _of_files(paths: str | Sequence[str] | None, data: DataPart) -> list[Row]:
 
 
 def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
-    try:
+    with needs_package("data.dataset needs a package: pip install 'trainwright[datasets]'"):
         import datasets
-    except ImportError as error:
-        raise MissingPackageError("data.dataset needs a package: pip install 'trainwright[datasets]'") from error
     assert data.dataset is not None
     try:
         is_saved = Path(data.dataset).is_dir() and any(Path(data.dataset).glob("*.json"))

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from trainwright._types import JSONObject, has_length
+from trainwright.config.fields import value_of
 from trainwright.config.summary import differing as differing_arguments
 from trainwright.errors import ModelError
 from trainwright.host import available_bytes
@@ -219,7 +220,7 @@ def accumulation(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
     evidence = f"the gradients of {WINDOW} samples differ by {seen:.2g} of the largest"
     if seen <= allowed:
         return True, evidence, ""
-    if getattr(trainer.args, "loss_weighting", "items") != "items":
+    if value_of(trainer.args, "loss_weighting") != "items":
         cured = gap(*both(loss_weighting="items"))
         if cured <= allowed:
             return False, evidence, f"loss_weighting='items': tried, and then they differ by {cured:.2g}."
@@ -233,7 +234,7 @@ def accumulation(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
 
 def _allowed(trainer: Any) -> float:
     halves = any(p.dtype in (torch.float16, torch.bfloat16) for p in trainer.model.parameters())
-    return ROUNDED if halves or getattr(trainer.args, "mixed_precision", "no") != "no" else EXACT
+    return ROUNDED if halves or trainer.args.mixed_precision != "no" else EXACT
 
 
 def evaluation(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
