@@ -6,30 +6,13 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trainwright.errors import ArgumentError
 
 if TYPE_CHECKING:
     from trainwright.trackers.base import TrackerCallback
-
-# Name for report_to -> (module, class).
-TRACKERS: dict[str, tuple[str, str]] = {
-    "azure_ml": ("azureml", "AzureMLCallback"),
-    "comet_ml": ("comet", "CometCallback"),
-    "mlflow": ("mlflow", "MLflowCallback"),
-    "neptune": ("neptune", "NeptuneCallback"),
-    "tensorboard": ("tensorboard", "TensorBoardCallback"),
-    "trackio": ("trackio", "TrackioCallback"),
-    "wandb": ("wandb", "WandbCallback"),
-    "codecarbon": ("codecarbon", "CodeCarbonCallback"),
-    "clearml": ("clearml", "ClearMLCallback"),
-    "dagshub": ("dagshub", "DagsHubCallback"),
-    "flyte": ("flyte", "FlyteCallback"),
-    "dvclive": ("dvclive", "DVCLiveCallback"),
-    "swanlab": ("swanlab", "SwanLabCallback"),
-    "kubeflow": ("kubeflow", "KubeflowCallback"),
-}
 
 
 def _found(*packages: str) -> bool:
@@ -43,12 +26,21 @@ def _is_off(variable: str) -> bool:
     return os.environ.get(variable, "").upper() == "TRUE"
 
 
+is_azureml_available = partial(_found, "azureml", "azureml.core", "azureml.core.run")
+is_clearml_available = partial(_found, "clearml")
+is_codecarbon_available = partial(_found, "codecarbon")
+is_dagshub_available = partial(_found, "dagshub", "mlflow")
+is_dvclive_available = partial(_found, "dvclive")
+is_flyte_deck_standard_available = partial(_found, "flytekit", "flytekitplugins.deck")
+is_flytekit_available = partial(_found, "flytekit")
+is_neptune_available = partial(_found, "neptune")
+is_swanlab_available = partial(_found, "swanlab")
+is_trackio_available = partial(_found, "trackio")
+is_wandb_available = partial(_found, "wandb")
+
+
 def is_tensorboard_available() -> bool:
     return _found("tensorboard") or _found("tensorboardX")
-
-
-def is_wandb_available() -> bool:
-    return _found("wandb")
 
 
 def is_mlflow_available() -> bool:
@@ -56,82 +48,41 @@ def is_mlflow_available() -> bool:
 
 
 def is_comet_available() -> bool:
-    """Whether Comet's client is installed and has an API key."""
-    return _found("comet_ml") and ("COMET_API_KEY" in os.environ or _is_comet_configured())
-
-
-def _is_comet_configured() -> bool:
+    """Returns True if Comet's client is installed and has an API key."""
+    if not _found("comet_ml") or "COMET_API_KEY" in os.environ:
+        return _found("comet_ml")
     from trainwright.trackers.comet import is_configured
 
     return is_configured()
 
 
-def is_trackio_available() -> bool:
-    return _found("trackio")
-
-
-def is_clearml_available() -> bool:
-    return _found("clearml")
-
-
-def is_neptune_available() -> bool:
-    return _found("neptune")
-
-
-def is_dvclive_available() -> bool:
-    return _found("dvclive")
-
-
-def is_codecarbon_available() -> bool:
-    return _found("codecarbon")
-
-
-def is_swanlab_available() -> bool:
-    return _found("swanlab")
-
-
-def is_dagshub_available() -> bool:
-    return _found("dagshub", "mlflow")
-
-
-def is_flytekit_available() -> bool:
-    return _found("flytekit")
-
-
-def is_flyte_deck_standard_available() -> bool:
-    return _found("flytekit") and _found("flytekitplugins.deck")
-
-
-def is_azureml_available() -> bool:
-    return _found("azureml") and _found("azureml.core") and _found("azureml.core.run")
-
-
 def is_kubeflow_available() -> bool:
-    """Whether this process runs inside a Kubeflow TrainJob."""
+    """Returns True in a process of a Kubeflow TrainJob."""
     return "KUBEFLOW_TRAINER_SERVER_URL" in os.environ and not _is_off("DISABLE_KUBEFLOW_INTEGRATION")
 
 
-# In the order in which "all" reports to them; flyte works only inside of its own tasks and is named by hand.
-PROBES: dict[str, Callable[[], bool]] = {
-    "azure_ml": lambda: is_azureml_available() and not is_mlflow_available(),
-    "comet_ml": is_comet_available,
-    "dagshub": is_dagshub_available,
-    "dvclive": is_dvclive_available,
-    "mlflow": is_mlflow_available,
-    "neptune": is_neptune_available,
-    "tensorboard": is_tensorboard_available,
-    "wandb": is_wandb_available,
-    "codecarbon": is_codecarbon_available,
-    "clearml": is_clearml_available,
-    "swanlab": is_swanlab_available,
-    "trackio": is_trackio_available,
-    "kubeflow": is_kubeflow_available,
+# Name for report_to -> module, class, and whether "all" reports to it now; in the order of "all".
+TRACKERS: dict[str, tuple[str, str, Callable[[], bool]]] = {
+    "azure_ml": ("azureml", "AzureMLCallback", lambda: is_azureml_available() and not is_mlflow_available()),
+    "comet_ml": ("comet", "CometCallback", is_comet_available),
+    "dagshub": ("mlflow", "DagsHubCallback", is_dagshub_available),
+    "dvclive": ("dvclive", "DVCLiveCallback", is_dvclive_available),
+    "mlflow": ("mlflow", "MLflowCallback", is_mlflow_available),
+    "neptune": ("neptune", "NeptuneCallback", is_neptune_available),
+    "tensorboard": ("tensorboard", "TensorBoardCallback", is_tensorboard_available),
+    "wandb": ("wandb", "WandbCallback", is_wandb_available),
+    "codecarbon": ("codecarbon", "CodeCarbonCallback", is_codecarbon_available),
+    "clearml": ("clearml", "ClearMLCallback", is_clearml_available),
+    "swanlab": ("swanlab", "SwanLabCallback", is_swanlab_available),
+    "trackio": ("trackio", "TrackioCallback", is_trackio_available),
+    "kubeflow": ("kubeflow", "KubeflowCallback", is_kubeflow_available),
+    "flyte": ("flyte", "FlyteCallback", bool),  # works only inside of its own tasks, so "all" leaves it out
 }
 
 
 def installed_trackers() -> list[str]:
     """Returns the names of the trackers whose packages are installed."""
-    return [name for name, is_available in PROBES.items() if is_available()]
+    return [name for name, (_, _, is_available) in TRACKERS.items() if is_available()]
 
 
 def get_reporting_integration_callbacks(report_to: str | Sequence[str] | None) -> list[type[TrackerCallback]]:
@@ -156,6 +107,6 @@ def get_reporting_integration_callbacks(report_to: str | Sequence[str] | None) -
 
 
 def _class_of(name: str) -> type[TrackerCallback]:
-    module, kind = TRACKERS[name]
+    module, kind, _ = TRACKERS[name]
     found: type[TrackerCallback] = getattr(importlib.import_module(f"trainwright.trackers.{module}"), kind)
     return found
