@@ -3,7 +3,7 @@
 import pytest
 
 from trainwright import HfArgumentParser, TrainingArguments
-from trainwright.config.parsing import format_duration, parse_duration
+from trainwright.config.parsing import parse_duration
 from trainwright.errors import ArgumentError
 
 
@@ -35,10 +35,3 @@ def test_arguments_hold_seconds_and_name_the_field_that_is_wrong(name):
     assert getattr(parsed, name) == 1200
     with pytest.raises(ArgumentError, match=f"{name}: '8 hours'.*h and d are"):
         TrainingArguments(**{name: "8 hours"})
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"), [(90, "90s"), (0.5, "0.5s"), (1200, "20min"), (5400, "1h 30min"), (7200, "2h")]
-)
-def test_shown_to_a_person(value, shown):
-    assert format_duration(value) == shown

@@ -145,8 +145,5 @@ def overrides(callback: object, event: str) -> bool:
     cls = definer(callback, event)
     if cls is None:
         return event in vars(callback)
-    return cls is not TrainerCallback and not _is_transformers_base(cls)
-
-
-def _is_transformers_base(cls: type) -> bool:
-    return cls.__name__ == "TrainerCallback" and cls.__module__.startswith("transformers.")
+    is_transformers_base = cls.__name__ == "TrainerCallback" and cls.__module__.startswith("transformers.")
+    return cls is not TrainerCallback and not is_transformers_base

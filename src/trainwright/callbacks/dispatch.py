@@ -103,10 +103,6 @@ class CallbackHandler(TrainerCallback):
         if self.pop_callback(callback) is None and not isinstance(callback, type):
             raise ValueError(f"{callback!r} is not among the callbacks: {self.callback_list or 'none'}.")
 
-    def listeners(self, event: str) -> list[Listener]:
-        """Returns the methods of callbacks that an event calls."""
-        return [listener for listener, phase in self._table[event] if phase.startswith(CALLBACKS)]
-
     @property
     def callback_list(self) -> str:
         """Class names of the callbacks, one a line."""

@@ -8,9 +8,9 @@ import reprlib
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from trainwright._types import metric_number
+from trainwright._types import JSONObject, metric_number
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
@@ -143,7 +143,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
 
-    def state(self) -> dict[str, Any]:  # JSON
+    def state(self) -> JSONObject:  # JSON
         """Returns the settings and the counter, for a checkpoint."""
         return {
             "args": {
@@ -156,10 +156,6 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 
 CAUTION = 1.5  # a save may take so many times as long as the longest one before
 LOOKS = 0.1  # of the time until something may be due: after so much of it the clock is read again
-
-
-def _alone(decide: Callable[[], Decision]) -> Decision:
-    return decide()
 
 
 class Decision(NamedTuple):
@@ -196,7 +192,7 @@ class TimeLimits(TrainerCallback, ExportableState):
         *,
         save_s: Callable[[], float] = float,
         first_save_s: float = 0.0,
-        agree: Callable[[Callable[[], Decision]], Decision] = _alone,
+        agree: Callable[[Callable[[], Decision]], Decision] = lambda decide: decide(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_train_s, self.save_every_s = max_train_s, save_every_s
@@ -246,7 +242,7 @@ class TimeLimits(TrainerCallback, ExportableState):
         self._saw("save", self._saved - self._asked)
         self._next_look = 0
 
-    def state(self) -> dict[str, Any]:  # JSON
+    def state(self) -> JSONObject:  # JSON
         """Returns the pending evaluation, for a checkpoint."""
         return {"args": {}, "attributes": {"owes_evaluation": self.owes_evaluation}}
 
@@ -255,7 +251,8 @@ class TimeLimits(TrainerCallback, ExportableState):
         until_save = math.inf if self.save_every_s is None else self._saved + self.save_every_s - now
         until_stop = math.inf if self.max_train_s is None else self._began + self.max_train_s - now
         until_stop -= CAUTION * self._last_save_s() + self._longest["step"]
-        if control.should_evaluate or _evaluates(args, state, state.global_step + 1):
+        is_next = args.eval_strategy == "steps" and _is_due(state.global_step + 1, state.eval_steps)
+        if control.should_evaluate or is_next:
             until_stop -= self._longest["evaluation"]
         left = LOOKS * (min(until_save, until_stop) - self._longest["evaluation"])
         num_steps = max(1, min(10_000, int(left / max(self._longest["step"], 1e-6)))) if left < math.inf else 1
@@ -281,8 +278,3 @@ class TimeLimits(TrainerCallback, ExportableState):
 
     def _saw(self, what: str, took_s: float) -> None:
         self._longest[what] = max(self._longest[what], took_s)
-
-
-def _evaluates(args: Arguments, state: TrainerState, step: int) -> bool:
-    steps = state.eval_steps
-    return bool(args.eval_strategy == "steps" and steps and steps >= 1 and step % steps == 0)

@@ -186,7 +186,7 @@ class ProgressCallback(TrainerCallback):
                 self.training_bar.set_postfix_str(words, refresh=False)
         elif not _can_redraw():
             total = "" if known_steps(state) is None else f"/{state.max_steps}"
-            _print_line(f"step {state.global_step}{total} {shown}" if state.max_steps else str(shown))
+            print(f"step {state.global_step}{total} {shown}" if state.max_steps else str(shown), flush=True)
 
     def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._close_training_bar()
@@ -218,7 +218,7 @@ class PrinterCallback(TrainerCallback):
         **kwargs: object,
     ) -> None:
         if state.is_local_process_zero and not is_quiet(args):
-            _print_line(str(readable(logs)))
+            print(readable(logs), flush=True)
 
 
 def known_steps(state: TrainerState) -> int | None:
@@ -266,10 +266,6 @@ def _has_colours() -> bool:
 def _can_redraw() -> bool:
     """Whether the output takes carriage returns: a terminal or a notebook, not a file or a pipe."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
-
-
-def _print_line(text: str) -> None:
-    print(text, flush=True)
 
 
 def training_bar(*, total: int | None, done: int, step_s: Callable[[], float | None],

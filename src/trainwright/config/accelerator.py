@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from trainwright._types import JSONObject
 from trainwright.errors import ArgumentError
 
 
@@ -32,11 +32,11 @@ class AcceleratorConfig:
     even_batches: bool = True
     use_seedable_sampler: bool = True
     non_blocking: bool = False
-    gradient_accumulation_kwargs: dict[str, Any] | None = None
+    gradient_accumulation_kwargs: JSONObject | None = None
     use_configured_state: bool = False
 
     @classmethod
-    def from_dict(cls, given: dict[str, Any], origin: str = "accelerator_config") -> AcceleratorConfig:
+    def from_dict(cls, given: JSONObject, origin: str = "accelerator_config") -> AcceleratorConfig:
         known = [field.name for field in fields(cls)]
         if unknown := sorted(set(given) - set(known)):
             raise ArgumentError(f"{origin} has unknown keys {unknown}. Known: {', '.join(known)}.")
@@ -57,7 +57,8 @@ class AcceleratorConfig:
         if isinstance(value, dict):
             return cls.from_dict(value)
         if is_dataclass(value) and not isinstance(value, type):
-            return cls.from_dict({k: v for k, v in _public(value).items() if k in cls.__dataclass_fields__})
+            # vars(), not asdict(): the original's class removes attributes from its own instances
+            return cls.from_dict({k: v for k, v in vars(value).items() if k in cls.__dataclass_fields__})
         if isinstance(value, (str, PathLike)):
             return cls.from_json_file(value)
         raise ArgumentError(
@@ -65,13 +66,8 @@ class AcceleratorConfig:
             "AcceleratorConfig instance (for a class, call it first)."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        return copy.deepcopy(asdict(self))
-
-
-def _public(instance: Any) -> dict[str, Any]:
-    # vars(), not asdict(): the original's class removes attributes from its own instances
-    return dict(vars(instance))
+    def to_dict(self) -> JSONObject:
+        return asdict(self)
 
 
 def distributed_state(*, use_cpu: bool) -> Any:  # a PartialState of accelerate, which is loaded only if somebody asks

@@ -53,23 +53,16 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         spellings = action.option_strings
         if not spellings:
             return super()._format_action_invocation(action)
-        shown = [word for word in spellings if word.replace("-", "_") not in _underscored(spellings, but=word)]
-        values = "" if action.nargs == 0 else self._format_args(action, _metavar(action))
-        return f"{', '.join(shown)} {values}".rstrip()
+        shown: dict[str, str] = {}
+        for word in spellings:
+            shown.setdefault(word.replace("-", "_"), word)
+        metavar = action.metavar if isinstance(action.metavar, str) else METAVARS.get(action.type, "TEXT")
+        values = "" if action.nargs == 0 else self._format_args(action, metavar)
+        return f"{', '.join(shown.values())} {values}".rstrip()
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         silent = not action.default or action.nargs == 0
         return action.help if silent or action.required else super()._get_help_string(action)
-
-
-def _underscored(spellings: Sequence[str], *, but: str) -> list[str]:
-    return [word.replace("-", "_") for word in spellings[: spellings.index(but)]]
-
-
-def _metavar(action: argparse.Action) -> str:
-    if isinstance(action.metavar, str):
-        return action.metavar
-    return METAVARS.get(action.type, "TEXT")
 
 
 def string_to_bool(v: str | bool) -> bool:

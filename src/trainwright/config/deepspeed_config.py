@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainwright._types import JSONObject
 from trainwright.errors import ArgumentError
 
 AUTO = "auto"
@@ -42,7 +43,7 @@ LATE = (
 PLAIN = {"scheduler.params.warmup_min_lr": 0, "fp16.auto_cast": False}  # what "auto" stands for there
 
 
-def read(config: Mapping[str, Any] | str) -> dict[str, Any]:
+def read(config: Mapping[str, Any] | str) -> JSONObject:
     """A configuration from a dict, a file, or the base64 text that some launchers make of one.
 
     Raises:
@@ -60,7 +61,7 @@ def read(config: Mapping[str, Any] | str) -> dict[str, Any]:
         ) from error
 
 
-def settled(config: Mapping[str, Any] | str, values: Mapping[str, Any]) -> dict[str, Any]:
+def settled(config: Mapping[str, Any] | str, values: Mapping[str, Any]) -> JSONObject:
     """The configuration with its "auto" values filled in, except those that are known late.
 
     Args:
@@ -115,7 +116,7 @@ def get(config: Mapping[str, Any], place: str) -> Any:
     return value
 
 
-def put(config: dict[str, Any], place: str, value: Any) -> None:
+def put(config: JSONObject, place: str, value: Any) -> None:
     *path, last = place.split(".")
     for key in path:
         config = config.setdefault(key, {})

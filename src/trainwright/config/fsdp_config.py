@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainwright._types import JSONObject
 from trainwright.config.enums import FSDPOption
 from trainwright.config.protocol import Arguments
 
@@ -60,7 +61,7 @@ def coerce_fsdp(args: Arguments) -> list[str]:
     return problems
 
 
-def _plain_config(value: dict[str, Any] | str | None) -> dict[str, Any]:
+def _plain_config(value: JSONObject | str | None) -> JSONObject:
     config = json.loads(Path(value).read_text(encoding="utf-8")) if isinstance(value, str) else value or {}
     return {key.removeprefix("fsdp_"): setting for key, setting in config.items()}
 
@@ -70,7 +71,7 @@ def _words(value: str | Sequence[Any]) -> list[str]:
     return [str(getattr(part, "value", part)).lower() for part in parts]
 
 
-def _apply_words(words: Sequence[str], config: dict[str, Any]) -> list[str]:
+def _apply_words(words: Sequence[str], config: JSONObject) -> list[str]:
     """What the older words mean, into `config`; what it already says stays."""
     problems = []
     version = int(config.get("version", 2))

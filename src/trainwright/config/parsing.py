@@ -50,15 +50,6 @@ def _of_text(text: str) -> float:
     return sum(float(part["number"]) * SECONDS[part["unit"]] for part in parts)
 
 
-def format_duration(value_s: float) -> str:
-    """Formats a length of time: 1h 30min, 20min, 90s."""
-    if value_s < 120:
-        return f"{value_s:g}s"
-    minutes = round(value_s / 60)
-    hours, minutes = divmod(minutes, 60)
-    return " ".join(part for part in (f"{hours}h" if hours else "", f"{minutes}min" if minutes else "") if part)
-
-
 class StepRange(NamedTuple):
     """Steps of a run, the last one included; counted from where the run begins if there is no first one."""
 

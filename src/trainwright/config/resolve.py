@@ -9,24 +9,10 @@ import importlib.util
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from trainwright.config import plans
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.fields import value_of
 from trainwright.config.parsing import StepRange, parse_steps
-from trainwright.config.plans import (
-    CheckpointPlan,
-    CompilePlan,
-    DDPPlan,
-    DeepSpeedPlan,
-    EnginePlan,
-    EvalPlan,
-    FSDPPlan,
-    GenerationPlan,
-    Lengths,
-    LoaderPlan,
-    LoadersOfOthers,
-    PrecisionPlan,
-    SamplingPlan,
-)
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.world import World, configured_backend, configured_deepspeed
 from trainwright.errors import ArgumentError
@@ -40,8 +26,10 @@ def world_of(args: Arguments) -> World:
     return World.detect(use_cpu=args.use_cpu)
 
 
-def lengths(args: Arguments, *, num_batches: int | None, num_examples: int | None, total_batch_size: int) -> Lengths:
-    return Lengths(
+def lengths(
+    args: Arguments, *, num_batches: int | None, num_examples: int | None, total_batch_size: int
+) -> plans.Lengths:
+    return plans.Lengths(
         num_batches=num_batches,
         num_examples=num_examples,
         micro_batches=micro_batches(args),
@@ -51,22 +39,22 @@ def lengths(args: Arguments, *, num_batches: int | None, num_examples: int | Non
     )
 
 
-def engine(args: Arguments, layout: ModelLayout | None = None) -> EnginePlan:
+def engine(args: Arguments, layout: ModelLayout | None = None) -> plans.EnginePlan:
     """`layout`: how the model came in parts; None: it is whole, or not there yet."""
     from trainwright.config.parallelism import parallel
 
     shards, zero = fsdp(args), deepspeed(args)
     mixed = args.mixed_precision
-    return EnginePlan(
+    return plans.EnginePlan(
         device=args.device,
         world_size=args.world_size,
         num_devices=max(1, args.n_gpu),
         keeps_state=_accelerator(args).use_configured_state,
         use_cpu=args.use_cpu,
-        precision=PrecisionPlan(mixed=mixed, tf32=args.tf32),
-        compile=CompilePlan(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
+        precision=plans.PrecisionPlan(mixed=mixed, tf32=args.tf32),
+        compile=plans.CompilePlan(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
         if args.torch_compile
-        else CompilePlan(),
+        else plans.CompilePlan(),
         non_blocking=_accelerator(args).non_blocking,
         ddp=ddp(args),
         hang_timeout_s=value_of(args, "hang_timeout"),
@@ -77,7 +65,7 @@ def engine(args: Arguments, layout: ModelLayout | None = None) -> EnginePlan:
     )
 
 
-def fsdp(args: Arguments) -> FSDPPlan | None:
+def fsdp(args: Arguments) -> plans.FSDPPlan | None:
     """None where nothing is sharded, or where something else shards.
 
     Raises:
@@ -89,11 +77,11 @@ def fsdp(args: Arguments) -> FSDPPlan | None:
                 "fsdp shards the model over processes, and this one was started alone. Start the script with torchrun "
                 "--nproc-per-node N, or accelerate launch; or leave fsdp out."
             )
-        return FSDPPlan(settings=args.fsdp_config or {})
-    return FSDPPlan() if configured_backend() == "fsdp" and not args.deepspeed else None
+        return plans.FSDPPlan(settings=args.fsdp_config or {})
+    return plans.FSDPPlan() if configured_backend() == "fsdp" and not args.deepspeed else None
 
 
-def deepspeed(args: Arguments) -> DeepSpeedPlan | None:
+def deepspeed(args: Arguments) -> plans.DeepSpeedPlan | None:
     """None where it is not asked for. The launcher's configuration counts where the arguments have none."""
     source = args.deepspeed or (configured_deepspeed() if configured_backend() == "deepspeed" else None)
     if source is None:
@@ -102,7 +90,7 @@ def deepspeed(args: Arguments) -> DeepSpeedPlan | None:
 
     steps, size = micro_batches(args), args.per_device_train_batch_size
     mixed = args.mixed_precision
-    return DeepSpeedPlan(
+    return plans.DeepSpeedPlan(
         config=settled(
             source,
             {
@@ -140,14 +128,16 @@ def zero3_config(args: Arguments) -> dict[str, Any] | None:
     return dict(plan.config)
 
 
-def loaders_of_others(args: Arguments) -> LoadersOfOthers:
-    names = [field.name for field in fields(LoadersOfOthers) if field.name != "data_seed"]
-    return LoadersOfOthers(data_seed=args.data_seed, **{name: getattr(_accelerator(args), name) for name in names})
+def loaders_of_others(args: Arguments) -> plans.LoadersOfOthers:
+    names = [field.name for field in fields(plans.LoadersOfOthers) if field.name != "data_seed"]
+    return plans.LoadersOfOthers(
+        data_seed=args.data_seed, **{name: getattr(_accelerator(args), name) for name in names}
+    )
 
 
-def ddp(args: Arguments) -> DDPPlan:
+def ddp(args: Arguments) -> plans.DDPPlan:
     accumulation = _accelerator(args).gradient_accumulation_kwargs or {}
-    return DDPPlan(
+    return plans.DDPPlan(
         backend=args.ddp_backend,
         timeout_s=args.ddp_timeout,
         find_unused_parameters=args.ddp_find_unused_parameters,
@@ -162,9 +152,9 @@ def ddp(args: Arguments) -> DDPPlan:
 
 def loader(
     args: Arguments, *, batch_size: int, seed: int, is_training: bool = False, rank: int = 0, num_processes: int = 1
-) -> LoaderPlan:
+) -> plans.LoaderPlan:
     """`rank` and `num_processes`: which share of the batches, and of how many."""
-    return LoaderPlan(
+    return plans.LoaderPlan(
         batch_size=_per_process(args, batch_size, num_processes),
         seed=seed,
         drop_last=args.dataloader_drop_last and is_training,  # an evaluation has a row for each sample
@@ -184,9 +174,11 @@ def loader(
     )
 
 
-def sampling(args: Arguments, *, batch_size: int, seed: int, num_processes: int, length_of: str | None) -> SamplingPlan:
+def sampling(
+    args: Arguments, *, batch_size: int, seed: int, num_processes: int, length_of: str | None
+) -> plans.SamplingPlan:
     packs = value_of(args, "packing") is not None
-    return SamplingPlan(
+    return plans.SamplingPlan(
         strategy=str(getattr(args.train_sampling_strategy, "value", args.train_sampling_strategy)),
         batch_size=batch_size,
         micro_batches=micro_batches(args),
@@ -220,11 +212,11 @@ def _per_process(args: Arguments, batch_size: int, num_processes: int) -> int:
     return batch_size // num_processes
 
 
-def checkpoint(args: Arguments) -> CheckpointPlan:
+def checkpoint(args: Arguments) -> plans.CheckpointPlan:
     limit = args.save_total_limit
     by_time = [value_of(args, name) for name in ("save_every", "max_train_time")]
     requeues = bool(value_of(args, "slurm_requeue"))
-    return CheckpointPlan(
+    return plans.CheckpointPlan(
         keep_last=limit if limit and limit > 0 else None,
         keep_every_steps=value_of(args, "save_keep_every_steps"),
         keep_every_s=value_of(args, "save_keep_every"),
@@ -242,8 +234,8 @@ def profiled(args: Arguments) -> StepRange | None:
     return None if steps is None else parse_steps(steps)
 
 
-def evaluation(args: Arguments) -> EvalPlan:
-    return EvalPlan(
+def evaluation(args: Arguments) -> plans.EvalPlan:
+    return plans.EvalPlan(
         batch_size=args.eval_batch_size,
         move_every=args.eval_accumulation_steps,
         concat_batches=args.eval_do_concat_batches,
@@ -255,9 +247,9 @@ def evaluation(args: Arguments) -> EvalPlan:
     )
 
 
-def generation(args: Arguments) -> GenerationPlan:
+def generation(args: Arguments) -> plans.GenerationPlan:
     """What the five fields of Seq2SeqTrainingArguments come to; other arguments ask for no generation."""
-    return GenerationPlan(
+    return plans.GenerationPlan(
         predicts=value_of(args, "predict_with_generate"),
         config=value_of(args, "generation_config"),
         max_length=value_of(args, "generation_max_length"),

@@ -11,6 +11,7 @@ from pathlib import PurePath
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from trainwright._types import JSONObject
 from trainwright.config import resolve
 from trainwright.config.coerce import coerce
 from trainwright.config.fields import ALIASES, GROUPS, SETTINGS, batch_formers, defaults_of, value_of
@@ -59,7 +60,7 @@ def grouped(kind: type) -> dict[str, list[Field[Any]]]:
     return groups
 
 
-def differing(args: DataclassInstance) -> dict[str, Any]:
+def differing(args: DataclassInstance) -> JSONObject:
     """What is set to something else than by default, as plain values; tokens are marked, not shown.
 
     Serves transformers' arguments too. An alias that repeats its new name is left out.
@@ -90,9 +91,9 @@ def describe(args: DataclassInstance, *, plan: Sequence[str] = ()) -> str:
     return "\n".join([*lines, ")"])
 
 
-def _settled_defaults(kind: type) -> dict[str, Any]:
+def _settled_defaults(kind: type) -> JSONObject:
     """Defaults in the form that construction brings them to (None -> "trainer_output", ...)."""
-    defaults: dict[str, Any] = {}
+    defaults: JSONObject = {}
     for group in GROUPS:
         defaults |= defaults_of(group)
     namespace = SimpleNamespace(**{**defaults, **defaults_of(kind)})
@@ -111,24 +112,27 @@ def _comparable(value: Any) -> Any:
 
 def run_summary(args: Arguments, plan: StepPlan, state: Any, *, device: Any, num_replicas: int) -> list[str]:
     """One line each for batches, steps, optimizer and rhythm, and one for what else differs from the defaults."""
-    warmup = args.get_warmup_steps(plan.max_steps)
-    lines = [
-        f"batch     {_batch(args)} per device x {plan.micro_batches} accumulated x {_replicas(args, num_replicas)}"
-        f"{', about' if _varies(args) else ' ='} {plan.total_batch_size} samples a step",
-        f"length    {_length(args, plan)}",
-        f"optimizer {_text(args.optim)}, learning rate {args.learning_rate:g}, {_text(args.lr_scheduler_type)} after "
-        f"{warmup} warm-up steps, on {device} in {_precision(args)}",
-        f"rhythm    {_rhythms(args, state)}",
+    total = f"{', about' if batch_formers(args) else ' ='} {plan.total_batch_size} samples a step"
+    batch = f"{plan.micro_batches} accumulated x {_replicas(args, num_replicas)}{total}"
+    warmup = f"{args.get_warmup_steps(plan.max_steps)} warm-up steps, on {device}"
+    lines = _lines(args, batch=batch, length=_length(args, plan), warmup=warmup, steps=state)
+    others = [
+        f"{name}={value!r}"
+        for name, value in differing(args).items()
+        if name not in SETTINGS or not SETTINGS[name].summarized
     ]
-    others = {name: value for name, value in differing(args).items() if not _is_summarized(name)}
-    if others:
-        lines.append("also      " + ", ".join(f"{name}={value!r}" for name, value in others.items()))
-    return lines
+    return [*lines, f"also      {', '.join(others)}"] if others else lines
 
 
-def _is_summarized(name: str) -> bool:
-    """Whether the lines above show a field; they show none of a subclass."""
-    return name in SETTINGS and SETTINGS[name].summarized
+def _lines(args: Arguments, *, batch: str, length: str, warmup: str, steps: Any) -> list[str]:
+    precision = "full precision" if args.mixed_precision == "no" else f"{args.mixed_precision} autocast"
+    return [
+        f"batch     {_batch(args)} per device x {batch}",
+        f"length    {length}",
+        f"optimizer {_text(args.optim)}, learning rate {args.learning_rate:g}, {_text(args.lr_scheduler_type)} after "
+        f"{warmup} in {precision}",
+        f"rhythm    {_rhythms(args, steps)}",
+    ]
 
 
 def _replicas(args: Arguments, number: int) -> str:
@@ -143,18 +147,12 @@ def arguments_summary(args: Arguments) -> list[str]:
     """The same lines as far as arguments alone tell: the number of samples is not known to them."""
     micro_batches = resolve.micro_batches(args)
     total = f" = {args.per_device_train_batch_size * micro_batches * args.world_size} samples a step"
-    warmup = f"{args.warmup_steps:g} warm-up steps"
+    batch = f"{micro_batches} accumulated x {args.world_size} processes{'' if batch_formers(args) else total}"
+    warmup = f"{args.warmup_steps:g} warm-up steps,"
     if 0 < args.warmup_steps < 1:
-        warmup = f"a warm-up of {args.warmup_steps:g} of all steps"
+        warmup = f"a warm-up of {args.warmup_steps:g} of all steps,"
     length = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
-    return [
-        f"batch     {_batch(args)} per device x {micro_batches} accumulated x {args.world_size} processes"
-        f"{'' if _varies(args) else total}",
-        f"length    {length}",
-        f"optimizer {_text(args.optim)}, learning rate {args.learning_rate:g}, {_text(args.lr_scheduler_type)} after "
-        f"{warmup}, in {_precision(args)}",
-        f"rhythm    {_rhythms(args, args)}",
-    ]
+    return _lines(args, batch=batch, length=length, warmup=warmup, steps=args)
 
 
 def _batch(args: Arguments) -> str:
@@ -165,11 +163,6 @@ def _batch(args: Arguments) -> str:
         length = value_of(args, "packing_length")
         return f"{args.per_device_train_batch_size} rows of {length} tokens ({packing})"
     return str(args.per_device_train_batch_size)
-
-
-def _varies(args: Arguments) -> bool:
-    """Whether a batch is counted in something else than samples."""
-    return bool(batch_formers(args))
 
 
 def _rhythms(args: Arguments, steps: Any) -> str:
@@ -192,11 +185,6 @@ def _rhythm(strategy: Any, steps: float | None) -> str:
     if kind == "steps" and steps is not None and steps < 1:
         return f"every {steps:g} of all steps"
     return {"no": "never", "epoch": "every epoch", "best": "at each best evaluation"}.get(kind, f"every {steps} steps")
-
-
-def _precision(args: Arguments) -> str:
-    mixed = args.mixed_precision
-    return "full precision" if mixed == "no" else f"{mixed} autocast"
 
 
 def _text(value: Any) -> str:

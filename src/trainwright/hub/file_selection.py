@@ -39,17 +39,17 @@ def files_below(folder: Path, *, without: Iterable[str] = ()) -> dict[str, Path]
     patterns, found = tuple(without), {}
     for place, folders, names in os.walk(folder):
         below = Path(place).relative_to(folder)
-        folders[:] = [name for name in folders if not _is_covered((below / name).as_posix(), patterns)]
+        # A pattern that ends in a star covers a directory if it fits its name and a slash: a star fits slashes too.
+        folders[:] = [
+            name
+            for name in folders
+            if not any(one.endswith("*") and fnmatch(f"{(below / name).as_posix()}/", one) for one in patterns)
+        ]
         for name in names:
             path, relative = Path(place, name), (below / name).as_posix()
             if not any(fnmatch(relative, one) for one in patterns) and path.is_file():
                 found[relative] = path
     return dict(sorted(found.items()))
-
-
-def _is_covered(directory: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a pattern fits all that can be in a directory; a star fits slashes too."""
-    return any(one.endswith("*") and fnmatch(f"{directory}/", one) for one in patterns)
 
 
 def model_files(checkpoint: Path) -> dict[str, Path]:

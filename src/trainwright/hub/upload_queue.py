@@ -60,7 +60,8 @@ class UploadQueue:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="hub-uploads", daemon=True)
                 self._thread.start()
-                _before_the_end(self._wait_at_the_end)
+                # Before pools of threads stop to take work at the end of the process: clients use them to upload.
+                getattr(threading, "_register_atexit", atexit.register)(self._wait_at_the_end)
         return job
 
     def abandon(self) -> None:
@@ -86,8 +87,3 @@ class UploadQueue:
         while thread is not None and thread.is_alive() and not self._is_abandoned:
             thread.join(LOOK_S)
             thread = self._thread
-
-
-def _before_the_end(work: Callable[[], None]) -> None:
-    """Calls `work` when the process ends, while pools of threads still take work: clients use them to upload."""
-    getattr(threading, "_register_atexit", atexit.register)(work)

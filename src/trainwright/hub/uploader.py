@@ -118,7 +118,10 @@ class Uploader:
                 whole = Ticket(repo=self.repo, path=path, revision=self._revision, message=words, step=step)
                 staged.append(self._outbox.put(whole, linked=file_selection.files_below(checkpoint)))
             for name, file in model.items():
-                _copy_whole(file, self._root / name)
+                target = self._root / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(target) as partial:
+                    shutil.copyfile(file, partial)
             return staged
         except Exception as error:
             logger.warning("Step %d cannot be prepared for the Hub: %s. Its checkpoint is in %s.", step, _words(error),
@@ -218,13 +221,6 @@ def listed(uploads: list[Upload], root: Path) -> str:
         + "\n".join(lines)
         + f"\nSend them with `trainwright push {root}`; the next training with this output_dir does too."
     )
-
-
-def _copy_whole(source: Path, target: Path) -> None:
-    """Copies atomically: a reader finds the old file or the new one."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as partial:
-        shutil.copyfile(source, partial)
 
 
 def _words(error: BaseException) -> str:

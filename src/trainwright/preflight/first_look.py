@@ -22,6 +22,7 @@ from trainwright.loop.context import NULL_OBSERVER
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight import data_checks, parameter_checks, system_checks  # noqa: F401 -- registers their checks
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
+from trainwright.preflight.trainer_copy import AnyTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class FirstLook:
         self._facts = replace(self._facts, batches=None, step=None)
 
 
-def begin(trainer: Any, plan: StepPlan | None, folder: str) -> Any:  # any Trainer, or a subclass of the user's
+def begin(trainer: AnyTrainer, plan: StepPlan | None, folder: str) -> Any:
     """Returns the observer of the first step of a run, after the checks before that step. It never ends a run."""
     try:
         facts = known_facts(trainer, plan, folder, optimizer=trainer.optimizer, is_brief=True)
@@ -80,7 +81,7 @@ def log_findings(report: CheckReport) -> None:
 
 
 def known_facts(
-    trainer: Any, plan: StepPlan | None, folder: str, *, optimizer: Optimizer | None, is_brief: bool
+    trainer: AnyTrainer, plan: StepPlan | None, folder: str, *, optimizer: Optimizer | None, is_brief: bool
 ) -> CheckFacts:
     """Returns what is known of a run before its first batch.
 

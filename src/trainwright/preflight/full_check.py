@@ -16,13 +16,13 @@ from trainwright.evaluation.dry_run import first_batches
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
 from trainwright.preflight.first_look import BATCHES, known_facts, parameters_without_gradient
-from trainwright.preflight.trainer_copy import copy_of, left_as_it_was
+from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build, dry_run
 
 WORTH_REPEATING_S = 5.0  # a first step that was quicker is taken again: the first one also sets things up
 
 
-def full_check(trainer: Any, *, plans_memory: bool, budget: Any) -> CheckReport:  # any Trainer, or a subclass
+def full_check(trainer: AnyTrainer, *, plans_memory: bool, budget: Any) -> CheckReport:
     """Every check over everything that can be found out.
 
     Args:
@@ -47,7 +47,7 @@ def full_check(trainer: Any, *, plans_memory: bool, budget: Any) -> CheckReport:
     return replace(report, memory=plan_memory(trainer, budget))
 
 
-def _known(trainer: Any, copied: Any) -> CheckFacts:
+def _known(trainer: AnyTrainer, copied: AnyTrainer) -> CheckFacts:
     """What needs no batch."""
     plan = optimizer = None
     if trainer.train_dataset is not None:
@@ -61,7 +61,7 @@ def _known(trainer: Any, copied: Any) -> CheckFacts:
     return replace(facts, columns=names, taken=taken, rehearse=rehearse)
 
 
-def _columns(copied: Any) -> tuple[tuple[str, ...] | None, frozenset[str] | None]:
+def _columns(copied: AnyTrainer) -> tuple[tuple[str, ...] | None, frozenset[str] | None]:
     """Names of the entries of a training sample, and which of them reach the model or its collator."""
     data = copied.train_dataset
     names = getattr(data, "column_names", None)
@@ -80,7 +80,7 @@ def _columns(copied: Any) -> tuple[tuple[str, ...] | None, frozenset[str] | None
     return tuple(names), frozenset(copied._signature_columns)
 
 
-def _rehearse(copied: Any) -> Any:
+def _rehearse(copied: AnyTrainer) -> Any:
     def names() -> Iterable[str]:
         copied._dry_run_evaluation()
         return dry_run.names_of_metrics(copied)
@@ -88,12 +88,12 @@ def _rehearse(copied: Any) -> Any:
     return names
 
 
-def _batches(copied: Any) -> list[Batch]:
+def _batches(copied: AnyTrainer) -> list[Batch]:
     number = min(resolve.micro_batches(copied.args), BATCHES)
     return list(first_batches(copied.get_train_dataloader(), number))
 
 
-def _tried(copied: Any, facts: CheckFacts) -> CheckFacts:
+def _tried(copied: AnyTrainer, facts: CheckFacts) -> CheckFacts:
     """With what a forward and a backward pass over the batches show; no update is made."""
     if not copied._engine.trains_bare or (steps_in_backward(copied.args) and copied.optimizer is not None):
         return facts
@@ -109,7 +109,7 @@ def _tried(copied: Any, facts: CheckFacts) -> CheckFacts:
     return replace(facts, step=FirstStep(loss=loss, without_gradient=without, seconds=seconds * share))
 
 
-def _timed_step(copied: Any, batches: Any) -> tuple[float, float]:
+def _timed_step(copied: AnyTrainer, batches: Any) -> tuple[float, float]:
     start = time.perf_counter()
     copied.model.train()
     with unchanged_random_states():

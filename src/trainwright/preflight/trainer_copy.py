@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
@@ -14,8 +14,10 @@ from trainwright.run import build
 from trainwright.run.training import TrainingRun
 from trainwright.state.model_modes import unchanged_model
 
+AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
 
-def copy_of(trainer: Any, settings: Mapping[str, Any] | None = None, **parts: Any) -> Any:  # any Trainer
+
+def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **parts: Any) -> AnyTrainer:
     """A trainer like this one, with services and a run of its own; trackers and the user's callbacks stay out.
 
     Args:

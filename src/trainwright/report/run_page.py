@@ -15,7 +15,6 @@ from trainwright.errors import needs_package
 from trainwright.journal.record import Entry, Record, read
 
 SMOOTHING = (0.0, 0.6, 0.9)  # share of the running mean that the past has
-OWN_CHARTS = ("loss", "learning_rate", "grad_norm")
 NOT_DRAWN = ("epoch", "total_flos", "step")
 STYLE = """
 body { font-family: system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; color: #222; }

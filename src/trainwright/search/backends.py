@@ -30,10 +30,6 @@ def is_ray_tune_available() -> bool:
     return is_ray_available() and find_spec("ray.tune") is not None
 
 
-def _is_wandb_available() -> bool:
-    return find_spec("wandb") is not None
-
-
 class SearchLibrary(NamedTuple):
     """Row of the table: probe, module and class of the backend, and its package for pip."""
 
@@ -44,9 +40,9 @@ class SearchLibrary(NamedTuple):
 
 
 BACKENDS: dict[str, SearchLibrary] = {
-    "optuna": SearchLibrary(is_optuna_available, "trainwright.search.optuna", "OptunaBackend", "optuna"),
-    "ray": SearchLibrary(is_ray_tune_available, "trainwright.search.ray", "RayBackend", "'ray[tune]'"),
-    "wandb": SearchLibrary(_is_wandb_available, "trainwright.search.wandb_sweep", "WandbBackend", "wandb"),
+    "optuna": SearchLibrary(is_optuna_available, "optuna", "OptunaBackend", "optuna"),
+    "ray": SearchLibrary(is_ray_tune_available, "ray", "RayBackend", "'ray[tune]'"),
+    "wandb": SearchLibrary(lambda: find_spec("wandb") is not None, "wandb_sweep", "WandbBackend", "wandb"),
 }
 
 
@@ -61,7 +57,7 @@ def select_backend(name: object) -> tuple[HPSearchBackend, SearchBackend]:
     row = BACKENDS[chosen]
     if not row.is_available():
         raise MissingPackageError(f"backend={chosen!r} needs a package that is not there: pip install {row.package}")
-    return HPSearchBackend(chosen), getattr(importlib.import_module(row.home), row.kind)()
+    return HPSearchBackend(chosen), getattr(importlib.import_module(f"trainwright.search.{row.home}"), row.kind)()
 
 
 def _known(name: object) -> str:

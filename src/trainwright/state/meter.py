@@ -71,9 +71,6 @@ class LossMeter:
             raise ModelError(
                 f"The loss of a micro-batch has the shape {tuple(loss.shape)}; return a scalar, as loss.mean() is."
             ) from error
-        self._hold(loss)
-
-    def _hold(self, loss: torch.Tensor) -> None:
         self._losses.append(loss)
         if len(self._losses) >= COMPACT_AFTER:
             self._pack()

@@ -85,11 +85,6 @@ class RunState:
         self.clock.restart()
         self.start_time = time.time()
 
-    def forget(self) -> None:
-        """Clears what an earlier `train()` has left, also one that ended in an error."""
-        self.flos = self.tokens = 0
-        self.num_parts = 1
-
     def begin_epoch(self, epoch: int, *, batches_done: int) -> None:
         """Begins an epoch.
 

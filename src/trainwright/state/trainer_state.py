@@ -15,7 +15,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from trainwright._types import read_json, recordable, write_pieces
+from trainwright._types import JSONObject, read_json, recordable, write_pieces
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class ExportableState:
     `attributes` is set afterwards. `from_state` makes an equal object.
     """
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JSONObject:
         """Returns the state.
 
         Returns:
@@ -39,7 +39,7 @@ class ExportableState:
         )
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
+    def from_state(cls, state: JSONObject) -> Self:
         """Makes an object with a state.
 
         Args:
@@ -51,7 +51,7 @@ class ExportableState:
         return instance
 
 
-def collect_states(objects: list[Any]) -> dict[str, Any]:
+def collect_states(objects: list[Any]) -> JSONObject:
     """Collects the states of objects.
 
     Args:
@@ -60,7 +60,7 @@ def collect_states(objects: list[Any]) -> dict[str, Any]:
     Returns:
         State by class name; a list of states where several objects share a class.
     """
-    states: dict[str, Any] = {}
+    states: JSONObject = {}
     for thing in objects:
         if not callable(getattr(thing, "state", None)):
             continue
@@ -86,11 +86,11 @@ class HistoryText:
     """
 
     def __init__(self) -> None:
-        self._entries: list[dict[str, Any]] = []  # those whose text is cached
+        self._entries: list[JSONObject] = []  # those whose text is cached
         self._sizes: list[int] = []  # how many values each had
         self._pieces: list[bytes] = []  # their text, with a comma after each
 
-    def pieces(self, history: Sequence[dict[str, Any]]) -> Iterator[bytes]:
+    def pieces(self, history: Sequence[JSONObject]) -> Iterator[bytes]:
         """Serializes a history.
 
         Args:
@@ -115,13 +115,13 @@ class HistoryText:
         yield from self._pieces
         yield b",\n".join(map(_line, recent)) + b"\n  ]"
 
-    def _still_begins(self, history: Sequence[dict[str, Any]]) -> bool:
+    def _still_begins(self, history: Sequence[JSONObject]) -> bool:
         if len(self._entries) >= max(len(history), 1) or not all(map(is_, self._entries, history)):
             return False
         return list(map(len, self._entries)) == self._sizes
 
 
-def _line(entry: dict[str, Any]) -> bytes:
+def _line(entry: JSONObject) -> bytes:
     try:
         text = json.dumps(entry, sort_keys=True)
     except (TypeError, ValueError, RecursionError):  # an entry that did not come through `Trainer.log`
@@ -161,7 +161,7 @@ class TrainerState:
     num_train_epochs: int = 0
     num_input_tokens_seen: int = 0
     total_flos: float = 0
-    log_history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    log_history: list[JSONObject] = dataclasses.field(default_factory=list)
     best_metric: float | None = None
     best_global_step: int | None = None
     best_model_checkpoint: str | None = None
@@ -169,7 +169,7 @@ class TrainerState:
     is_world_process_zero: bool = True
     is_hyper_param_search: bool = False
     trial_name: str | None = None
-    trial_params: dict[str, Any] | None = None
+    trial_params: JSONObject | None = None
     stateful_callbacks: Any = None  # a list of callbacks when made, a dict of their states from then on
 
     def __post_init__(self) -> None:
@@ -238,7 +238,7 @@ class TrainerState:
                 setattr(self, f"{kind}_steps", math.ceil(max_steps * interval) if interval < 1 else interval)
 
 
-def _writable(values: dict[str, Any]) -> dict[str, Any]:
+def _writable(values: JSONObject) -> JSONObject:
     """Returns the fields without what JSON cannot hold: the state of a callback, a parameter of a trial."""
     dropped: dict[str, str] = {}
     parts = {k: recordable(value, dropped) if isinstance(value, dict) else value for k, value in values.items()}
@@ -277,6 +277,6 @@ class TrainerControl(ExportableState):
         self.should_evaluate = False
         self.should_log = False
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JSONObject:
         """Returns the flags as plain values."""
         return {"args": asdict(self), "attributes": {}}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from trainwright.errors import ArgumentError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def _found(*packages: str) -> bool:
     try:
-        return all(importlib.util.find_spec(package) is not None for package in packages)
+        return all(find_spec(package) is not None for package in packages)
     except (ImportError, ValueError):
         return False
 
@@ -80,11 +80,6 @@ TRACKERS: dict[str, tuple[str, str, Callable[[], bool]]] = {
 }
 
 
-def installed_trackers() -> list[str]:
-    """Returns the names of the trackers whose packages are installed."""
-    return [name for name, (_, _, is_available) in TRACKERS.items() if is_available()]
-
-
 def get_reporting_integration_callbacks(report_to: str | Sequence[str] | None) -> list[type[TrackerCallback]]:
     """Returns the classes of trackers.
 
@@ -97,16 +92,12 @@ def get_reporting_integration_callbacks(report_to: str | Sequence[str] | None) -
     names = [report_to] if isinstance(report_to, str) else list(report_to or ())
     if names in (["none"], []):
         return []
-    names = installed_trackers() if "all" in names else names
+    if "all" in names:
+        names = [name for name, (_, _, is_available) in TRACKERS.items() if is_available()]
     unknown = [name for name in names if name not in TRACKERS]
     if unknown:
         raise ArgumentError(
             f"report_to={unknown[0]!r} is no tracker. Choose of {', '.join(sorted(TRACKERS))}, all, or none."
         )
-    return [_class_of(name) for name in names]
-
-
-def _class_of(name: str) -> type[TrackerCallback]:
-    module, kind, _ = TRACKERS[name]
-    found: type[TrackerCallback] = getattr(importlib.import_module(f"trainwright.trackers.{module}"), kind)
-    return found
+    rows = (TRACKERS[name] for name in names)
+    return [getattr(import_module(f"trainwright.trackers.{module}"), kind) for module, kind, _ in rows]

@@ -44,7 +44,7 @@ class WandbCallback(TrackerCallback):
             self._wandb.finish()
         self._run = self._wandb.run
         if self._run is None:
-            project = os.environ.get("WANDB_PROJECT") or project_of(args)
+            project = os.environ.get("WANDB_PROJECT") or args.project or "huggingface"
             self._run = self._wandb.init(project=project, **self._names(args, state))
             self.remember(args, self._run.id)
         self._run.config.update(settings_of(args, model), allow_val_change=True)
@@ -96,8 +96,3 @@ class WandbCallback(TrackerCallback):
         artifact = self._wandb.Artifact(name=f"model-{run.name if has_name else run.id}", type="model")
         artifact.add_dir(str(folder))
         run.log_artifact(artifact, aliases=aliases)
-
-
-def project_of(args: Arguments) -> str:
-    """Returns the project: `args.project`, or transformers' default."""
-    return args.project or "huggingface"

@@ -48,7 +48,8 @@ def find_labels(material: TaskSource, role: str) -> Labels:
     given = material.recipe.data.labels
     found = {name: _values(column) for name, column in cells.items()}
     if isinstance(given, dict):
-        labels = _renamed({str(value): str(name) for value, name in given.items()})
+        order = list(dict.fromkeys(map(str, given.values())))
+        labels = Labels(order, {str(value): order.index(str(name)) for value, name in given.items()})
     elif given is not None:
         labels = _in_order([str(name) for name in given])
     else:
@@ -68,11 +69,6 @@ def find_labels(material: TaskSource, role: str) -> Labels:
 
 def _in_order(names: Sequence[str]) -> Labels:
     return Labels(names, {name: number for number, name in enumerate(names)})
-
-
-def _renamed(names: dict[str, str]) -> Labels:
-    order = list(dict.fromkeys(names.values()))
-    return Labels(order, {value: order.index(name) for value, name in names.items()})
 
 
 def _declared(material: TaskSource, role: str) -> Labels | None:

@@ -56,6 +56,7 @@ def _open(path: Path) -> IO[str]:
 
 
 def _csv(path: Path, data: DataPart) -> Iterator[Row]:
+    csv.field_size_limit(MAX_CELL)
     with _open(path) as file:
         yield from _table(csv.reader(file), path, has_header=data.header)
 
@@ -67,7 +68,6 @@ def _tsv(path: Path, data: DataPart) -> Iterator[Row]:
 
 
 def _table(lines: Iterator[list[str]], path: Path, *, has_header: bool) -> Iterator[Row]:
-    csv.field_size_limit(MAX_CELL)
     names: list[str] | None = None
     for number, cells in enumerate(lines, start=1):
         if not cells:

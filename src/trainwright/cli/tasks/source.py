@@ -63,7 +63,11 @@ def load(recipe: Recipe, tree: Tree) -> TaskSource:
     """
     material = TaskSource(recipe, tree, [], [])
     try:
-        train, held = _splits(recipe.data)
+        if recipe.data.dataset is not None:
+            train, held = _of_dataset(recipe.data)
+        else:
+            train = _of_files(recipe.data.train, recipe.data)
+            held = None if recipe.data.eval is None else _of_files(recipe.data.eval, recipe.data)
     except (DataError, MissingPackageError) as error:
         material.wrong(str(error), "data", "train" if recipe.data.dataset is None else "dataset")
     _check_columns(material, train)
@@ -82,13 +86,6 @@ def load(recipe: Recipe, tree: Tree) -> TaskSource:
     if len(material.eval):
         _check_columns(material, material.eval)
     return material
-
-
-def _splits(data: DataPart) -> tuple[Rows, Rows | None]:
-    """Returns the rows to train on, and those to evaluate on where the recipe names them."""
-    if data.dataset is not None:
-        return _of_dataset(data)
-    return _of_files(data.train, data), None if data.eval is None else _of_files(data.eval, data)
 
 
 def _of_files(paths: str | Sequence[str] | None, data: DataPart) -> list[Row]:

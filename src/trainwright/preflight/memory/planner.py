@@ -29,7 +29,7 @@ from trainwright.loop.step import Window, take_step
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight.memory.allocation_tracker import AllocationTracker
 from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, SettingsChange, parse_size
-from trainwright.preflight.trainer_copy import copy_of, left_as_it_was
+from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build
 from trainwright.tensor_tree import find_batch_size, tensors_of
 
@@ -37,7 +37,7 @@ LOOKED_AT = 4  # batches, of which the largest counts
 COPIES = 5  # of the weights, that a measured step takes
 
 
-def plan_memory(trainer: Any, budget: int | float | str | None) -> MemoryPlan:  # any Trainer
+def plan_memory(trainer: AnyTrainer, budget: int | float | str | None) -> MemoryPlan:
     """Where the memory of a step goes, and what would make it fit.
 
     Raises:
@@ -68,7 +68,7 @@ def _memory_of(device: torch.device) -> int:
     return available_bytes()
 
 
-def _tried(trainer: Any, budget: int | None) -> list[SettingsChange]:
+def _tried(trainer: AnyTrainer, budget: int | None) -> list[SettingsChange]:
     """What changes come to, up to the first that fits."""
     can_bf16 = trainer._engine.device.type == "cpu" or supports_bf16(trainer._engine.device) is True
     found: list[SettingsChange] = []
@@ -84,7 +84,7 @@ def _tried(trainer: Any, budget: int | None) -> list[SettingsChange]:
     return found
 
 
-def _peak_or_measured(trainer: Any) -> PeakMemory:
+def _peak_or_measured(trainer: AnyTrainer) -> PeakMemory:
     try:
         return predicted_peak(trainer, {})
     except Exception as error:  # a model may look at values, which stand-ins do not have
@@ -98,19 +98,19 @@ def _peak_or_measured(trainer: Any) -> PeakMemory:
             ) from second
 
 
-def predicted_peak(trainer: Any, settings: dict[str, Any]) -> PeakMemory:
+def predicted_peak(trainer: AnyTrainer, settings: dict[str, Any]) -> PeakMemory:
     """The peak of a step with these settings; nothing is computed and no memory taken."""
-    mode = make_fake_mode()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)  # every operation gives a tensor of its shape and no value
     copied = _with_settings(trainer, fake_model(trainer.model, mode), settings)
     batches = _batches(copied)
     window = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
-    samples = [fake_batch(batch, mode) for batch in window[0]]
+    samples = [_without_values(batch, mode) for batch in window[0]]
     with mode:
         peaks = _track(copied, samples, window[1])
     return max(peaks.values(), key=lambda peak: peak.total_bytes)
 
 
-def measured_peak(trainer: Any, error: Exception) -> PeakMemory:
+def measured_peak(trainer: AnyTrainer, error: Exception) -> PeakMemory:
     """The peak of a step, by real ones on a quarter and on half of its samples: memory grows evenly with them.
 
     Raises:
@@ -129,7 +129,7 @@ def measured_peak(trainer: Any, error: Exception) -> PeakMemory:
     return max((_grown(one[m], two[m], steps) for m in one if m in two), key=lambda peak: peak.total_bytes)
 
 
-def _measured(trainer: Any, num_rows: int) -> dict[str, PeakMemory]:
+def _measured(trainer: AnyTrainer, num_rows: int) -> dict[str, PeakMemory]:
     """The peaks of a step with the first rows of its batch, on a copy of the model."""
     copied = _with_settings(trainer, copy.deepcopy(trainer.model), {})
     batches = [{name: _rows(value, num_rows) for name, value in batch.items()} for batch in _batches(copied)]
@@ -159,21 +159,21 @@ def _rows(value: Any, number: int) -> Any:
     return value[:number] if isinstance(value, (torch.Tensor, list)) else value
 
 
-def _with_settings(trainer: Any, model: Any, settings: dict[str, Any]) -> Any:
+def _with_settings(trainer: AnyTrainer, model: Any, settings: dict[str, Any]) -> Any:
     """A copy with an engine, an optimizer and a schedule of its own."""
     copied = copy_of(trainer, settings, model=model, optimizer=None, lr_scheduler=None)
     copied._services.use_engine(build.make_engine(copied.args))
     return copied
 
 
-def _batches(copied: Any) -> list[Batch]:
+def _batches(copied: AnyTrainer) -> list[Batch]:
     """The largest of the first batches, alone: the others of a window come and go like it."""
     batches = list(first_batches(copied.get_train_dataloader(), LOOKED_AT))
     largest = max(batches, key=lambda batch: sum(t.numel() for t in tensors_of(dict(batch))))
     return [dict(largest)]
 
 
-def _track(copied: Any, samples: Sequence[Batch], num_items: Any) -> dict[str, PeakMemory]:
+def _track(copied: AnyTrainer, samples: Sequence[Batch], num_items: Any) -> dict[str, PeakMemory]:
     """The peaks of a step at which the optimizer has its states, and in which an earlier micro-batch left gradients."""
     engine, model = copied._engine, copied.model
     tracker = AllocationTracker(engine.device)
@@ -211,7 +211,7 @@ def _make_states(session: LoopContext, model: Any, *, keeps_gradients: bool) -> 
 class _MarkedHooks:
     """The hooks of the copy; they tell the tracker where a step is."""
 
-    def __init__(self, copied: Any, tracker: AllocationTracker) -> None:
+    def __init__(self, copied: AnyTrainer, tracker: AllocationTracker) -> None:
         vars(self).update(_copied=copied, _tracker=tracker)  # not through __setattr__, which is the copy's
 
     def __getattr__(self, name: str) -> Any:
@@ -231,7 +231,7 @@ class _MarkedHooks:
         return norm
 
 
-def _session(copied: Any) -> LoopContext:
+def _session(copied: AnyTrainer) -> LoopContext:
     """What the loop works with, for the run of the copy."""
     run, args = copied._run, copied.args
     run.plan = build.step_plan(args, copied.set_initial_training_values(args, copied.get_train_dataloader()))
@@ -249,11 +249,6 @@ def _session(copied: Any) -> LoopContext:
     )
 
 
-def make_fake_mode() -> FakeTensorMode:
-    """Inside of it every operation gives a tensor of the right shape and no value."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
 def fake_model(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """A copy of the model whose parameters and buffers take no memory."""
     memo: dict[int, Any] = {}
@@ -261,10 +256,6 @@ def fake_model(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
         memo[id(tensor)] = mode.from_tensor(tensor)
     with mode:
         return copy.deepcopy(model, memo)
-
-
-def fake_batch(batch: Mapping[str, object], mode: FakeTensorMode) -> dict[str, Any]:
-    return {name: _without_values(value, mode) for name, value in batch.items()}
 
 
 def _without_values(value: object, mode: FakeTensorMode) -> Any:

@@ -23,7 +23,7 @@ from trainwright.host import available_bytes
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight.prove.gradient_capture import GradientCapture, Tensors, differing, gap, without_dropout
 from trainwright.preflight.prove.launcher import gradients_of
-from trainwright.preflight.trainer_copy import copy_of, left_as_it_was
+from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build
 
 
@@ -84,7 +84,7 @@ NUM_EVALUATED = 48
 EXACT, ROUNDED = 1e-4, 3e-2  # gaps that come from adding in another order, in fp32 and in 16 bits
 
 # A short run for its own sake: nothing is logged, shown, evaluated or ended early.
-SHORT: dict[str, Any] = {
+SHORT: JSONObject = {
     "eval_strategy": "no", "eval_on_start": False, "logging_strategy": "no", "save_strategy": "no",
     "push_to_hub": False, "load_best_model_at_end": False, "metric_for_best_model": None, "disable_tqdm": True,
     "save_total_limit": None, "preflight": False, "max_train_time": None, "save_every": None,
@@ -93,13 +93,13 @@ SHORT: dict[str, Any] = {
     "dataloader_persistent_workers": False, "dataloader_prefetch_factor": None, "profile": None,
 }  # fmt: skip
 # One order of samples, whatever the batches: only then can two ways to split them be compared.
-IN_ORDER: dict[str, Any] = {
+IN_ORDER: JSONObject = {
     "train_sampling_strategy": "sequential", "max_tokens_per_batch": None, "packing": None, "max_steps": 1,
     "max_grad_norm": 0.0, "warmup_steps": 0, "neftune_noise_alpha": None,
 }  # fmt: skip
 
 
-def prove(trainer: Any, *, num_steps: int) -> ProofReport:  # any Trainer, or a subclass of the user's
+def prove(trainer: AnyTrainer, *, num_steps: int) -> ProofReport:
     """Tries every invariant; see `Trainer.prove`."""
     laws: tuple[tuple[str, str, Callable[[Any, int], tuple[bool, str, str]]], ...] = (
         ("resume", "a resumed run equals an uninterrupted one", resume),
@@ -111,7 +111,7 @@ def prove(trainer: Any, *, num_steps: int) -> ProofReport:  # any Trainer, or a 
         return ProofReport(tuple(_tried(trainer, num_steps, *law) for law in laws))
 
 
-def _tried(trainer: Any, num_steps: int, name: str, law: str, attempt: Callable[..., Any]) -> Proof:
+def _tried(trainer: AnyTrainer, num_steps: int, name: str, law: str, attempt: Callable[..., Any]) -> Proof:
     try:
         holds, evidence, cure = attempt(trainer, num_steps)
     except Exception as error:
@@ -121,7 +121,7 @@ def _tried(trainer: Any, num_steps: int, name: str, law: str, attempt: Callable[
 
 
 @contextmanager
-def _quietly(trainer: Any) -> Iterator[None]:
+def _quietly(trainer: AnyTrainer) -> Iterator[None]:
     """The short runs say nothing; accelerate's state, one per process, is the trainer's again after them."""
     logger = logging.getLogger("trainwright")
     level = logger.level
@@ -136,7 +136,7 @@ def _quietly(trainer: Any) -> Iterator[None]:
 
 
 def short_copy(
-    trainer: Any, folder: str, *, has_dropout: bool = True, parts: dict[str, Any] | None = None, **settings: Any
+    trainer: AnyTrainer, folder: str, *, has_dropout: bool = True, parts: JSONObject | None = None, **settings: Any
 ) -> Any:
     """A copy of the trainer with copies of what a run changes, and the seed of a fresh start.
 
@@ -165,7 +165,7 @@ def short_copy(
     return copied
 
 
-def _check_alone(trainer: Any) -> None:
+def _check_alone(trainer: AnyTrainer) -> None:
     if not trainer._engine.trains_bare:
         raise ModelError(
             "it needs one process that holds the whole model; start without a launcher and without settings that share "
@@ -173,10 +173,10 @@ def _check_alone(trainer: Any) -> None:
         )
 
 
-def resume(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
+def resume(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
     half = max(num_steps // 2, 1)
-    length: dict[str, Any] = {"max_steps": num_steps, "warmup_steps": min(trainer.args.warmup_steps, half)}
-    saves: dict[str, Any] = {"save_strategy": "steps", "save_steps": half, "save_async": False}
+    length: JSONObject = {"max_steps": num_steps, "warmup_steps": min(trainer.args.warmup_steps, half)}
+    saves: JSONObject = {"save_strategy": "steps", "save_steps": half, "save_async": False}
     with tempfile.TemporaryDirectory() as folder:
         whole = short_copy(trainer, folder, **length, **saves)
         whole.train()
@@ -197,7 +197,7 @@ def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().float().cpu() for name, value in model.state_dict().items()}
 
 
-def _gradients(trainer: Any, **settings: Any) -> dict[str, torch.Tensor]:
+def _gradients(trainer: AnyTrainer, **settings: Any) -> dict[str, torch.Tensor]:
     """The gradients of a step over the first samples, in their order."""
     if steps_in_backward(trainer.args):
         raise ModelError(f"optim={trainer.args.optim!r} uses gradients up during the backward pass")
@@ -211,7 +211,7 @@ def _gradients(trainer: Any, **settings: Any) -> dict[str, torch.Tensor]:
     return keeper.gradients
 
 
-def accumulation(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
+def accumulation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
     def both(**more: Any) -> tuple[Tensors, Tensors]:
         one = _gradients(trainer, per_device_train_batch_size=1, gradient_accumulation_steps=WINDOW, **more)
         return one, _gradients(trainer, per_device_train_batch_size=4, gradient_accumulation_steps=2, **more)
@@ -232,12 +232,12 @@ def accumulation(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
     )  # fmt: skip
 
 
-def _allowed(trainer: Any) -> float:
+def _allowed(trainer: AnyTrainer) -> float:
     halves = any(p.dtype in (torch.float16, torch.bfloat16) for p in trainer.model.parameters())
     return ROUNDED if halves or trainer.args.mixed_precision != "no" else EXACT
 
 
-def evaluation(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
+def evaluation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
     data = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
     data = next(iter(data.values())) if isinstance(data, dict) else data
     if not has_length(data):
@@ -258,8 +258,8 @@ def evaluation(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
     )  # fmt: skip
 
 
-def processes(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
-    alone: dict[str, Any] = {"per_device_train_batch_size": WINDOW, "gradient_accumulation_steps": 1}
+def processes(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
+    alone: JSONObject = {"per_device_train_batch_size": WINDOW, "gradient_accumulation_steps": 1}
     together = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     if trainer.optimizer is not None and not trainer._created_lr_scheduler:
         raise ModelError("optimizers=(...) holds parameters of this process; pass optimizer_cls_and_kwargs instead")
@@ -282,7 +282,7 @@ def processes(trainer: Any, num_steps: int) -> tuple[bool, str, str]:
     )  # fmt: skip
 
 
-def _recipe(trainer: Any, sizes: dict[str, Any]) -> dict[str, Any]:
+def _recipe(trainer: AnyTrainer, sizes: JSONObject) -> JSONObject:
     """How another process makes this trainer, on the CPU and without what a short run has no use for."""
     _check_alone(trainer)
     if not has_length(trainer.train_dataset) or len(trainer.train_dataset) < WINDOW:

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
 
+from trainwright._types import JSONObject
 from trainwright.errors import ProcessFailedError
 from trainwright.preflight.prove.gradient_capture import GradientCapture
 
@@ -22,9 +22,7 @@ TIMEOUT_S = 180.0
 GRADIENTS = "gradients.safetensors"
 
 
-def gradients_of(
-    recipe: dict[str, Any], *, num_processes: int, timeout_s: float = TIMEOUT_S
-) -> dict[str, torch.Tensor]:
+def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = TIMEOUT_S) -> dict[str, torch.Tensor]:
     """The gradients of the first step of a trainer that so many processes make by a recipe.
 
     Args:
@@ -87,7 +85,7 @@ def _free_port() -> int:
 def main() -> None:
     folder = Path(sys.argv[1])
     # From the process that started this one, through a pipe that nobody else can write to.
-    recipe: dict[str, Any] = pickle.load(sys.stdin.buffer)
+    recipe: JSONObject = pickle.load(sys.stdin.buffer)
     keeper = GradientCapture()
     args = recipe["arguments"](**{**recipe["settings"], "output_dir": str(folder / "run")})
     trainer = recipe["trainer"](args=args, callbacks=[keeper], **recipe["parts"])
