@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from trainwright.hooks import definer
@@ -11,6 +13,9 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 # ones. Types of parameters are contravariant, so only Any lets a type checker accept all of them.
 EventArguments: TypeAlias = Any
 EventObject: TypeAlias = Any
+
+Logs: TypeAlias = Mapping[str, Any]  # name -> number, text, or whatever the user logs
+NO_LOGS: Logs = MappingProxyType({})
 
 EVENTS = (
     "on_init_end",

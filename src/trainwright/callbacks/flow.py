@@ -6,12 +6,11 @@ import logging
 import math
 import reprlib
 import time
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import NamedTuple
 
 from trainwright._types import JSONObject, metric_number
-from trainwright.callbacks.base import TrainerCallback
+from trainwright.callbacks.base import NO_LOGS, Logs, TrainerCallback
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.state.trainer_state import ExportableState, TrainerControl, TrainerState
@@ -128,7 +127,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         args: Arguments,
         state: TrainerState,
         control: TrainerControl,
-        metrics: Mapping[str, float] = MappingProxyType({}),
+        metrics: Logs = NO_LOGS,
         **kwargs: object,
     ) -> None:
         name = args.metric_for_best_model or "loss"

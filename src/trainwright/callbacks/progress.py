@@ -7,13 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from tqdm.auto import tqdm
 
 from trainwright._types import has_length
-from trainwright.callbacks.base import TrainerCallback
+from trainwright.callbacks.base import NO_LOGS, Logs, TrainerCallback
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.config.plans import OPEN_END
 from trainwright.config.protocol import Arguments
@@ -170,12 +169,7 @@ class ProgressCallback(TrainerCallback):
         self._close_prediction_bar()
 
     def on_log(
-        self,
-        args: Arguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, object] = MappingProxyType({}),
-        **kwargs: object,
+        self, args: Arguments, state: TrainerState, control: TrainerControl, logs: Logs = NO_LOGS, **kwargs: object
     ) -> None:
         if not state.is_world_process_zero or is_quiet(args):
             return
@@ -210,12 +204,7 @@ class PrinterCallback(TrainerCallback):
     """Prints the logs, one line each; used where the bar is turned off."""
 
     def on_log(
-        self,
-        args: Arguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, object] = MappingProxyType({}),
-        **kwargs: object,
+        self, args: Arguments, state: TrainerState, control: TrainerControl, logs: Logs = NO_LOGS, **kwargs: object
     ) -> None:
         if state.is_local_process_zero and not is_quiet(args):
             print(readable(logs), flush=True)

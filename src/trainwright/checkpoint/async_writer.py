@@ -72,7 +72,7 @@ class CheckpointWriter:
         store: CheckpointStore,
         manifest: Manifest,
         *,
-        company: Ranks,
+        ranks: Ranks,
         writes: bool,
         in_background: bool,
         check: Callable[[], None],
@@ -84,7 +84,7 @@ class CheckpointWriter:
         Args:
             store: directory of the checkpoints.
             manifest: step, run and cursor of the checkpoint.
-            company: collective operations of the run.
+            ranks: collective operations of the run.
             writes: whether this process commits; others write into the directory of the main process.
             in_background: copy now and write on a thread.
             check: raises if there is no room; called by the main process before anything is written.
@@ -97,22 +97,22 @@ class CheckpointWriter:
         self.wait()
         begun = time.monotonic()
         before, self.newest = self.newest, manifest.step
-        later, parted = DeferredSink(self._buffers, company.gather_objects), False
+        later, parted = DeferredSink(self._buffers, ranks.gather_objects), False
         try:
             with failures_named(store.root):
-                folder, own = _staging(store, manifest.step, company, check, writes=writes)
-            in_background = all(company.gather_objects(in_background))
+                folder, own = _staging(store, manifest.step, ranks, check, writes=writes)
+            in_background = all(ranks.gather_objects(in_background))
             self.sink = later if in_background else IMMEDIATE
             with self._collecting(), discard_on_failure(store, own):
-                parted = company.num_processes > 1
+                parted = ranks.num_processes > 1
                 write(folder)
-                company.barrier()  # overrides may have written on any process
+                ranks.barrier()  # overrides may have written on any process
                 parted = False
             if own is None and not later.is_shared:
                 return
 
             def finish() -> None:
-                all_agree = partial(fail_together, company) if later.is_shared else nullcontext
+                all_agree = partial(fail_together, ranks) if later.is_shared else nullcontext
                 with all_agree(), discard_on_failure(store, own):
                     with all_agree():
                         later.write()
@@ -215,7 +215,7 @@ class CheckpointWriter:
 
 
 def _staging(
-    store: CheckpointStore, step: int, company: Ranks, check: Callable[[], None], *, writes: bool
+    store: CheckpointStore, step: int, ranks: Ranks, check: Callable[[], None], *, writes: bool
 ) -> tuple[Path, Path | None]:
     """Returns the directory to write into, and the same again if this process commits it."""
     of_main: list[Path] = []
@@ -225,7 +225,7 @@ def _staging(
         of_main.append(store.stage(step))
         return str(of_main[0])
 
-    folder = Path(company.agree(begin))
+    folder = Path(ranks.agree(begin))
     if not writes:
         return folder, None
     own = folder if of_main else store.stage(step)  # the first process of another node has a disk of its own
@@ -233,7 +233,7 @@ def _staging(
 
 
 @contextmanager
-def fail_together(company: Ranks) -> Iterator[None]:
+def fail_together(ranks: Ranks) -> Iterator[None]:
     """Makes a write fail in all processes if it fails in one.
 
     Raises:
@@ -244,7 +244,7 @@ def fail_together(company: Ranks) -> Iterator[None]:
         yield
     except BaseException as error:
         failure = error
-    told = company.gather_objects_in_background(None if failure is None else f"{type(failure).__name__}: {failure}")
+    told = ranks.gather_objects_in_background(None if failure is None else f"{type(failure).__name__}: {failure}")
     failed = [f"process {rank}: {text}" for rank, text in enumerate(told) if text is not None]
     if failed and failure is None:
         failure = CheckpointWriteError(f"A checkpoint could not be written in all processes; {failed[0]}")

@@ -13,29 +13,15 @@ from contextlib import contextmanager
 
 import typer
 
+from trainwright import errors
 from trainwright.distributed.world import World
-from trainwright.errors import (
-    ArgumentError,
-    CheckpointNotFoundError,
-    DataError,
-    MetricError,
-    MissingPackageError,
-    ModelError,
-    NotYetError,
-    TrainwrightError,
-)
 
 FAILED = 1
 USAGE = 2
 OF_THE_USER = (
-    ArgumentError,
-    CheckpointNotFoundError,
-    DataError,
-    MetricError,
-    MissingPackageError,
-    ModelError,
-    NotYetError,
-)
+    errors.ArgumentError, errors.CheckpointNotFoundError, errors.DataError, errors.MetricError,
+    errors.MissingPackageError, errors.ModelError, errors.NotYetError,
+)  # fmt: skip
 
 
 @contextmanager
@@ -46,7 +32,7 @@ def reporting() -> Iterator[None]:
     except OF_THE_USER as error:
         tell(str(error))
         raise typer.Exit(USAGE) from None
-    except (TrainwrightError, OSError) as error:
+    except (errors.TrainwrightError, OSError) as error:
         tell(str(error))
         raise typer.Exit(FAILED) from None
 

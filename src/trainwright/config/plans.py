@@ -131,7 +131,7 @@ class LoaderPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingPlan:
-    """In which order and which company samples come.
+    """Order of samples, and which samples form a batch.
 
     Attributes:
         strategy: "random", "sequential", "group_by_length" or "batch_rebalance".

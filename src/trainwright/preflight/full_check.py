@@ -12,7 +12,7 @@ from trainwright._types import Batch
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.data import columns
-from trainwright.evaluation.dry_run import first_batches
+from trainwright.evaluation.sanity_check import first_batches
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
 from trainwright.preflight.first_look import BATCHES, known_facts, parameters_without_gradient

@@ -80,8 +80,7 @@ def charts(record: Record) -> str:
 
 def figure(title: str, curves: Sequence[Curve], *, is_first: bool, marks: Sequence[tuple[float, str]] = ()) -> str:
     """A chart: values on hover, zoom by dragging, and menus for smoothing and a logarithmic axis."""
-    go, to_html = plotly()
-    chart = go.Figure()
+    chart = plotly().Figure()
     for strength in SMOOTHING:
         for name, steps, values in curves:
             chart.add_scatter(x=list(steps), y=smoothed(values, strength), name=name, mode="lines+markers",
@@ -95,11 +94,15 @@ def figure(title: str, curves: Sequence[Curve], *, is_first: bool, marks: Sequen
         for chosen, strength in enumerate(SMOOTHING)
     ]  # fmt: skip
     scales = [{"label": kind, "method": "relayout", "args": [{"yaxis.type": kind}]} for kind in ("linear", "log")]
-    chart.update_layout(
-        title=title, xaxis_title="step", hovermode="x unified", height=380, template="plotly_white", showlegend=True,
-        updatemenus=[{"buttons": smoothing, "x": 0.8, "y": 1.2}, {"buttons": scales, "x": 1.0, "y": 1.2}],
-    )  # fmt: skip
-    return str(to_html(chart, include_plotlyjs=is_first, full_html=False, config=CONFIG))
+    menus = [{"buttons": smoothing, "x": 0.8, "y": 1.2}, {"buttons": scales, "x": 1.0, "y": 1.2}]
+    layout = {"xaxis_title": "step", "hovermode": "x unified", "showlegend": True, "updatemenus": menus}
+    return drawn(chart, title, is_first=is_first, height=380, **layout)
+
+
+def drawn(chart: Any, title: str, *, is_first: bool = False, **layout: object) -> str:
+    """Returns a chart of plotly as HTML, with plotly itself in the first of a page."""
+    chart.update_layout(title=title, template="plotly_white", **layout)
+    return str(chart.to_html(include_plotlyjs=is_first, full_html=False, config=CONFIG))
 
 
 def smoothed(values: Sequence[float], strength: float) -> list[float | None]:
@@ -153,8 +156,8 @@ def flat(values: Entry, prefix: str = "") -> list[tuple[str, object]]:
     return rows
 
 
-def plotly() -> tuple[Any, Any]:
+def plotly() -> Any:
+    """Returns the module of plotly's charts."""
     with needs_package("A report needs the package plotly: pip install 'trainwright[report]'"):
         from plotly import graph_objects
-        from plotly.io import to_html
-    return graph_objects, to_html
+    return graph_objects

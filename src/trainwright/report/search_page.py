@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainwright.report.run_page import document, plotly, table
+from trainwright.report.run_page import document, drawn, plotly, table
 from trainwright.search.search_record import FINISHED, PRUNED, SEARCH_NAME, SearchRecord, TrialRecord, importance
 
 COLOURS = {FINISHED: "#1f77b4", PRUNED: "#999999"}
@@ -51,7 +51,7 @@ def search_page(found: SearchRecord, *, title: str) -> str:
 
 def _history(found: SearchRecord, number: int, direction: str, *, title: str, is_first: bool) -> str:
     """The objective of each trial, and the best so far."""
-    go, to_html = plotly()
+    go = plotly()
     chart = go.Figure()
     scored = [(i, one) for i, one in enumerate(found.trials) if _value(one, number) is not None]
     for state, colour in COLOURS.items():
@@ -63,30 +63,25 @@ def _history(found: SearchRecord, number: int, direction: str, *, title: str, is
     pick = min if direction == "minimize" else max
     so_far = [pick(value for _, value in finished[: n + 1]) for n in range(len(finished))]
     chart.add_scatter(x=[i for i, _ in finished], y=so_far, name="best so far", mode="lines", line_shape="hv")
-    chart.update_layout(title=title, xaxis_title="trial", height=380, template="plotly_white")
-    return str(to_html(chart, include_plotlyjs=is_first, full_html=False, config={"displaylogo": False}))
+    return drawn(chart, title, is_first=is_first, xaxis_title="trial", height=380)
 
 
 def _bars(shares: dict[str, float], *, title: str) -> str:
     if not shares:
         return ""
-    go, to_html = plotly()
+    go = plotly()
     chart = go.Figure(go.Bar(x=list(shares.values()), y=list(shares), orientation="h"))
-    chart.update_layout(title=title, xaxis_range=[0, 1], yaxis_autorange="reversed", template="plotly_white",
-                        height=160 + 30 * len(shares))  # fmt: skip
-    return str(to_html(chart, include_plotlyjs=False, full_html=False, config={"displaylogo": False}))
+    return drawn(chart, title, xaxis_range=[0, 1], yaxis_autorange="reversed", height=160 + 30 * len(shares))
 
 
 def _scatter(trials: Sequence[TrialRecord], name: str, number: int) -> str:
     """The objective over one parameter."""
-    go, to_html = plotly()
+    go = plotly()
     done = [one for one in trials if one.state == FINISHED and name in one.params]
     values = [one.params[name] for one in done]
     chart = go.Figure(go.Scatter(x=values, y=[one.values[number] for one in done], mode="markers",
                                  text=[f"trial {one.id}" for one in done]))  # fmt: skip
-    chart.update_layout(title=name, xaxis_title=name, height=320, template="plotly_white",
-                        xaxis_type="log" if _spans_decades(values) else None)  # fmt: skip
-    return str(to_html(chart, include_plotlyjs=False, full_html=False, config={"displaylogo": False}))
+    return drawn(chart, name, xaxis_title=name, height=320, xaxis_type="log" if _spans_decades(values) else None)
 
 
 def _spans_decades(values: Sequence[object]) -> bool:

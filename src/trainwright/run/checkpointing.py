@@ -144,7 +144,7 @@ class Checkpointer:
         self.writer.save(
             store,
             manifest,
-            company=self.engine,
+            ranks=self.engine,
             writes=self.args.should_save,
             in_background=asynchronous,
             check=check,

@@ -17,7 +17,7 @@ from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import rules
 from trainwright.errors import MetricError, TrainwrightError
 from trainwright.evaluation import eval_loop, metrics_io
-from trainwright.evaluation.dry_run import FirstBatch, Guarded
+from trainwright.evaluation.sanity_check import FirstBatch, Guarded
 from trainwright.evaluation.streaming_metrics import is_streaming
 from trainwright.hooks import is_overridden
 

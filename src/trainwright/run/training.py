@@ -132,7 +132,7 @@ class TrainingRun:
         """What an evaluation tells of itself: to `handler`, in a dry run to nobody."""
         if not self.is_dry:
             return handler
-        from trainwright.evaluation.dry_run import SilentEvents
+        from trainwright.evaluation.sanity_check import SilentEvents
 
         return SilentEvents()
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias, cast
 
 from trainwright._types import plain_numbers
@@ -22,7 +22,7 @@ from trainwright.errors import needs_package
 from trainwright.hooks import definer
 from trainwright.journal import record
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.trackers.tracker_thread import PendingCalls, TrackerThread
+from trainwright.trackers.tracker_thread import Call, PendingCalls, TrackerThread
 
 logger = logging.getLogger(__name__)
 
@@ -131,43 +131,32 @@ class TrackerCallback(TrainerCallback):
         if not type(self).__module__.startswith("trainwright.trackers."):
             self._guard.flush()
 
-    def on_log(
+    def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            values, state = plain_numbers(dict(kwargs.get("logs", {}))), snapshot(state)
+            missed = partial(self._missed.add, state.global_step, values)
+            self._report(self.send, values, args, state, kwargs.get("model"), missed=missed)
+
+    def on_predict(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            values = plain_numbers(dict(kwargs.get("metrics", {})))
+            self._report(self.predicted, values, args, snapshot(state), kwargs.get("model"))
+
+    def _report(
         self,
+        send: Callable[[Values, TrainerState], None],
+        values: Values,
         args: Arguments,
         state: TrainerState,
-        control: TrainerControl,
+        model: object,
         *,
-        logs: Mapping[str, object] = MappingProxyType({}),
-        **kwargs: object,
+        missed: Call | None = None,
     ) -> None:
-        if not state.is_world_process_zero:
-            return
-        values, model, state = plain_numbers(dict(logs)), kwargs.get("model"), snapshot(state)
-
         def call() -> None:
             self._open(args, state, model)
-            self.send(values, state)
+            send(values, state)
 
-        self._guard.submit(call, missed=lambda: self._missed.add(state.global_step, values))
-
-    def on_predict(
-        self,
-        args: Arguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        metrics: Mapping[str, object] = MappingProxyType({}),
-        **kwargs: object,
-    ) -> None:
-        if not state.is_world_process_zero:
-            return
-        values, model, state = plain_numbers(dict(metrics)), kwargs.get("model"), snapshot(state)
-
-        def call() -> None:
-            self._open(args, state, model)
-            self.predicted(values, state)
-
-        self._guard.submit(call)
+        self._guard.submit(call, missed=missed)
 
     @property
     def loses_what_it_took(self) -> bool:

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.aliases import Entry, Item, Renamed, Switch
 from trainwright.config.enums import DebugOption
 from trainwright.config.fields.setting import (
     BY_RULES,
-    HERE,
+    FIXED,
     MAYBE_COUNT,
     ORDER,
     PER_START,
+    TUNABLE,
     FieldGroup,
     Range,
     setting,
@@ -22,9 +23,7 @@ from trainwright.config.fields.setting import (
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
-class SeedFields(FieldGroup):
-    group: ClassVar[str] = "Run"
-
+class SeedFields(FieldGroup, group="Run"):
     full_determinism: bool = setting(
         False,
         "Deterministic algorithms throughout; slower, for debugging.",
@@ -48,21 +47,17 @@ class SeedFields(FieldGroup):
     use_cpu: bool = setting(
         False,
         "Train on the CPU even where there is an accelerator.",
-        on_resume=HERE,
-        searchable=False,
+        **FIXED,
         formerly={"no_cuda": Renamed(reads=bool)},
     )
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
-class AcceleratorFields(FieldGroup):
-    group: ClassVar[str] = "Distributed"
-
+class AcceleratorFields(FieldGroup, group="Distributed"):
     accelerator_config: dict[str, Any] | str | AcceleratorConfig | None = setting(
         None,
         "Settings of accelerate: dict, JSON, or path of a JSON file; see AcceleratorConfig.",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
         syntax=("dict", "maybe_path"),
         formerly={
             "dispatch_batches": Entry("dispatch_batches", reads=bool),
@@ -72,53 +67,31 @@ class AcceleratorFields(FieldGroup):
     parallelism_config: Any = setting(  # accelerate's ParallelismConfig, which is not imported here
         None,
         "accelerate's ParallelismConfig: sizes of data, tensor, context and sequence parallelism.",
-        on_resume=HERE,
-        searchable=False,
+        **FIXED,
     )
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
-class DataFields(FieldGroup):
-    group: ClassVar[str] = "Data"
-
-    dataloader_drop_last: bool = setting(
-        False, "Drop the last batch when it is not full.", on_resume=HERE, searchable=True
-    )
+class DataFields(FieldGroup, group="Data"):
+    dataloader_drop_last: bool = setting(False, "Drop the last batch when it is not full.", **TUNABLE)
     dataloader_num_workers: int = setting(
-        0,
-        "Processes that load data (0: the main one does).",
-        on_resume=HERE,
-        searchable=True,
-        limits=Range(0, whole=True),
+        0, "Processes that load data (0: the main one does).", **TUNABLE, limits=Range(0, whole=True)
     )
     dataloader_pin_memory: bool = setting(
-        True, "Pin batches in memory for faster copies (off with use_cpu).", on_resume=HERE, searchable=True
+        True, "Pin batches in memory for faster copies (off with use_cpu).", **TUNABLE
     )
-    dataloader_persistent_workers: bool = setting(
-        False, "Keep the workers alive between epochs.", on_resume=HERE, searchable=True
-    )
+    dataloader_persistent_workers: bool = setting(False, "Keep the workers alive between epochs.", **TUNABLE)
     dataloader_prefetch_factor: int | None = setting(
-        None, "Batches that each worker loads ahead (None: 2).", on_resume=HERE, searchable=True, limits=MAYBE_COUNT
+        None, "Batches that each worker loads ahead (None: 2).", **TUNABLE, limits=MAYBE_COUNT
     )
     dataloader_multiprocessing_context: str | None = setting(
-        None,
-        "How workers start (None: the system's default).",
-        on_resume=HERE,
-        searchable=True,
-        choices=("fork", "spawn", "forkserver"),
+        None, "How workers start (None: the system's default).", **TUNABLE, choices=("fork", "spawn", "forkserver")
     )
-    dataloader_in_order: bool = setting(
-        True, "Keep the order of batches; False: as workers finish them.", on_resume=HERE, searchable=True
-    )
+    dataloader_in_order: bool = setting(True, "Keep the order of batches; False: as workers finish them.", **TUNABLE)
     remove_unused_columns: bool = setting(
-        True,
-        "Drop dataset columns that forward does not take; your own data_collator gets them by name.",
-        on_resume=HERE,
-        searchable=True,
+        True, "Drop dataset columns that forward does not take; your own data_collator gets them by name.", **TUNABLE
     )
-    label_names: list[str] | None = setting(
-        None, "Inputs that are labels (None: from the model's forward).", on_resume=HERE, searchable=False
-    )
+    label_names: list[str] | None = setting(None, "Inputs that are labels (None: from the model's forward).", **FIXED)
     train_sampling_strategy: str = setting(
         "random",
         "Order of the training samples.",
@@ -133,51 +106,35 @@ class DataFields(FieldGroup):
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
-class DistributedFields(FieldGroup):
-    group: ClassVar[str] = "Distributed"
-
-    ddp_find_unused_parameters: bool | None = setting(
-        None, "DDP: look for parameters without gradient.", on_resume=HERE, searchable=True
-    )
+class DistributedFields(FieldGroup, group="Distributed"):
+    ddp_find_unused_parameters: bool | None = setting(None, "DDP: look for parameters without gradient.", **TUNABLE)
     ddp_bucket_cap_mb: int | None = setting(
-        None,
-        "DDP: size of a gradient bucket in MB.",
-        on_resume=HERE,
-        searchable=True,
-        limits=Range(0, open_low=True, optional=True),
+        None, "DDP: size of a gradient bucket in MB.", **TUNABLE, limits=Range(0, open_low=True, optional=True)
     )
-    ddp_broadcast_buffers: bool | None = setting(
-        None, "DDP: broadcast buffers before each forward pass.", on_resume=HERE, searchable=True
-    )
-    ddp_static_graph: bool | None = setting(
-        None, "DDP: promise that the graph is the same in every step.", on_resume=HERE, searchable=True
-    )
+    ddp_broadcast_buffers: bool | None = setting(None, "DDP: broadcast buffers before each forward pass.", **TUNABLE)
+    ddp_static_graph: bool | None = setting(None, "DDP: promise that the graph is the same in every step.", **TUNABLE)
     ddp_backend: str | None = setting(
         None,
         "Backend of torch.distributed (None: by device).",
-        on_resume=HERE,
-        searchable=False,
+        **FIXED,
         choices=("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"),
     )
     ddp_timeout: int = setting(
         1800,
         "Seconds after which a collective operation gives up.",
-        on_resume=HERE,
-        searchable=False,
+        **FIXED,
         limits=Range(0, open_low=True, only_warns=True),
     )
     fsdp: str | None = setting(  # True and lists too; argument parsers want one type that text converts to
         None,
         "Shard the model; True, or words such as 'full_shard auto_wrap offload'.",
-        on_resume=HERE,
-        searchable=False,
+        **FIXED,
         bare_flag=True,
     )
     fsdp_config: dict[str, Any] | str | None = setting(
         None,
         "Settings of FSDP: dict, JSON, or path of a JSON file.",
-        on_resume=HERE,
-        searchable=False,
+        **FIXED,
         syntax=("dict", "maybe_path"),
         formerly={
             "fsdp_min_num_params": Entry("min_num_params", unset=(None, 0), reads=int),
@@ -185,30 +142,21 @@ class DistributedFields(FieldGroup):
         },
     )
     deepspeed: dict[str, Any] | str | None = setting(
-        None,
-        "DeepSpeed's configuration: dict, JSON, or path.",
-        on_resume=HERE,
-        searchable=False,
-        syntax=("dict", "maybe_path"),
+        None, "DeepSpeed's configuration: dict, JSON, or path.", **FIXED, syntax=("dict", "maybe_path")
     )
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
-class ScriptFields(FieldGroup):
-    group: ClassVar[str] = "Run"
-
+class ScriptFields(FieldGroup, group="Run"):
     debug: str | list[DebugOption] = setting(
         "",
         "Words: underflow_overflow (find the first layer with inf or nan), tpu_metrics_debug.",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
         formerly={"tpu_metrics_debug": Item("tpu_metrics_debug")},
         carries_out=([], "", None, ["underflow_overflow"]),
         instead="Only debug='underflow_overflow' is.",
     )
-    skip_memory_metrics: bool = setting(
-        True, "False: add a memory report to the metrics of each stage.", on_resume=HERE, searchable=False
-    )
+    skip_memory_metrics: bool = setting(True, "False: add a memory report to the metrics of each stage.", **FIXED)
     do_train: bool = setting(
         False,
         "For scripts: train. The trainer itself does not read it.",

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from trainwright.config.fields.setting import (
     BY_RULES,
-    HERE,
+    FIXED,
     MAYBE_COUNT,
     NOT_NEGATIVE,
     ORDER,
     PER_START,
     RATE,
+    TUNABLE,
     FieldGroup,
     Range,
     setting,
@@ -22,10 +23,8 @@ from trainwright.config.fields.setting import (
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
-class OlderFields(FieldGroup):
+class OlderFields(FieldGroup, group="Older names, honoured"):
     """Of v4.34, gone from transformers since, and still with an effect here."""
-
-    group: ClassVar[str] = "Older names, honoured"
 
     overwrite_output_dir: bool | None = setting(
         None,
@@ -44,23 +43,16 @@ class OlderFields(FieldGroup):
     past_index: int = setting(
         -1,
         "Index of the past state among the outputs, fed to the next step (-1: none).",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
         limits=Range(-1, whole=True, hint="-1 feeds no past state."),
     )
-    tpu_num_cores: int | None = setting(
-        None, "Number of TPU cores.", on_resume=HERE, searchable=False, limits=MAYBE_COUNT
-    )
-    ray_scope: str = setting(
-        "last", "Ray: which result of a trial counts: last, avg, all, ...", on_resume=HERE, searchable=False
-    )
+    tpu_num_cores: int | None = setting(None, "Number of TPU cores.", **FIXED, limits=MAYBE_COUNT)
+    ray_scope: str = setting("last", "Ray: which result of a trial counts: last, avg, all, ...", **FIXED)
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
-class OurFields(FieldGroup):
+class OurFields(FieldGroup, group="Ours"):
     """Not in transformers."""
-
-    group: ClassVar[str] = "Ours"
 
     layerwise_lr_decay: float | None = setting(
         None,
@@ -79,68 +71,59 @@ class OurFields(FieldGroup):
     loss_weighting: str | None = setting(
         None,
         "Micro-batches whose loss is a mean: batches (alike), items (by labels), original (HF's); None: by model.",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
         choices=("batches", "items", "original"),
     )
     max_tokens_per_batch: int | None = setting(
         None,
         "Batches of samples of similar length, up to so many tokens with padding, in place of a batch size.",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
         limits=MAYBE_COUNT,
         shares_name=True,
     )
     packing: str | None = setting(
         None,
         "Packs whole samples into rows of packing_length: best_fit (None: one sample a row).",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
         choices=("best_fit",),
         shares_name=True,
     )
     packing_length: int | None = setting(
         None,
         "Tokens of a row that packing fills.",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
         limits=Range(2, whole=True, optional=True),
         shares_name=True,
     )
     packing_overflow: str = setting(
         "error",
         "A sample longer than packing_length: error, or split over rows.",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
         choices=("error", "split"),
         shares_name=True,
     )
     hang_timeout: float = setting(
         0.0,
         "Seconds without a finished step after which all processes show their stacks and end (0: never).",
-        on_resume=HERE,
-        searchable=False,
+        **FIXED,
         limits=NOT_NEGATIVE,
     )
     max_train_time: str | None = setting(  # numbers too; argument parsers want one type that text converts to
         None,
         "Save and stop in time to end within this: '8h', '1h30m', a number of seconds (None: no limit).",
-        on_resume=HERE,
-        searchable=False,
+        **FIXED,
         syntax=("duration",),
     )
     save_async: bool | None = setting(
         None,
         "Write checkpoints asynchronously (None: unless your code looks at their files; True: even then).",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
         bare_flag=True,
     )
     save_failure: str = setting(
         "stop",
         "When a checkpoint cannot be written, as on a full disk: stop training, or continue without it.",
-        on_resume=HERE,
-        searchable=False,
+        **FIXED,
         choices=("stop", "continue"),
     )
     output_dir_wait_s: float = setting(
@@ -153,34 +136,30 @@ class OurFields(FieldGroup):
     pad_to_multiple_of: int | None = setting(
         None,
         "The default collator pads to a multiple of so many tokens, so there are fewer shapes to compile.",
-        on_resume=HERE,
-        searchable=False,
+        **FIXED,
         limits=MAYBE_COUNT,
         shares_name=True,
     )
     save_every: str | None = setting(
         None,
         "Save when the last save is this long ago, beside save_strategy: '20min', '1h', a number of seconds.",
-        on_resume=HERE,
-        searchable=False,
+        **FIXED,
         syntax=("duration",),
     )
     save_keep_every: str | None = setting(
         None,
         "With save_total_limit: beyond the limit, keep one checkpoint for each such length of time, as '2h'.",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
         syntax=("duration",),
     )
     save_keep_every_steps: int | None = setting(
         None,
         "With save_total_limit: beyond the limit, keep the checkpoints of steps that are multiples of this.",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
         limits=MAYBE_COUNT,
     )
     save_on_exception: bool = setting(
-        False, "When training ends with an error, save the last finished step first.", on_resume=HERE, searchable=True
+        False, "When training ends with an error, save the last finished step first.", **TUNABLE
     )
     signal_grace_s: float = setting(
         10.0,
@@ -192,26 +171,22 @@ class OurFields(FieldGroup):
     slurm_requeue: bool = setting(
         False,
         "When SIGTERM or SIGUSR1 ends a job of Slurm, put it back into the queue once the checkpoint is saved.",
-        on_resume=HERE,
-        searchable=False,
+        **FIXED,
     )
     preflight: bool = setting(
         True,
         "Look at the first batches and the first step of a training, and warn of what is probably not meant.",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
     )
     seed_samples: bool = setting(
         False,
         "Random draws in samples and the collator depend on seed, epoch and sample only, not on the number of workers.",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
     )
     profile: str | None = setting(  # numbers too; argument parsers want one type that text converts to
         None,
         "Trace steps with torch's profiler into output_dir/profile: '10-15', or so many after the first two.",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
     )
     shuffle_method: str = setting(
         "auto",
@@ -223,38 +198,27 @@ class OurFields(FieldGroup):
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
-class GenerationFields(FieldGroup):
+class GenerationFields(FieldGroup, group="Generation"):
     """Of Seq2SeqTrainingArguments alone."""
 
-    group: ClassVar[str] = "Generation"
-
     sortish_sampler: bool = setting(
-        False,
-        "Train on batches of samples of similar length, the longest first (group_by_length).",
-        on_resume=HERE,
-        searchable=True,
+        False, "Train on batches of samples of similar length, the longest first (group_by_length).", **TUNABLE
     )
     predict_with_generate: bool = setting(
-        False, "Generate in evaluation and prediction, for metrics such as ROUGE.", on_resume=HERE, searchable=True
+        False, "Generate in evaluation and prediction, for metrics such as ROUGE.", **TUNABLE
     )
     generation_max_length: int | None = setting(
         None,
         "Tokens at most, a decoder-only model's prompt included (None: the model's own setting).",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
         limits=MAYBE_COUNT,
     )
     generation_num_beams: int | None = setting(
-        None,
-        "Beams of the search (None: the model's own setting).",
-        on_resume=HERE,
-        searchable=True,
-        limits=MAYBE_COUNT,
+        None, "Beams of the search (None: the model's own setting).", **TUNABLE, limits=MAYBE_COUNT
     )
     generation_config: str | Path | Any | None = setting(  # Any: a GenerationConfig, which is not imported here
         None,
         "GenerationConfig to use: an instance, the name of a model, a directory or a file.",
-        on_resume=HERE,
-        searchable=True,
+        **TUNABLE,
         syntax=("maybe_path",),
     )

@@ -28,6 +28,10 @@ SIZE = "from here on; each sample of the epoch under way is still seen once"
 ORDER = "from the next epoch on; an epoch that is under way is finished in the checkpoint's order"
 PER_START = None  # differs between starts of one run, and nothing follows from it: not compared
 
+# Both mandatory facts of most fields: a change takes effect on a resume, and a search may vary the field, or may not.
+TUNABLE: Mapping[str, Any] = {"on_resume": HERE, "searchable": True}
+FIXED: Mapping[str, Any] = {"on_resume": HERE, "searchable": False}
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -177,10 +181,11 @@ class FieldGroup:
     group: ClassVar[str]
     settings: ClassVar[Mapping[str, Setting]]
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, *, group: str = "") -> None:
         super().__init_subclass__()
         if FieldGroup not in cls.__bases__:  # arguments made of groups; a user's own fields are as they like
             return
+        cls.group = group
         declared: dict[str, Setting] = {}
         for name, annotation in inspect.get_annotations(cls).items():
             if str(annotation).startswith("ClassVar"):

@@ -22,7 +22,7 @@ from trainwright.engine.precision import supports_bf16
 from trainwright.config.fields import batch_formers
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, ModelError
-from trainwright.evaluation.dry_run import SilentEvents, first_batches
+from trainwright.evaluation.sanity_check import SilentEvents, first_batches
 from trainwright.host import available_bytes
 from trainwright.loop.context import NULL_OBSERVER, LoopContext
 from trainwright.loop.step import Window, take_step

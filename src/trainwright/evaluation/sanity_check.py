@@ -1,4 +1,4 @@
-"""Dry run of the evaluation before step 1: one batch through model and metrics, for the names of the metrics."""
+"""Sanity check of the evaluation before step 1: one batch through model and metrics, for the names of the metrics."""
 
 from __future__ import annotations
 
