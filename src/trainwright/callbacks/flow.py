@@ -17,7 +17,8 @@ from trainwright.state.trainer_state import ExportableState, TrainerControl, Tra
 
 
 def _is_due(step: int, interval: float | None) -> bool:
-    return bool(interval) and step % interval == 0  # transformers counts with negative intervals too
+    # An interval may be negative: transformers counts with those too.
+    return interval is not None and interval != 0 and step % interval == 0
 
 
 class DefaultFlowCallback(TrainerCallback):
