@@ -102,12 +102,32 @@ class TrainerCallback:
     def on_log(
         self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
     ) -> TrainerControl | None:
-        """Runs at each log; `logs` is a dict of name to value."""
+        """Runs at each log.
+
+        Args:
+            args: as for every event; see the class.
+            state: as for every event.
+            control: as for every event.
+            **kwargs: `logs`, a dict of name to value, which a callback may change; and the objects of every event.
+
+        Returns:
+            A control object that replaces the current one, or None.
+        """
 
     def on_evaluate(
         self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
     ) -> TrainerControl | None:
-        """Runs after an evaluation; `metrics` is a dict of name to value."""
+        """Runs after an evaluation.
+
+        Args:
+            args: as for every event; see the class.
+            state: as for every event.
+            control: as for every event.
+            **kwargs: `metrics`, a dict of name to value, with the prefix `eval_`; and the objects of every event.
+
+        Returns:
+            A control object that replaces the current one, or None.
+        """
 
     def on_prediction_step(
         self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
@@ -117,7 +137,17 @@ class TrainerCallback:
     def on_predict(
         self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
     ) -> TrainerControl | None:
-        """Runs after a prediction; `metrics` is a dict of name to value."""
+        """Runs after a prediction.
+
+        Args:
+            args: as for every event; see the class.
+            state: as for every event.
+            control: as for every event.
+            **kwargs: `metrics`, a dict of name to value, with the prefix `test_`; and the objects of every event.
+
+        Returns:
+            A control object that replaces the current one, or None.
+        """
 
     def on_save(
         self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
@@ -142,11 +172,21 @@ class TrainerCallback:
     def on_exception(
         self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
     ) -> TrainerControl | None:
-        """Runs when training ends with an error, `exception`, which is raised again afterwards."""
+        """Runs when training ends with an error, which is raised again afterwards.
+
+        Args:
+            args: as for every event; see the class.
+            state: as for every event.
+            control: as for every event.
+            **kwargs: `exception`, the error; and the objects of every event.
+
+        Returns:
+            A control object that replaces the current one, or None.
+        """
 
 
 def overrides(callback: object, event: str) -> bool:
-    """Whether a class other than the two base classes (ours and transformers'), or the instance, defines this event."""
+    """Returns True if the instance, or a class other than the base classes (ours, transformers'), defines an event."""
     cls = definer(callback, event)
     if cls is None:
         return event in vars(callback)

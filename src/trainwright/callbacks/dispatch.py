@@ -75,7 +75,11 @@ class CallbackHandler(TrainerCallback):
             )
 
     def add_callback(self, callback: Callback | type[Callback]) -> None:
-        """Appends a callback, given as an instance or as a class to make one of."""
+        """Appends a callback.
+
+        Args:
+            callback: an instance, or a class to make one of.
+        """
         instance = callback() if isinstance(callback, type) else callback
         if type(instance) in [type(other) for other in self.callbacks]:
             logger.warning(
@@ -86,7 +90,14 @@ class CallbackHandler(TrainerCallback):
         self.rebuild()
 
     def pop_callback(self, callback: Callback | type[Callback]) -> Callback | None:
-        """Removes and returns a callback, named by instance or by class (the first of that class); else None."""
+        """Removes a callback and returns it.
+
+        Args:
+            callback: the instance, or a class for the first callback of that class.
+
+        Returns:
+            The removed callback; None if there is none.
+        """
         for candidate in self.callbacks:
             if isinstance(candidate, callback) if isinstance(callback, type) else candidate == callback:
                 self.callbacks.remove(candidate)
@@ -95,7 +106,10 @@ class CallbackHandler(TrainerCallback):
         return None
 
     def remove_callback(self, callback: Callback | type[Callback]) -> None:
-        """Removes a callback, named as for `pop_callback`.
+        """Removes a callback.
+
+        Args:
+            callback: as for `pop_callback`.
 
         Raises:
             ValueError: the instance is not among the callbacks; a class that is not there is ignored.
@@ -115,12 +129,16 @@ class CallbackHandler(TrainerCallback):
         self._table = {e: [(getattr(c, e), phase) for c, phase in heard if overrides(c, e)] for e in EVENTS}
 
     def watch(self, watcher: Callback) -> None:
-        """Adds an internal listener, called before the callbacks at each event that it overrides."""
+        """Adds an internal listener, called before the callbacks at each event that it overrides.
+
+        Args:
+            watcher: object with methods named after events.
+        """
         self.watchers.append(watcher)
         self.rebuild()
 
     def looks_at_saves(self) -> bool:
-        """Whether a callback may read the files of a checkpoint in `on_save`; watchers never do.
+        """Returns True if a callback may read the files of a checkpoint in `on_save`; watchers never do.
 
         A callback that does not sets the attribute `looks_at_files = False`.
         """

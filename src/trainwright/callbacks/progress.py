@@ -216,7 +216,7 @@ def known_steps(state: TrainerState) -> int | None:
 
 
 def is_quiet(args: Arguments) -> bool:
-    """Whether the console shows only errors (`log_level="error"`, or above)."""
+    """Returns True if the console shows only errors (`log_level="error"`, or above)."""
     return bool(args.get_process_log_level() >= logging.ERROR)
 
 
@@ -253,7 +253,7 @@ def _has_colours() -> bool:
 
 
 def _can_redraw() -> bool:
-    """Whether the output takes carriage returns: a terminal or a notebook, not a file or a pipe."""
+    """Returns True if the output takes carriage returns: a terminal or a notebook, not a file or a pipe."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 

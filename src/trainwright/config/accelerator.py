@@ -37,6 +37,15 @@ class AcceleratorConfig:
 
     @classmethod
     def from_dict(cls, given: JSONObject, origin: str = "accelerator_config") -> AcceleratorConfig:
+        """Makes a configuration.
+
+        Args:
+            given: values by name of field.
+            origin: source of the values, for the error.
+
+        Raises:
+            ArgumentError: a name is unknown.
+        """
         known = [field.name for field in fields(cls)]
         if unknown := sorted(set(given) - set(known)):
             raise ArgumentError(f"{origin} has unknown keys {unknown}. Known: {', '.join(known)}.")
@@ -44,6 +53,15 @@ class AcceleratorConfig:
 
     @classmethod
     def from_json_file(cls, json_file: str | PathLike[str]) -> AcceleratorConfig:
+        """Reads a configuration.
+
+        Args:
+            json_file: path of a file with a JSON object.
+
+        Raises:
+            OSError: it cannot be read.
+            ArgumentError: a name is unknown.
+        """
         given = json.loads(Path(json_file).read_text(encoding="utf-8"))
         return cls.from_dict(given, origin=str(json_file))
 
@@ -67,6 +85,7 @@ class AcceleratorConfig:
         )
 
     def to_dict(self) -> JSONObject:
+        """Returns the values by name of field."""
         return asdict(self)
 
 

@@ -162,12 +162,12 @@ class TrainingArguments(
 
     @property
     def should_log(self) -> bool:
-        """Whether this process shows messages at `log_level`."""
+        """Returns True if this process shows messages at `log_level`."""
         return (self.local_process_index if self.log_on_each_node else self.process_index) == 0
 
     @property
     def should_save(self) -> bool:
-        """Whether this process writes checkpoints."""
+        """Returns True if this process writes checkpoints."""
         return (self.local_process_index if self.save_on_each_node else self.process_index) == 0
 
     @property
@@ -177,7 +177,15 @@ class TrainingArguments(
 
     @contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """Run the block in the main process (`local`: of each node) while the others wait; then in the others."""
+        """Runs the block in the main process while the others wait; then in the others.
+
+        Args:
+            local: the main process of each node, not of all nodes.
+            desc: not used.
+
+        Yields:
+            Nothing.
+        """
         world = self._start_process_group()
         is_main = (world.local_process_index if local else world.process_index) == 0
         try:
@@ -200,12 +208,16 @@ class TrainingArguments(
         return timedelta(seconds=self.ddp_timeout)
 
     def get_process_log_level(self) -> int:
-        """The level of Python's logging for this process; "passive" leaves it as it is."""
+        """Returns the level of Python's logging for this process; "passive" leaves it as it is."""
         level = self.log_level if self.should_log else self.log_level_replica
         return verbosity() if level == "passive" else LEVELS[level]
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Number of warm-up steps in a run of so many."""
+        """Returns the number of warm-up steps.
+
+        Args:
+            num_training_steps: optimizer steps of the run, of which `warmup_steps` below 1 is a share.
+        """
         if self.warmup_steps >= 1:
             return int(self.warmup_steps)
         return math.ceil(num_training_steps * self.warmup_steps)
@@ -213,7 +225,7 @@ class TrainingArguments(
     # -- written out -----------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values. Tokens are replaced by a mark."""
+        """Returns all fields as plain values, with marks in the place of tokens."""
         return {
             field.name: summary.stand_in(field.name, summary.plain(getattr(self, field.name)))
             for field in fields(self)
@@ -221,10 +233,11 @@ class TrainingArguments(
         }
 
     def to_json_string(self) -> str:
+        """Returns `to_dict()` as JSON text."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     def to_sanitized_dict(self) -> dict[str, Any]:
-        """All fields as numbers, bools and strings, with the batch sizes per process: for tables of trackers."""
+        """Returns all fields as numbers, bools and strings, with the batch sizes per process, for trackers."""
         values = {**self.to_dict(), "train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size}
         return {name: value if type(value) in (bool, int, float, str) else str(value) for name, value in values.items()}
 

@@ -1,4 +1,4 @@
-"""How one field of a dataclass becomes options of a command line, and how --help shows them."""
+"""Options of a command line from fields of a dataclass, and the form of --help."""
 
 from __future__ import annotations
 
@@ -66,7 +66,17 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def string_to_bool(v: str | bool) -> bool:
-    """yes/no, true/false, t/f, y/n, 1/0 in either case."""
+    """Parses a bool.
+
+    Args:
+        v: yes/no, true/false, t/f, y/n, 1/0 in either case, or a bool.
+
+    Returns:
+        The bool.
+
+    Raises:
+        argparse.ArgumentTypeError: any other text.
+    """
     if isinstance(v, bool):
         return v
     if v.lower() in TRUE_WORDS + FALSE_WORDS:
@@ -78,7 +88,14 @@ METAVARS: dict[Any, str] = {int: "N", float: "X", string_to_bool: "BOOL", json.l
 
 
 def make_choice_type_function(choices: Sequence[Any]) -> Convert:
-    """A function from the text of a choice to the choice; other text comes back as it is."""
+    """Makes a function that parses a choice.
+
+    Args:
+        choices: values, told apart by their text.
+
+    Returns:
+        A function from the text of a choice to the choice; it returns other text as it is.
+    """
     by_text = {str(choice): choice for choice in choices}
     return lambda arg: by_text.get(arg, arg)
 
@@ -92,7 +109,19 @@ def HfArg(
     metadata: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:  # Any, as dataclasses.field() itself is to a type checker
-    """A dataclass field with the help text and the further option names that the parser takes."""
+    """Declares a dataclass field with what `HfArgumentParser` reads.
+
+    Args:
+        aliases: further names of the option.
+        help: its text in `--help`.
+        default: default value of the field.
+        default_factory: makes the default, where that is mutable.
+        metadata: further metadata of the field.
+        **kwargs: other arguments of `dataclasses.field`.
+
+    Returns:
+        The field.
+    """
     extra = {name: value for name, value in (("aliases", aliases), ("help", help)) if value is not None}
     merged = {**(metadata or {}), **extra}
     return dataclasses.field(metadata=merged, default=default, default_factory=default_factory, **kwargs)
@@ -126,7 +155,7 @@ def _help_text(field: dataclasses.Field[Any], choices: Sequence[Any] | None) -> 
 
 
 def _option(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
-    """What add_argument needs for a field of this type."""
+    """Returns the keywords of `add_argument` for a field of this type."""
     members = _members(field.name, hint)
     lists = [member for member in members if (get_origin(member) or member) is list]
     default = field.default if field.default is not dataclasses.MISSING else None

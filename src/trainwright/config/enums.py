@@ -19,7 +19,7 @@ class ExplicitEnum(str, Enum):
 
 
 class IntervalStrategy(ExplicitEnum):
-    """When something recurs: never, every so many optimizer steps, or at the end of each epoch."""
+    """Interval of an event: never, every so many optimizer steps, or at the end of each epoch."""
 
     NO = "no"
     STEPS = "steps"
@@ -27,7 +27,7 @@ class IntervalStrategy(ExplicitEnum):
 
 
 class SaveStrategy(ExplicitEnum):
-    """When a checkpoint is written. BEST: after each evaluation that improves on all before it."""
+    """Interval of checkpoints. BEST: after each evaluation that improves on all before it."""
 
     NO = "no"
     STEPS = "steps"
@@ -36,7 +36,7 @@ class SaveStrategy(ExplicitEnum):
 
 
 class HubStrategy(ExplicitEnum):
-    """What is uploaded to the Hub, and when."""
+    """Uploads to the Hub: at the end, or at each save, with or without checkpoints."""
 
     END = "end"
     EVERY_SAVE = "every_save"
@@ -45,7 +45,7 @@ class HubStrategy(ExplicitEnum):
 
 
 class SchedulerType(ExplicitEnum):
-    """How the learning rate moves over a run."""
+    """Schedules of the learning rate."""
 
     LINEAR = "linear"
     COSINE = "cosine"
@@ -121,7 +121,7 @@ class FSDPOption(ExplicitEnum):
 
 
 class DebugOption(ExplicitEnum):
-    """What `debug` watches for."""
+    """Values of `debug`."""
 
     UNDERFLOW_OVERFLOW = "underflow_overflow"
     TPU_METRICS_DEBUG = "tpu_metrics_debug"

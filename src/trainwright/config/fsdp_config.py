@@ -72,7 +72,7 @@ def _words(value: str | Sequence[Any]) -> list[str]:
 
 
 def _apply_words(words: Sequence[str], config: JSONObject) -> list[str]:
-    """What the older words mean, into `config`; what it already says stays."""
+    """Adds the meaning of the older words to `config`, without a change of its entries; returns problems."""
     problems = []
     version = int(config.get("version", 2))
     for word in words:

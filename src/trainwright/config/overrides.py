@@ -51,7 +51,7 @@ def with_overrides(args: A, values: Mapping[str, Any]) -> A:
 
 
 def problem_of_name(args: DataclassInstance, name: str) -> str | None:
-    """Why trials cannot differ in this; None if they can."""
+    """Returns the reason why trials cannot differ in a field; None if they can."""
     names = [field.name for field in dataclasses.fields(args) if field.init]
     if name not in names:
         return unknown_message(name, names)
@@ -61,7 +61,7 @@ def problem_of_name(args: DataclassInstance, name: str) -> str | None:
 
 
 def problem_of_value(args: DataclassInstance, name: str, value: Any) -> str | None:
-    """Why a field cannot hold this, as far as its type tells; None if it can."""
+    """Returns the reason why the type of a field excludes a value; None if it does not."""
     try:
         converted(args, name, value)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Who works with whom: a ParallelismConfig, the launcher's, and the model's own layout, brought to one plan.
+"""Parallel plan of a run: from a ParallelismConfig, the launcher's settings, and the layout of the model.
 
 The sizes multiply to the number of processes. Those of tensor, context and sequence parallelism lie next to each other,
 so with `num_together` of them, process p has the batches of replica p // num_together.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def parallel(
     args: Arguments, layout: ModelLayout | None, *, has_fsdp: bool = False, has_deepspeed: bool = False
 ) -> ParallelPlan | None:
-    """What is asked for; None where processes share nothing but the batches.
+    """Returns the parallel plan that is asked for; None where processes share nothing but the batches.
 
     Args:
         layout: how the model came in parts; None: it is whole, or not there yet.

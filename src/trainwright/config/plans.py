@@ -14,7 +14,7 @@ OPEN_END = sys.maxsize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """How far and in which portions a run goes.
+    """Length of a run, in epochs, steps and batches.
 
     Attributes:
         num_epochs: epochs begun (the last one may be cut short); very large where the data has no length.
@@ -43,7 +43,7 @@ class StepPlan:
 
     @property
     def has_open_end(self) -> bool:
-        """Whether the run ends with the last pass over data of unknown length."""
+        """Returns True if the run ends with the last pass over data of unknown length."""
         return self.max_steps == OPEN_END
 
     @classmethod
@@ -99,7 +99,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan:
-    """How batches are made.
+    """Settings of a loader.
 
     Attributes:
         batch_size: samples per batch on this process.
@@ -178,7 +178,7 @@ class PrecisionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilePlan:
-    """How the model is compiled; nothing where `backend` is None."""
+    """Settings of torch.compile; the model is not compiled where `backend` is None."""
 
     backend: str | None = None
     mode: str | None = None
@@ -186,7 +186,7 @@ class CompilePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DDPPlan:
-    """How several processes with whole models work together; None leaves a setting to torch.
+    """Settings of data parallelism with whole models; None leaves a setting to torch.
 
     Attributes:
         timeout_s: a collective operation that takes longer fails.
@@ -209,7 +209,7 @@ class DDPPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadersOfOthers:
-    """What accelerate does to a loader that somebody else gives to `accelerator.prepare`."""
+    """Settings of accelerate for loaders that other code passes to `accelerator.prepare`."""
 
     split_batches: bool = False
     dispatch_batches: bool | None = None
@@ -221,7 +221,7 @@ class LoadersOfOthers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FSDPPlan:
-    """How parameters, gradients and states are sharded over processes.
+    """Settings of FSDP: sharding of parameters, gradients and states over processes.
 
     Attributes:
         settings: as `fsdp_config` has them, without prefixes; None: what `accelerate launch` was configured with.
@@ -243,7 +243,7 @@ class DeepSpeedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelPlan:
-    """What the processes share out among them, and over how many each time.
+    """Numbers of processes for each kind of parallelism.
 
     Attributes:
         dp_replicate: copies of the model, each with batches of its own.
@@ -274,7 +274,7 @@ class ParallelPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """What selects and sets up a backend; one of `fsdp` and `deepspeed` at most."""
+    """Settings that select and set up an engine; one of `fsdp` and `deepspeed` at most."""
 
     device: Any
     world_size: int = 1
@@ -294,7 +294,7 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlan:
-    """What is kept on disk, and what else than the rhythm of steps asks for a save.
+    """Retention of checkpoints, and reasons for a save besides the interval of steps.
 
     Attributes:
         keep_last: checkpoints of this run kept, the best one counted in; None keeps all.
@@ -318,13 +318,13 @@ class CheckpointPlan:
 
     @property
     def may_save(self) -> bool:
-        """Whether a run with these settings may write a checkpoint."""
+        """Returns True if a run with these settings may write a checkpoint."""
         return self.saves_on_interrupt or self.saves_on_exception
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationPlan:
-    """How an evaluation generates.
+    """Settings of generation in an evaluation.
 
     Attributes:
         predicts: predictions are generated tokens, not logits.
@@ -350,7 +350,7 @@ class GenerationPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalPlan:
-    """What an evaluation keeps and how.
+    """Settings of an evaluation.
 
     Attributes:
         batch_size: samples per batch on this process.

@@ -196,7 +196,7 @@ def sampling(
 
 
 def dispatches(args: Arguments, num_processes: int) -> bool:
-    """Whether the main process reads the training data for all."""
+    """Returns True if the main process reads the training data for all."""
     return num_processes > 1 and bool(_accelerator(args).dispatch_batches)
 
 
@@ -248,7 +248,7 @@ def evaluation(args: Arguments) -> plans.EvalPlan:
 
 
 def generation(args: Arguments) -> plans.GenerationPlan:
-    """What the five fields of Seq2SeqTrainingArguments come to; other arguments ask for no generation."""
+    """Returns the settings of the five fields of Seq2SeqTrainingArguments; other arguments ask for no generation."""
     return plans.GenerationPlan(
         predicts=value_of(args, "predict_with_generate"),
         config=value_of(args, "generation_config"),

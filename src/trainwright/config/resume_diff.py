@@ -26,7 +26,7 @@ class Difference:
 
 
 def _effect(name: str) -> str | None:
-    """What a change of a field means; a field of a subclass takes effect."""
+    """Returns the meaning of a change of a field; a field of a subclass takes effect."""
     return SETTINGS[name].on_resume if name in SETTINGS else HERE
 
 

@@ -61,7 +61,7 @@ def grouped(kind: type) -> dict[str, list[Field[Any]]]:
 
 
 def differing(args: DataclassInstance) -> JSONObject:
-    """What is set to something else than by default, as plain values; tokens are marked, not shown.
+    """Returns the arguments that differ from their defaults, as plain values, with marks in the place of tokens.
 
     Serves transformers' arguments too. An alias that repeats its new name is left out.
     """

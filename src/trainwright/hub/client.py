@@ -36,7 +36,7 @@ class HubClient:
 
 
 def is_permanent_error(error: BaseException) -> bool:
-    """Whether a retry is useless: the service refused, or the name is invalid."""
+    """Returns True if a retry is useless: the service refused, or the name is invalid."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):

@@ -113,7 +113,7 @@ def write_card(folder: str | Path, facts: CardContent) -> bool:
 
 
 def is_untouched(text: str) -> bool:
-    """Whether a card is as it was generated."""
+    """Returns True if a card is as it was generated."""
     found = MARK.search(text)
     return found is not None and digest(text[: found.start()] + text[found.end() :]) == found[1]
 

@@ -134,7 +134,7 @@ def superseded(uploads: Iterable[Upload]) -> list[Upload]:
 
 
 def is_over(upload: Upload, later: Ticket) -> bool:
-    """Whether a later upload puts its files where this one would."""
+    """Returns True if a later upload puts its files where this one would."""
     mine = upload.ticket
     return mine.place == later.place and (mine.repo is None or later.repo is None or mine.repo == later.repo)
 

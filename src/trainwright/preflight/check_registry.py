@@ -63,7 +63,7 @@ class CheckReport:
 
     @property
     def is_fine(self) -> bool:
-        """Whether nothing worse than a note was found."""
+        """Returns True if nothing worse than a note was found."""
         return self.worst in (None, "note")
 
     @property

@@ -13,7 +13,7 @@ COLOURS = {FINISHED: "#1f77b4", PRUNED: "#999999"}
 
 
 def has_search(folder: str | Path) -> bool:
-    """Whether a directory holds the record of a search."""
+    """Returns True if a directory holds the record of a search."""
     return (Path(folder) / SEARCH_NAME).is_file()
 
 

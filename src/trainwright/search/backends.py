@@ -79,7 +79,14 @@ def _installed() -> str:
 
 
 def default_hp_space_optuna(trial: Trial) -> JSONObject:
-    """Draws the parameters from a trial of Optuna."""
+    """Draws the parameters of a trial of Optuna.
+
+    Args:
+        trial: Optuna's trial.
+
+    Returns:
+        Values by name of argument.
+    """
     return {
         "learning_rate": trial.suggest_float("learning_rate", 1e-6, 1e-4, log=True),
         "num_train_epochs": trial.suggest_int("num_train_epochs", 1, 5),
@@ -89,14 +96,28 @@ def default_hp_space_optuna(trial: Trial) -> JSONObject:
 
 
 def default_hp_space_ray(trial: Trial) -> JSONObject:
-    """Returns the domains of Ray Tune; the trial is not used."""
+    """Returns the domains of Ray Tune.
+
+    Args:
+        trial: not used.
+
+    Returns:
+        Domains by name of argument.
+    """
     from trainwright.search.ray import default_domains
 
     return dict(default_domains())
 
 
 def default_hp_space_wandb(trial: Trial) -> JSONObject:
-    """Returns the configuration of a sweep; the trial is not used."""
+    """Returns the configuration of a sweep of Weights & Biases.
+
+    Args:
+        trial: not used.
+
+    Returns:
+        The configuration, with `parameters` by name of argument.
+    """
     return {
         "method": "random",
         "metric": {"name": "objective", "goal": "minimize"},

@@ -216,7 +216,14 @@ class SearchBackend(Protocol):
 
 
 def default_compute_objective(metrics: dict[str, float]) -> float:
-    """Returns the sum of an evaluation's metrics, or its loss where it has no others."""
+    """Returns the default objective of a search.
+
+    Args:
+        metrics: of an evaluation, by name.
+
+    Returns:
+        The sum of the metrics without loss, times and memory; `eval_loss` where there are no others.
+    """
     scores = {
         name: value
         for name, value in metrics.items()
@@ -231,7 +238,7 @@ def values_of(objective: Objective) -> list[float]:
 
 
 def is_better(one: Objective, other: Objective, directions: Sequence[str]) -> bool:
-    """Whether one objective is better than another; of several, all at least as good and one better."""
+    """Returns True if one objective is better than another; of several, all at least as good and one better."""
     signs = [1 if direction == "minimize" else -1 for direction in directions]
     gains = [sign * (theirs - mine) for sign, mine, theirs in zip(signs, values_of(one), values_of(other), strict=True)]
     return all(gain >= 0 for gain in gains) and any(gain > 0 for gain in gains)

@@ -200,7 +200,7 @@ def _ends(probe: optuna.Trial, params: Params) -> Iterator[tuple[str, object]]:
 
 
 def _is_dead(owner: object) -> bool:
-    """Whether the process that ran a trial has ended; False for processes of other machines."""
+    """Returns True if the process that ran a trial has ended; False for processes of other machines."""
     if not isinstance(owner, list) or len(owner) != 2 or owner[0] != socket.gethostname():
         return False
     return owner[1] == os.getpid() or not is_process_alive(owner[1])

@@ -1,1 +1,1 @@
-"""What changes during training: record, flags, loss, clock and their owner; speed, memory and tokens."""
+"""State that changes during training: record, flags, loss, clock and their owner; speed, memory and tokens."""

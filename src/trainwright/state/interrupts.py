@@ -28,7 +28,7 @@ class InterruptSync(Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """Whether there are other processes."""
+        """Returns True if there are other processes."""
 
     def ask(self, number: int) -> None:
         """Publishes a signal to this process.

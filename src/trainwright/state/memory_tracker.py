@@ -59,7 +59,11 @@ class TrainerMemoryTracker:
         self._before: dict[str, int] = {}
 
     def start(self, stage: str | None = None) -> None:
-        """Starts a stage; without a name it is derived from the calling method."""
+        """Starts a stage.
+
+        Args:
+            stage: its name; None for that of the calling method.
+        """
         stage = stage or _stage_of_caller()
         if self.skip_memory_metrics or self.cur_stage not in (None, stage):
             return
@@ -74,7 +78,12 @@ class TrainerMemoryTracker:
         self._sampler.start()
 
     def stop_and_update_metrics(self, metrics: dict[str, Any] | None = None, stage: str | None = None) -> None:
-        """Ends a stage and adds its report to `metrics`."""
+        """Ends a stage.
+
+        Args:
+            metrics: gets the report; None keeps that of "init" for the next stage.
+            stage: its name; None for that of the calling method.
+        """
         stage = stage or _stage_of_caller()
         if self.skip_memory_metrics or self.cur_stage != stage or self._sampler is None:
             return

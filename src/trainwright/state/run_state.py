@@ -155,10 +155,10 @@ class RunState:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether a signal ends the run."""
+        """Returns True if a signal ends the run."""
         return self.interrupts.received is not None
 
     @property
     def should_stop(self) -> bool:
-        """Whether the current epoch ends after this step."""
+        """Returns True if the current epoch ends after this step."""
         return self.control.should_training_stop or self.control.should_epoch_stop

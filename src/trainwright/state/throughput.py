@@ -20,7 +20,18 @@ def speed_metrics(
     num_steps: float | None = None,
     num_tokens: float | None = None,
 ) -> dict[str, float]:
-    """Run time in seconds and rates per second since `start_time` (of `time.time()`), named after `split`."""
+    """Returns run time and rates of a phase.
+
+    Args:
+        split: prefix of the names, such as "train".
+        start_time: start of the phase, from `time.time()`.
+        num_samples: samples of the phase; None for no rate of them.
+        num_steps: steps of the phase; None for no rate of them.
+        num_tokens: tokens of the phase; None for no rate of them.
+
+    Returns:
+        `<split>_runtime` in seconds, and `<split>_samples_per_second`, ... of the numbers that are given.
+    """
     runtime = time.time() - start_time
     result = {f"{split}_runtime": round(runtime, 4)}
     if runtime == 0:
@@ -32,7 +43,7 @@ def speed_metrics(
 
 
 def step_logs(loss: float, grad_norm: Any, learning_rate: float, num_non_finite: int) -> dict[str, float]:
-    """What is logged of training: the mean loss since the last log, and norm and rate of the last step."""
+    """Returns the values of a training log: mean loss since the last log, norm and rate of the last step."""
     logs = {"loss": loss}
     if grad_norm is not None:
         logs["grad_norm"] = grad_norm.item() if hasattr(grad_norm, "item") else grad_norm

@@ -34,7 +34,14 @@ ENDS = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "
 
 
 def rewrite_logs(d: Mapping[str, object]) -> Values:
-    """Groups logs for trackers: `eval_x` as `eval/x`, `test_x` as `test/x`, all else as `train/x`."""
+    """Groups logs for trackers: `eval_x` as `eval/x`, `test_x` as `test/x`, all else as `train/x`.
+
+    Args:
+        d: name -> value.
+
+    Returns:
+        The same values under the new names.
+    """
     renamed: Values = {}
     for name, value in d.items():
         kind, _, rest = name.partition("_")
@@ -160,12 +167,12 @@ class TrackerCallback(TrainerCallback):
 
     @property
     def loses_what_it_took(self) -> bool:
-        """Whether values that the client has taken are lost when the process is killed."""
+        """Returns True if values that the client has taken are lost when the process is killed."""
         return False
 
     @property
     def looks_at_files(self) -> bool:
-        """Whether the tracker reads a checkpoint's files; if not, a save does not wait for them."""
+        """Returns True if the tracker reads a checkpoint's files; if not, a save does not wait for them."""
         return definer(self, "saved") is not TrackerCallback
 
     def on_save(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:

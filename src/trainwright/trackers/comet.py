@@ -17,7 +17,7 @@ MODES = ("get", "get_or_create", "create")
 
 
 def is_configured() -> bool:
-    """Whether the client finds a key, in its environment or its configuration file."""
+    """Returns True if the client finds a key, in its environment or its configuration file."""
     try:
         import comet_ml
 
@@ -60,7 +60,7 @@ class CometCallback(TrackerCallback):
 
     @property
     def loses_what_it_took(self) -> bool:
-        """Whether the experiment is offline: it becomes a file when it ends."""
+        """Returns True if the experiment is offline: it becomes a file when it ends."""
         return "Offline" in type(self._experiment).__name__
 
     def send(self, values: dict[str, object], state: TrainerState) -> None:

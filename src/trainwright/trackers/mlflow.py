@@ -23,7 +23,7 @@ LONGEST_VALUE = 6000
 
 
 def is_set(variable: str) -> bool:
-    """Whether an environment variable has one of the values 1, on, yes, true."""
+    """Returns True if an environment variable has one of the values 1, on, yes, true."""
     return os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
 
 

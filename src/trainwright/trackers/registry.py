@@ -86,6 +86,9 @@ def get_reporting_integration_callbacks(report_to: str | Sequence[str] | None) -
     Args:
         report_to: one name, several names, "all" (those installed), or "none".
 
+    Returns:
+        The classes, in the order of the names.
+
     Raises:
         ArgumentError: a name is unknown.
     """

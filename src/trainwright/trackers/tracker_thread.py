@@ -63,7 +63,7 @@ class TrackerThread:
 
     @property
     def is_used(self) -> bool:
-        """Whether a call was ever queued."""
+        """Returns True if a call was ever queued."""
         return self._thread is not None
 
     def flush(self, timeout_s: float | None = None) -> bool:

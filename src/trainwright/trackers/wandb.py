@@ -63,7 +63,7 @@ class WandbCallback(TrackerCallback):
 
     @property
     def loses_what_it_took(self) -> bool:
-        """Whether the run is offline: another process writes its file, and ends with this one without it."""
+        """Returns True if the run is offline: another process writes its file, and ends with this one without it."""
         return bool(getattr(self._run, "offline", False))
 
     def send(self, values: dict[str, object], state: TrainerState) -> None:

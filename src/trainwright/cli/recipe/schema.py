@@ -33,7 +33,7 @@ class LearnPart:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPart:
-    """Which model is trained, from which weights, with which tokenizer."""
+    """Model to train, its weights and its tokenizer."""
 
     path: str | None = entry(None, "A directory, package:NAME/DIRECTORY, or a name on the Hub.")
     from_scratch: bool = entry(False, "Take the model's configuration only, and draw the weights at random.")
@@ -56,7 +56,7 @@ class ImagePart:
 
 @dataclass(frozen=True, kw_only=True)
 class DataPart:
-    """Which rows are trained and evaluated on, and which columns they have."""
+    """Rows to train and to evaluate on, and their columns."""
 
     train: str | list[str] | None = entry(None, "Files, also as patterns (*.csv); with dataset: a split.")
     eval: str | list[str] | None = entry(None, "The same for evaluation (null: eval_share is held out).")
@@ -143,7 +143,7 @@ class Recipe:
 
     @property
     def spec(self) -> TaskSpec:
-        """What is known of the task."""
+        """Returns the row of the task in `TASKS`."""
         return TASKS[self.task]
 
     def column(self, role: str) -> str:

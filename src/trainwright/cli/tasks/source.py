@@ -134,7 +134,7 @@ def _check_columns(material: TaskSource, rows: Rows) -> None:
 
 
 def is_range(name: str) -> bool:
-    """Whether a name stands for several columns: `0-63`."""
+    """Returns True if a name stands for several columns: `0-63`."""
     first, sign, last = name.partition("-")
     return bool(sign) and first.isdigit() and last.isdigit()
 

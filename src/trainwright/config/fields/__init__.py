@@ -80,7 +80,7 @@ def value_of(args: Any, name: str) -> Any:  # Any: arguments of any class, and t
 
 
 def has_other_meaning(args: Any, name: str) -> bool:  # Any: arguments of any class
-    """Whether the class of `args` declares one of our fields anew, which may then mean something else."""
+    """Returns True if the class of `args` declares one of our fields anew, which may then mean something else."""
     ours = OurFields.__dataclass_fields__.get(name)
     theirs = getattr(type(args), "__dataclass_fields__", {}).get(name)
     return ours is not None and theirs is not None and theirs is not ours

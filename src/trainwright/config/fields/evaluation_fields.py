@@ -1,4 +1,4 @@
-"""What is seen of a run: logs, trackers, evaluations."""
+"""Fields of logs, trackers and evaluations."""
 
 # ruff: noqa: RUF009 -- setting() makes a dataclass field
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What feeds a run and where it runs: seeds, data loading, processes, and what scripts read."""
+"""Fields of seeds, data loading and processes, and those that only scripts read."""
 
 # ruff: noqa: RUF009 -- setting() makes a dataclass field
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is kept of a run: checkpoints, the best model, uploads."""
+"""Fields of checkpoints, of the best model and of uploads."""
 
 # ruff: noqa: RUF009 -- setting() makes a dataclass field
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a field of the arguments is declared: `setting()` takes every fact about it, and `FieldGroup` insists on them.
+"""Declaration of a field of the arguments: `setting()` takes every fact about it, and `FieldGroup` insists on them.
 
 Tables by name of field (`fields/__init__.py`) are derived from these declarations. What a value does is decided
 elsewhere; rules between fields are in `rules/`.

@@ -1,4 +1,4 @@
-"""What is trained: length, batches, optimizer, schedule, precision."""
+"""Fields of length, batches, optimizer, schedule and precision."""
 
 # ruff: noqa: RUF009 -- setting() makes a dataclass field
 from __future__ import annotations

@@ -67,7 +67,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits as it is; None without a budget."""
+        """Returns True if the step fits as it is; None without a budget."""
         return None if self.budget_bytes is None else self.peak.total_bytes <= self.budget_bytes
 
     @property

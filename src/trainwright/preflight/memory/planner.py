@@ -38,7 +38,7 @@ COPIES = 5  # of the weights, that a measured step takes
 
 
 def plan_memory(trainer: AnyTrainer, budget: int | float | str | None) -> MemoryPlan:
-    """Where the memory of a step goes, and what would make it fit.
+    """Returns the memory of a step, and the changes of settings that would make it fit.
 
     Raises:
         ArgumentError: several processes train, or there is nothing to train on.
@@ -69,7 +69,7 @@ def _memory_of(device: torch.device) -> int:
 
 
 def _tried(trainer: AnyTrainer, budget: int | None) -> list[SettingsChange]:
-    """What changes come to, up to the first that fits."""
+    """Returns the peaks of a step with changed settings, up to the first that fits."""
     can_bf16 = trainer._engine.device.type == "cpu" or supports_bf16(trainer._engine.device) is True
     found: list[SettingsChange] = []
     for settings, price in changes(trainer.args, can_bf16=can_bf16):
@@ -232,7 +232,7 @@ class _MarkedHooks:
 
 
 def _session(copied: AnyTrainer) -> LoopContext:
-    """What the loop works with, for the run of the copy."""
+    """Returns the context of the loop for the run of the copy."""
     run, args = copied._run, copied.args
     run.plan = build.step_plan(args, copied.set_initial_training_values(args, copied.get_train_dataloader()))
     model, loader = copied._prepare_for_training(run.plan.max_steps, None, None)

@@ -56,7 +56,7 @@ class ProofReport:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing that could be tried failed."""
+        """Returns True if nothing that could be tried failed."""
         return all(proof.holds is not False for proof in self.proofs)
 
     def of(self, name: str) -> Proof:
@@ -283,7 +283,7 @@ def processes(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
 
 
 def _recipe(trainer: AnyTrainer, sizes: JSONObject) -> JSONObject:
-    """How another process makes this trainer, on the CPU and without what a short run has no use for."""
+    """Returns the recipe by which another process makes this trainer, on the CPU, for a short run."""
     _check_alone(trainer)
     if not has_length(trainer.train_dataset) or len(trainer.train_dataset) < WINDOW:
         raise ModelError(f"the training data have no {WINDOW} samples that can be taken in order")
