@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from trainwright.preflight.prove import invariants
-from trainwright.preflight.prove.gradient_capture import gap, without_dropout
 from trainwright.preflight.prove.invariants import Proof, ProofReport
+from trainwright.preflight.prove.launcher import gap, without_dropout
 
 from .._support.small import Augmented, data, differing, make_trainer, models, weights
 from .._support.subprocesses import run_python

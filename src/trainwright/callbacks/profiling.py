@@ -55,7 +55,6 @@ class StepProfiler(TrainerCallback):
         self._write(args, state)
 
     def _write(self, args: Arguments, state: TrainerState) -> None:
-        """Ends the trace, if one is under way, and writes what it has."""
         if self._profiler is None:
             return
         profiler, self._profiler = self._profiler, None

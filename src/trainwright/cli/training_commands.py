@@ -83,7 +83,7 @@ def check(
     """Look for what would go wrong, without training."""
     with reporting():
         from trainwright.cli.recipe.recipe_reader import checked, read_tree
-        from trainwright.cli.tasks.trainer_builder import make_trainer
+        from trainwright.cli.tasks.recipe_run import make_trainer
 
         tree = read_tree(config, overrides or ())
         recipe = checked(tree, config.absolute().parent)

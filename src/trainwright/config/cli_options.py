@@ -185,7 +185,6 @@ def _bool_option(is_certain: bool, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _members(name: str, hint: Any) -> list[Any]:
-    """The types that a field takes, None aside."""
     if get_origin(hint) not in (Union, types.UnionType):
         return [hint]
     members = [member for member in get_args(hint) if member is not type(None)]

@@ -102,6 +102,5 @@ def _number(name: str, value: float, *, is_whole: bool) -> float:
 
 
 def _kinds(args: DataclassInstance, name: str) -> set[str]:
-    """The words of a field's type."""
     text = next((str(field.type) for field in dataclasses.fields(args) if field.name == name), "")
     return set(re.findall(r"\w+", text))

@@ -159,7 +159,6 @@ class Uploader:
         return done
 
     def _forget(self, sent: Ticket, *, before: str) -> None:
-        """Removes older pending uploads to the same place."""
         older = (one for one in self._outbox.waiting() if one.folder.name < before and is_over(one, sent))
         self._outbox.remove(one for one in older if one.folder not in self._in_lane)
 

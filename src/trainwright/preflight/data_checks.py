@@ -193,7 +193,6 @@ def _label_ids(facts: CheckFacts, batch: Batch) -> list[torch.Tensor]:
 
 
 def _is_whole(value: object) -> TypeGuard[torch.Tensor]:
-    """Returns True if a value is a tensor of whole numbers: ids."""
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dim() > 0
 
 

@@ -48,7 +48,6 @@ def full_check(trainer: AnyTrainer, *, plans_memory: bool, budget: Any) -> Check
 
 
 def _known(trainer: AnyTrainer, copied: AnyTrainer) -> CheckFacts:
-    """Returns the facts that need no batch."""
     plan = optimizer = None
     if trainer.train_dataset is not None:
         values = copied.set_initial_training_values(copied.args, copied.get_train_dataloader())

@@ -75,7 +75,6 @@ def _bars(shares: dict[str, float], *, title: str) -> str:
 
 
 def _scatter(trials: Sequence[TrialRecord], name: str, number: int) -> str:
-    """The objective over one parameter."""
     go = plotly()
     done = [one for one in trials if one.state == FINISHED and name in one.params]
     values = [one.params[name] for one in done]

@@ -99,8 +99,6 @@ def _same(host: TrainerHandle, decide: Callable[[], BestRun | list[BestRun]]) ->
 
 
 class _Objective:
-    """Objective function that Optuna calls for each trial."""
-
     def __init__(self, host: TrainerHandle, plan: SearchPlan, attempts: TrialRunner) -> None:
         self._host, self._plan, self._attempts = host, plan, attempts
         self.mistake: SearchSpaceError | None = None

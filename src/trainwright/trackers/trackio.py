@@ -71,7 +71,6 @@ class TrackioCallback(TrackerCallback):
             self._guard.submit(lambda: self._publish(args, model))
 
     def _publish(self, args: Arguments, model: object) -> None:
-        """Publishes a local dashboard as a static Space beside the model."""
         self._static_space_id = self._trackio.sync(
             project=args.project,
             sdk="static",

@@ -85,7 +85,6 @@ def known_paths() -> list[str]:
 
 
 def _problem_of_name(path: Path) -> str | None:
-    """Returns the problem of a path that --set names."""
     full, known = ".".join(path), known_paths()
     free = {("model", "config"), ("data", "columns"), ("data", "where"), ("data", "labels")}
     if full in known or path[:2] in free:
@@ -98,7 +97,6 @@ def _problem_of_name(path: Path) -> str | None:
 
 
 def _problems(tree: Tree) -> Found:
-    """Yields the problems of names and types."""
     value = tree.value
     yield from _unknown(value, TOP, ())
     task = value.get("task")
@@ -206,7 +204,6 @@ def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, base: Fi
 
 
 def _contradictions(recipe: Recipe) -> Found:
-    """Yields contradictions between entries."""
     data, model, spec = recipe.data, recipe.model, recipe.spec
     if data.train is None and data.dataset is None:
         yield ("data",), "data.train is missing: a file, or several (or data.dataset)."

@@ -88,7 +88,6 @@ def template(task: str, *, with_everything: bool = False) -> str:
 
 
 def _rest(task: str, there: set[str]) -> Iterator[str]:
-    """Yields the settings that the file lacks, as comments with their defaults."""
     for title, fields in grouped(arguments_class(generates=TASKS[task].generates)).items():
         missing = [one for one in fields if one.name not in there]
         if missing:

@@ -7,10 +7,10 @@ from typing import cast
 
 from transformers import DataCollatorForLanguageModeling, DataCollatorForSeq2Seq
 
+from trainwright.cli.tasks.models import max_length
 from trainwright.cli.tasks.source import TaskSource, texts
 from trainwright.cli.tasks.task_metrics import best_guess, exact_match, guessed_tokens
 from trainwright.cli.tasks.task_objects import Columns, TaskObjects, pieces, text_objects, text_parts
-from trainwright.cli.tasks.tokenizers import max_length
 from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 
 

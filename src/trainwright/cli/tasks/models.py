@@ -1,13 +1,18 @@
-"""Models: pretrained, or from scratch, with a configuration that fits tokenizer and labels."""
+"""Models and tokenizers: pretrained, or from scratch, and tokenizers learned from the training text."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trainwright._types import JSONObject
-from trainwright.cli.tasks.source import ModelConfig, TaskSource, first_line
+from trainwright.cli.recipe.schema import LearnPart
+from trainwright.cli.tasks.source import ModelConfig, TaskSource, first_line, texts
+from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import did_you_mean
 
 
@@ -85,7 +90,6 @@ def _check_names(material: TaskSource, given: JSONObject, config: ModelConfig) -
 
 
 def _of_tokenizer(tokenizer: PreTrainedTokenizerBase | None, config: ModelConfig) -> JSONObject:
-    """Returns the size of the vocabulary and the special tokens of a tokenizer."""
     if tokenizer is None:
         return {}
     found: JSONObject = {"vocab_size": len(tokenizer)}
@@ -96,3 +100,112 @@ def _of_tokenizer(tokenizer: PreTrainedTokenizerBase | None, config: ModelConfig
         found["decoder_start_token_id"] = tokenizer.pad_token_id if first is None else first
         found["forced_eos_token_id"] = found["forced_bos_token_id"] = None
     return found
+
+
+PAD, BEGIN, END, UNKNOWN, MASK = "<pad>", "<s>", "</s>", "<unk>", "<mask>"
+FOLDER = "tokenizer"  # under output_dir: where a learned one is kept, for other processes and for a resume
+LIMIT = 1024  # tokens, where neither model nor tokenizer nor recipe says how long a text may be
+NO_LIMIT = 1 << 30  # a tokenizer without a limit says a number beyond any text
+
+
+def load_tokenizer(
+    material: TaskSource, args: TrainingArguments, roles: Sequence[str], *, begins: bool = True
+) -> PreTrainedTokenizerBase:
+    """Loads or learns the tokenizer of a run; a learned one is the same in every process, and after a resume.
+
+    Raises:
+        RecipeError: there is none where the recipe says.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers that load data are forked later
+    from transformers import AutoTokenizer
+
+    model = material.recipe.model
+    if model.learn_tokenizer is not None:
+        return _learned_once(material, args, roles, begins=begins)
+    try:
+        where = model.tokenizer or model.path
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, revision=model.revision)
+    except (OSError, ValueError, KeyError) as error:
+        material.wrong(
+            f"no tokenizer can be loaded from there: {first_line(error)}",
+            "model",
+            "tokenizer" if model.tokenizer else "path",
+        )
+    if found.pad_token is None:
+        found.pad_token = found.eos_token or found.unk_token
+    return found
+
+
+def max_length(
+    material: TaskSource, tokenizer: PreTrainedTokenizerBase, config: ModelConfig, *, name: str = "max_length"
+) -> int:
+    """Returns the largest number of tokens of a text; `name` is the entry of `data` that sets it."""
+    asked = getattr(material.recipe.data, name) or material.recipe.data.max_length
+    positions = getattr(config, "max_position_embeddings", None)
+    if asked is not None:
+        if positions is not None and asked > positions:
+            material.wrong(f"{asked} tokens are more than the model has positions for: {positions}.", "data", name)
+        return int(asked)
+    known = [limit for limit in (tokenizer.model_max_length, positions) if limit is not None and limit < NO_LIMIT]
+    return int(min(known, default=LIMIT))
+
+
+def _learned_once(
+    material: TaskSource, args: TrainingArguments, roles: Sequence[str], *, begins: bool
+) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    assert args.output_dir is not None  # the constructor sets it
+    folder = Path(args.output_dir) / FOLDER
+    with args.main_process_first():
+        is_first = args.local_process_index == 0
+        if is_first and not (args.resume_from_checkpoint and folder.is_dir()):
+            part = material.recipe.model.learn_tokenizer
+            assert part is not None
+            corpus = (text for role in roles for text in texts(material.column(material.train, role)))
+            learn(corpus, part, begins=begins).save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def learn(corpus: Iterable[str], part: LearnPart, *, begins: bool = True) -> PreTrainedTokenizerBase:
+    """Learns a tokenizer.
+
+    Args:
+        corpus: the texts.
+        part: kind and size.
+        begins: whether texts begin with a special token, besides the one that ends them.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = [PAD, BEGIN, END, UNKNOWN, MASK]
+    backend: Any  # the package tokenizers types no two of these alike
+    trainer: Any
+    if part.kind == "bpe":
+        backend = Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        size = max(part.vocab_size, len(alphabet) + len(special))
+        trainer = trainers.BpeTrainer(
+            vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        )
+    else:
+        backend = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+        split: Any = pre_tokenizers.WhitespaceSplit()
+        if part.pattern is not None:
+            split = pre_tokenizers.Sequence([split, pre_tokenizers.Split(Regex(part.pattern), "isolated")])
+        backend.pre_tokenizer = split
+        trainer = trainers.WordLevelTrainer(vocab_size=part.vocab_size, special_tokens=special, show_progress=False)
+    backend.train_from_iterator(corpus, trainer)
+    start = f"{BEGIN} " if begins else ""
+    ids = [(token, backend.token_to_id(token)) for token in (BEGIN, END)]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{start}$A {END}", pair=f"{start}$A {END} $B {END}", special_tokens=ids
+    )
+    named = {"pad": PAD, "bos": BEGIN, "eos": END, "unk": UNKNOWN, "mask": MASK, "cls": BEGIN, "sep": END}
+    kind: Any = PreTrainedTokenizerFast
+    made: PreTrainedTokenizerBase = kind(
+        tokenizer_object=backend, **{f"{name}_token": token for name, token in named.items()}
+    )
+    return made

@@ -1,25 +1,84 @@
-"""A run of the command line: train or go on, evaluate, save, and the file that a resume reads."""
+"""A run of the command line: makes the trainer, trains or resumes, evaluates, saves, and writes what a resume reads."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, JSONObject, write_text
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
+from trainwright.cli.recipe.training_section import make_arguments
 from trainwright.cli.recipe.yaml_tree import Tree, dump
-from trainwright.cli.tasks.trainer_builder import make_trainer
+from trainwright.cli.tasks.source import load
+from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.errors import RecipeError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from trainwright.trainer import Trainer
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Turns off transformers' bars and reports of loading: a new head is expected."""
+    from transformers.utils import logging as hf_logging
+
+    logs: Any = hf_logging
+    level, had_bars = logs.get_verbosity(), logs.is_progress_bar_enabled()
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logs.set_verbosity(level)
+        if had_bars:
+            logs.enable_progress_bar()
+
+
+def make_trainer(recipe: Recipe, tree: Tree, say: Callable[[str, str], None]) -> Trainer:
+    """Reads the data, loads the model, and puts both into a trainer.
+
+    Raises:
+        RecipeError: data, model and settings do not fit; nothing was trained.
+    """
+    from trainwright.data.seeding import set_seed
+    from trainwright.seq2seq_trainer import Seq2SeqTrainer
+    from trainwright.trainer import Trainer
+
+    args = make_arguments(recipe.training, generates=recipe.spec.generates)
+    set_seed(args.seed)  # a new head is drawn at random
+    material = load(recipe, tree)
+    if not len(material.eval) and args.eval_strategy != "no":
+        tree.refuse([(("training", "eval_strategy"), "training.eval_strategy: there are no rows to evaluate on. "
+                      "Name them in data.eval, or set data.eval_share above 0.")])  # fmt: skip
+    module, _, name = recipe.spec.builder.partition(".")
+    build: Callable[..., TaskObjects] = getattr(import_module(f"trainwright.cli.tasks.{module}"), name)
+    with quiet_transformers():
+        parts = build(material, args)
+    held = "" if parts.eval is None else f", {len(parts.eval)} to evaluate on"
+    say("data", f"{len(parts.train)} samples to train on{held}, {parts.about}")
+    weights = "from scratch" if recipe.model.from_scratch or recipe.model.path is None else f"from {recipe.model.path}"
+    num = sum(parameter.numel() for parameter in parts.model.parameters())
+    say("model", f"{type(parts.model).__name__} of {num / 1e6:.1f} million parameters, {weights}")
+    return (Seq2SeqTrainer if recipe.spec.generates else Trainer)(
+        model=parts.model,
+        args=args,
+        data_collator=parts.data_collator,
+        train_dataset=parts.train,
+        eval_dataset=parts.eval,
+        processing_class=parts.processing_class,
+        compute_metrics=parts.compute_metrics,
+        preprocess_logits_for_metrics=parts.preprocess_logits,
+    )
+
 
 RECIPE_NAME = "recipe.yaml"
 HEAD = "# What this run was started with; `trainwright resume` reads it. Paths are absolute, tokens are left out.\n"
@@ -48,7 +107,6 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> dict[str, float]:
 
 
 def _last_evaluation(trainer: Trainer) -> dict[str, float]:
-    """Returns the scores of the evaluation after the last step; empty if there was none."""
     if trainer.args.load_best_model_at_end:
         return {}
     logged = [entry for entry in trainer.state.log_history if entry.get("step") == trainer.state.global_step]

@@ -113,7 +113,6 @@ def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
 
 
 def _check_columns(material: TaskSource, rows: Rows) -> None:
-    """Checks that the rows have each column that the task needs."""
     recipe = material.recipe
     if len(rows) == 0:
         return

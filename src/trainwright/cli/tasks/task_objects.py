@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.image_processing_utils import BaseImageProcessor
 
 from trainwright.cli.tasks.local_files import Row
-from trainwright.cli.tasks.models import load_config, load_model
+from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
 from trainwright.cli.tasks.source import ModelConfig, Rows, TaskSource
-from trainwright.cli.tasks.tokenizers import load_tokenizer, max_length
 from trainwright.config.arguments import TrainingArguments
 
 Dataset: TypeAlias = Any  # rows of ours, a list, or a datasets.Dataset

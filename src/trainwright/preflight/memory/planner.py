@@ -232,7 +232,6 @@ class _MarkedHooks:
 
 
 def _session(copied: AnyTrainer) -> LoopContext:
-    """Returns the context of the loop for the run of the copy."""
     run, args = copied._run, copied.args
     run.plan = build.step_plan(args, copied.set_initial_training_values(args, copied.get_train_dataloader()))
     model, loader = copied._prepare_for_training(run.plan.max_steps, None, None)

@@ -21,8 +21,7 @@ from trainwright.config.summary import differing as differing_arguments
 from trainwright.errors import ModelError
 from trainwright.host import available_bytes
 from trainwright.optim.optimizer_class import steps_in_backward
-from trainwright.preflight.prove.gradient_capture import GradientCapture, Tensors, differing, gap, without_dropout
-from trainwright.preflight.prove.launcher import gradients_of
+from trainwright.preflight.prove.launcher import GradientCapture, Tensors, differing, gap, gradients_of, without_dropout
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build
 
