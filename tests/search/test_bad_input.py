@@ -91,7 +91,7 @@ def test_values_out_of_range_fail_their_trial_alone(tmp_path: Path) -> None:
 
 
 def test_a_package_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {name: row._replace(is_available=lambda: False) for name, row in backends.BACKENDS.items()}
+    rows = {name: (lambda: False, *row[1:]) for name, row in backends.BACKENDS.items()}
     monkeypatch.setattr(backends, "BACKENDS", rows)
     with pytest.raises(MissingPackageError, match="pip install optuna, pip install 'ray"):
         searcher(tmp_path).hyperparameter_search(space)

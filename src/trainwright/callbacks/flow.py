@@ -15,6 +15,8 @@ from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.state.trainer_state import ExportableState, TrainerControl, TrainerState
 
+logger = logging.getLogger(__name__)
+
 
 def _is_due(step: int, interval: float | None) -> bool:
     # An interval may be negative: transformers counts with those too.
@@ -32,35 +34,23 @@ class DefaultFlowCallback(TrainerCallback):
     ) -> TrainerControl:
         step = state.global_step
         is_last = step >= state.max_steps
-        if (step == 1 and args.logging_first_step) or (
-            args.logging_strategy == "steps" and _is_due(step, state.logging_steps)
-        ):
-            control.should_log = True
-        if (
-            args.eval_strategy == "steps"
-            and (args.eval_delay or 0) <= step
-            and (is_last or _is_due(step, state.eval_steps))
-        ):
-            control.should_evaluate = True
-        if args.save_strategy == "steps" and (is_last or _is_due(step, max(state.save_steps or 0, 0))):
-            control.should_save = True
-        if is_last:
-            control.should_training_stop = True
+        is_first_log = step == 1 and args.logging_first_step
+        evaluates = args.eval_strategy == "steps" and (args.eval_delay or 0) <= step
+        control.should_log |= is_first_log or (args.logging_strategy == "steps" and _is_due(step, state.logging_steps))
+        control.should_evaluate |= evaluates and (is_last or _is_due(step, state.eval_steps))
+        control.should_save |= args.save_strategy == "steps" and (
+            is_last or _is_due(step, max(state.save_steps or 0, 0))
+        )
+        control.should_training_stop |= is_last
         return control
 
     def on_epoch_end(
         self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> TrainerControl:
-        if args.logging_strategy == "epoch":
-            control.should_log = True
-        if args.eval_strategy == "epoch" and (args.eval_delay or 0) <= state.epoch:
-            control.should_evaluate = True
-        if args.save_strategy == "epoch":
-            control.should_save = True
+        control.should_log |= args.logging_strategy == "epoch"
+        control.should_evaluate |= args.eval_strategy == "epoch" and (args.eval_delay or 0) <= state.epoch
+        control.should_save |= args.save_strategy == "epoch"
         return control
-
-
-logger = logging.getLogger(__name__)
 
 
 class EarlyStoppingCallback(TrainerCallback, ExportableState):

@@ -163,10 +163,10 @@ class ProgressCallback(TrainerCallback):
         self.prediction_bar.update(1)
 
     def on_evaluate(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._close_prediction_bar()
+        self._close("prediction_bar")
 
     def on_predict(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._close_prediction_bar()
+        self._close("prediction_bar")
 
     def on_log(
         self, args: Arguments, state: TrainerState, control: TrainerControl, logs: Logs = NO_LOGS, **kwargs: object
@@ -183,21 +183,16 @@ class ProgressCallback(TrainerCallback):
             print(f"step {state.global_step}{total} {shown}" if state.max_steps else str(shown), flush=True)
 
     def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._close_training_bar()
+        self._close("training_bar")
 
     def on_exception(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._close_prediction_bar()
-        self._close_training_bar()
+        self._close("prediction_bar", "training_bar")
 
-    def _close_training_bar(self) -> None:
-        if self.training_bar is not None:
-            self.training_bar.close()
-            self.training_bar = None
-
-    def _close_prediction_bar(self) -> None:
-        if self.prediction_bar is not None:
-            self.prediction_bar.close()
-            self.prediction_bar = None
+    def _close(self, *names: str) -> None:
+        for name in names:
+            if (bar := getattr(self, name)) is not None:
+                bar.close()
+                setattr(self, name, None)
 
 
 class PrinterCallback(TrainerCallback):

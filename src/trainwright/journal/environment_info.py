@@ -75,8 +75,7 @@ def device_name(device: torch.device) -> str:
 
 def arguments(args: Arguments) -> JSONObject:
     """Returns all arguments as plain values, with marks in the place of tokens."""
-    values = args.to_dict() if callable(getattr(args, "to_dict", None)) else dict(vars(args))
-    return without_secrets(values)
+    return without_secrets(args.to_dict())
 
 
 def changed_arguments(args: Arguments) -> JSONObject:

@@ -56,8 +56,12 @@ def _known(trainer: AnyTrainer, copied: AnyTrainer) -> CheckFacts:
         optimizer = copied.optimizer or copied._make_optimizer(copied.model, plan.max_steps if plan is not None else 1)
     facts = known_facts(copied, plan, str(copied.args.output_dir), optimizer=optimizer, is_brief=False)
     names, taken = _columns(copied)
-    rehearse = _rehearse(copied) if copied.eval_dataset is not None else None
-    return replace(facts, columns=names, taken=taken, rehearse=rehearse)
+
+    def rehearse() -> Iterable[str]:
+        copied._dry_run_evaluation()
+        return dry_run.names_of_metrics(copied)
+
+    return replace(facts, columns=names, taken=taken, rehearse=None if copied.eval_dataset is None else rehearse)
 
 
 def _columns(copied: AnyTrainer) -> tuple[tuple[str, ...] | None, frozenset[str] | None]:
@@ -77,14 +81,6 @@ def _columns(copied: AnyTrainer) -> tuple[tuple[str, ...] | None, frozenset[str]
         return tuple(names), frozenset(names)
     copied._set_signature_columns_if_needed()
     return tuple(names), frozenset(copied._signature_columns)
-
-
-def _rehearse(copied: AnyTrainer) -> Any:
-    def names() -> Iterable[str]:
-        copied._dry_run_evaluation()
-        return dry_run.names_of_metrics(copied)
-
-    return names
 
 
 def _batches(copied: AnyTrainer) -> list[Batch]:

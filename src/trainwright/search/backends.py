@@ -6,7 +6,6 @@ import importlib
 import logging
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import NamedTuple
 
 from trainwright._types import JSONObject
 from trainwright.config.enums import HPSearchBackend
@@ -30,19 +29,11 @@ def is_ray_tune_available() -> bool:
     return is_ray_available() and find_spec("ray.tune") is not None
 
 
-class SearchLibrary(NamedTuple):
-    """Row of the table: probe, module and class of the backend, and its package for pip."""
-
-    is_available: Callable[[], bool]
-    home: str
-    kind: str
-    package: str
-
-
-BACKENDS: dict[str, SearchLibrary] = {
-    "optuna": SearchLibrary(is_optuna_available, "optuna", "OptunaBackend", "optuna"),
-    "ray": SearchLibrary(is_ray_tune_available, "ray", "RayBackend", "'ray[tune]'"),
-    "wandb": SearchLibrary(lambda: find_spec("wandb") is not None, "wandb_sweep", "WandbBackend", "wandb"),
+# Name -> probe, module and class of the backend, and its package for pip.
+BACKENDS: dict[str, tuple[Callable[[], bool], str, str, str]] = {
+    "optuna": (is_optuna_available, "optuna", "OptunaBackend", "optuna"),
+    "ray": (is_ray_tune_available, "ray", "RayBackend", "'ray[tune]'"),
+    "wandb": (lambda: find_spec("wandb") is not None, "wandb_sweep", "WandbBackend", "wandb"),
 }
 
 
@@ -54,10 +45,10 @@ def select_backend(name: object) -> tuple[HPSearchBackend, SearchBackend]:
         MissingPackageError: the backend is not installed, or none is.
     """
     chosen = _installed() if name is None else _known(getattr(name, "value", name))
-    row = BACKENDS[chosen]
-    if not row.is_available():
-        raise MissingPackageError(f"backend={chosen!r} needs a package that is not there: pip install {row.package}")
-    return HPSearchBackend(chosen), getattr(importlib.import_module(f"trainwright.search.{row.home}"), row.kind)()
+    is_available, module, kind, package = BACKENDS[chosen]
+    if not is_available():
+        raise MissingPackageError(f"backend={chosen!r} needs a package that is not there: pip install {package}")
+    return HPSearchBackend(chosen), getattr(importlib.import_module(f"trainwright.search.{module}"), kind)()
 
 
 def _known(name: object) -> str:
@@ -69,9 +60,9 @@ def _known(name: object) -> str:
 
 
 def _installed() -> str:
-    found = [name for name, row in BACKENDS.items() if row.is_available()]
+    found = [name for name, (is_available, *_) in BACKENDS.items() if is_available()]
     if not found:
-        ways = ", ".join(f"pip install {row.package}" for row in BACKENDS.values())
+        ways = ", ".join(f"pip install {package}" for *_, package in BACKENDS.values())
         raise MissingPackageError(f"A hyperparameter search needs one of these packages, and none is there: {ways}.")
     if len(found) > 1:
         logger.info("backend=%r is taken of those installed: %s.", found[0], ", ".join(found))

@@ -7,7 +7,7 @@ non-finite, and only then does `drain` read the single losses, to count the non-
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -16,18 +16,15 @@ from trainwright.errors import ModelError
 COMPACT_AFTER = 1024  # single losses held as one tensor each before they are packed into one
 
 
-@dataclass(frozen=True, slots=True)
-class LossReading:
+class LossReading(NamedTuple):
     """Losses since the last drain.
 
     Attributes:
         total: sum of the losses since the last drain; non-finite ones replaced by the mean so far, if filtered.
-        num_losses: how many losses went into it.
-        num_non_finite: how many of these were NaN or infinite.
+        num_non_finite: number of losses that were NaN or infinite.
     """
 
     total: float
-    num_losses: int
     num_non_finite: int
 
 
@@ -102,7 +99,6 @@ class LossMeter:
         Returns:
             The losses since the last drain.
         """
-        num_losses = self.count
         total = self.total.item()
         bad = 0
         if total - total != 0.0:  # NaN or infinite: one of the losses is
@@ -112,7 +108,7 @@ class LossMeter:
             total, bad = readings[:, 0].contiguous().mean().item(), int(readings[:, 1].sum())
         self.total.zero_()
         self._losses, self._packed, self._num_steps = [], [], []
-        return LossReading(total=total, num_losses=num_losses, num_non_finite=bad)
+        return LossReading(total, bad)
 
     def _pack(self) -> None:
         self._packed.append(torch.stack([loss.reshape(()).float() for loss in self._losses]))
