@@ -164,8 +164,7 @@ class OurFields(FieldGroup, group="Ours"):
     signal_grace_s: float = setting(
         10.0,
         "Seconds after a signal that ends a run in which further ones do not abort its save (Ctrl-C twice does).",
-        on_resume=HERE,
-        searchable=False,
+        **FIXED,
         limits=NOT_NEGATIVE,
     )
     slurm_requeue: bool = setting(
