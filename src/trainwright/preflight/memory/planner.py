@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainwright._types import Batch
 from trainwright.config import resolve
-from trainwright.engine.precision import supports_bf16
 from trainwright.config.fields import batch_formers
 from trainwright.config.protocol import Arguments
+from trainwright.engine.precision import supports_bf16
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.evaluation.sanity_check import SilentEvents, first_batches
 from trainwright.host import available_bytes
