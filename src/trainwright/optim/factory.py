@@ -16,7 +16,6 @@ from trainwright.optim import lr_groups
 from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer, step_in_backward
 from trainwright.optim.optimizer_class import Kwargs, OptimizerClass, depends_on_the_model, spec_of
 from trainwright.optim.parameter_groups import Group, decay_groups, with_decay
-from trainwright.optim.third_party_state import adapt, release_lomo_hooks
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +42,16 @@ def build_optimizer(
     if "optimizer_dict" in kwargs:
         return _layerwise(cls, kwargs.pop("optimizer_dict"), kwargs, model, args, groups)
     optimizer = cls(groups, **kwargs)
-    adapt(optimizer, model)
+    _adapt(optimizer, model)
     return optimizer
+
+
+def _adapt(optimizer: Optimizer, model: nn.Module) -> None:
+    """Makes an optimizer of another package savable and resumable; torch's are."""
+    if not type(optimizer).__module__.startswith("torch."):
+        from trainwright.optim.third_party_state import adapt
+
+        adapt(optimizer, model)
 
 
 def is_optimizer_factory(optimizer_cls_or_factory: object) -> bool:
@@ -87,9 +94,11 @@ def _over_the_model(cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, args:
     if args.weight_decay > 0:
         logger.warning("weight_decay=%s has no effect with %s, which has no parameter groups.", args.weight_decay, name)
     _say_nothing_is_clipped(args)
+    from trainwright.optim.third_party_state import release_lomo_hooks
+
     release_lomo_hooks(model)
     optimizer = cls(kwargs.pop("model"), **kwargs)
-    adapt(optimizer, model)
+    _adapt(optimizer, model)
     return optimizer
 
 
@@ -108,7 +117,7 @@ def _layerwise(
             if parameter in parts:
                 parts[parameter].param_groups[0].update(own)
     for part in parts.values():
-        adapt(part, model)
+        _adapt(part, model)
     optimizer = cls(parts, **kwargs)
     step_in_backward(cast(LayerWiseDummyOptimizer, optimizer))
     return optimizer
