@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -187,6 +188,47 @@ def read_json(path: str | Path, *, max_bytes: int) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+# Control characters, and those that reverse the direction of text: as their escapes.
+_ESCAPES = {
+    code: repr(chr(code))[1:-1]
+    for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+_LINE_ESCAPES = {code: escape for code, escape in _ESCAPES.items() if chr(code) not in "\n\t"}
+_SECRETS = tuple(
+    (re.compile(pattern, re.IGNORECASE), r"\1***")
+    for pattern in (
+        r"(://)[^\s/@\"'\\]{1,200}(?=@)",  # user and password of a URL
+        r"([?&][\w.-]{0,40}(?:token|key|secret|passw|signature|\bsig|credential|auth)[\w.-]{0,40}=)[^\s&\"'<>\\#]+",
+        r"(\bauthorization[\"'\\]*\s*[:=]\s*[\"'\\]*(?:(?:bearer|basic|token)\s+)?)[^\s\"',;}\\]+",
+        r"(\bbearer\s+)[\w.~+/=-]{8,}",
+        r"((?:api[_-]?key|access[_-]?key|secret[_-]?key|(?:hf|hub|auth|access|api)[_-]token|password)"
+        r"[\"'\\]*\s*[:=]\s*[\"'\\]*)(?!None\b|null\b)[^\s\"',;&}\])\\]+",
+        r"(\b(?:hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA))[\w-]{16,}",
+    )
+)
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """Returns text for a terminal: control characters as their escapes, so that none of them acts there.
+
+    Args:
+        text: names, labels and paths of the user, or a message with such.
+        lines: leave line breaks and tabs.
+    """
+    return text if text.isprintable() else text.translate(_LINE_ESCAPES if lines else _ESCAPES)
+
+
+def without_tokens(text: str) -> str:
+    """Returns text with *** in the place of what looks like a key: in a URL, a header, an assignment, or by its form.
+
+    Args:
+        text: an error or a traceback.
+    """
+    for pattern, mask in _SECRETS:
+        text = pattern.sub(mask, text)
+    return text
 
 
 def has_length(thing: object) -> TypeGuard[Any]:

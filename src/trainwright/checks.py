@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
-from trainwright._types import has_length, is_instance_of, metric_number
+from trainwright._types import has_length, is_instance_of, metric_number, printable
 from trainwright.config import rules
 from trainwright.config.fields import batch_formers
 from trainwright.config.plans import StepPlan
@@ -216,7 +216,8 @@ def need_best_metric(metric_for_best_model: str, metrics: Mapping[str, float]) -
         )
     value = metric_number(metrics[name])
     if value != value:
-        logger.warning("%s is %s in this evaluation, which is never the best.", name, reprlib.repr(metrics[name]))
+        shown = printable(name), reprlib.repr(metrics[name])
+        logger.warning("%s is %s in this evaluation, which is never the best.", *shown)
     return value
 
 

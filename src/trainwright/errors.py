@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import logging
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+
+logger = logging.getLogger(__name__)
 
 
 class TrainwrightError(Exception):
@@ -98,6 +102,20 @@ class TrainwrightWarning(UserWarning):
 
 class LegacyNameWarning(FutureWarning):
     """An older name of an argument was used; it still works, and the message names the new one."""
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Adds a sentence to an error, below its traceback; Python 3.10, which shows no notes, logs it.
+
+    Args:
+        error: of any type; its type, message and traceback stay what they are.
+        text: of the sentence.
+    """
+    if sys.version_info >= (3, 11):
+        error.add_note(text)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", []), text]  # type: ignore[attr-defined]
+        logger.error("%s", text)
 
 
 def did_you_mean(name: object, known: Iterable[object], *, quoted: bool = False) -> str:

@@ -30,6 +30,7 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve, rules
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.fields import value_of
+from trainwright.data import bad_sample
 from trainwright.data import batch_sampler as batch_order
 from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError
@@ -1226,13 +1227,17 @@ class Trainer:
             unchanged_random_states(),
             eval_precision(self.model, None if self.is_in_train else DTYPES.get(full)),
         ):
-            output = self.evaluation_loop(
-                dataloader,
-                description=description,
-                prediction_loss_only=loss_only,
-                ignore_keys=ignore_keys,
-                metric_key_prefix=prefix,
-            )
+            try:
+                output = self.evaluation_loop(
+                    dataloader,
+                    description=description,
+                    prediction_loss_only=loss_only,
+                    ignore_keys=ignore_keys,
+                    metric_key_prefix=prefix,
+                )
+            except Exception as error:
+                bad_sample.name_sample(error, where=f"the data of {prefix!r}")
+                raise
         num_steps = math.ceil((output.num_samples or 0) / (args.eval_batch_size * engine.num_replicas))
         metrics: Any = output.metrics
         metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=num_steps))

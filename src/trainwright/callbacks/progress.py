@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from tqdm.auto import tqdm
 
-from trainwright._types import has_length
+from trainwright._types import has_length, printable
 from trainwright.callbacks.base import NO_LOGS, Logs, TrainerCallback
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.config.plans import OPEN_END
@@ -180,7 +180,8 @@ class ProgressCallback(TrainerCallback):
                 self.training_bar.set_postfix_str(words, refresh=False)
         elif not _can_redraw():
             total = "" if known_steps(state) is None else f"/{state.max_steps}"
-            print(f"step {state.global_step}{total} {shown}" if state.max_steps else str(shown), flush=True)
+            line = f"step {state.global_step}{total} {shown}" if state.max_steps else str(shown)
+            print(printable(line), flush=True)
 
     def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._close("training_bar")
@@ -202,7 +203,7 @@ class PrinterCallback(TrainerCallback):
         self, args: Arguments, state: TrainerState, control: TrainerControl, logs: Logs = NO_LOGS, **kwargs: object
     ) -> None:
         if state.is_local_process_zero and not is_quiet(args):
-            print(readable(logs), flush=True)
+            print(printable(str(readable(logs))), flush=True)
 
 
 def known_steps(state: TrainerState) -> int | None:
@@ -239,7 +240,8 @@ def aligned(state: TrainerState, shown: Mapping[str, object], *, is_coloured: bo
     dim, plain = (DIM, PLAIN) if is_coloured else ("", "")
     total = known_steps(state)
     step = f"{state.global_step}" if total is None else f"{state.global_step:>{len(str(total))}}/{total}"
-    values = (f"{dim}{name}{plain} {value!s:<9}" for name, value in shown.items() if name != "step")
+    pairs = ((printable(str(name)), printable(str(value))) for name, value in shown.items() if name != "step")
+    values = (f"{dim}{name}{plain} {value:<9}" for name, value in pairs)
     return f"{dim}step{plain} {step}  {'  '.join(values)}".rstrip()
 
 

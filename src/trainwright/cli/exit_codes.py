@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import typer
 
 from trainwright import errors
+from trainwright._types import printable, without_tokens
 from trainwright.distributed.world import World
 
 FAILED = 1
@@ -37,13 +38,23 @@ def reporting() -> Iterator[None]:
         raise typer.Exit(FAILED) from None
 
 
+def echo(text: str, *, err: bool = False) -> None:
+    """Prints text, without the control characters and the keys of others that may be in it.
+
+    Args:
+        text: lines.
+        err: to stderr.
+    """
+    typer.echo(without_tokens(printable(text, lines=True)), err=err)
+
+
 def tell(problem: str) -> None:
     """Prints a problem, once where several processes find the same."""
     if World.detect().process_index == 0:
-        typer.echo(problem, err=True)
+        echo(problem, err=True)
 
 
 def say(word: str, line: str) -> None:
     """Prints a line in the style of the plan that a run shows when it starts."""
     if World.detect().process_index == 0:
-        typer.echo(f"{word:<10}{line}")
+        echo(f"{word:<10}{line}")

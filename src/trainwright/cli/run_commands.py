@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.exit_codes import FAILED, reporting
+from trainwright._types import printable
+from trainwright.cli.exit_codes import FAILED, echo, reporting
 from trainwright.cli.training_commands import Output
 
 
@@ -22,7 +23,7 @@ def report(
         from trainwright.report.search_page import has_search, write_search_report
 
         write = write_search_report if has_search(run) else write_report
-        typer.echo(f"Written: {write(run, output)}")
+        echo(f"Written: {write(run, output)}")
 
 
 def compare(
@@ -33,7 +34,7 @@ def compare(
     with reporting():
         from trainwright.report.comparison_page import write_comparison
 
-        typer.echo(f"Written: {write_comparison(runs, output or 'comparison.html')}")
+        echo(f"Written: {write_comparison(runs, output or 'comparison.html')}")
 
 
 def runs(
@@ -43,20 +44,20 @@ def runs(
     with reporting():
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         from trainwright.report.run_table import ago, find_runs, readable_time
 
         found, now = find_runs(folder), time.time()
         if not found:
-            typer.echo(f"No run is below {folder}: none has a journal.jsonl.")
+            echo(f"No run is below {folder}: none has a journal.jsonl.")
             return
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in ("run", "state", "best", "step", "time", "written"):
             table.add_column(name, justify="right" if name in ("step", "time") else "left", overflow="fold")
         for one in found:
-            table.add_row(
-                one.name, one.state, one.best_text, one.steps_text, readable_time(one.seconds), ago(one.written_at, now)
-            )
+            cells = one.name, one.state, one.best_text, one.steps_text, readable_time(one.seconds)
+            table.add_row(*(Text(printable(cell)) for cell in (*cells, ago(one.written_at, now))))
         Console().print(table)
 
 
@@ -73,7 +74,7 @@ def push(
         num_waiting = len(Outbox(run).waiting())
         if Uploader(run, run.resolve().name, client=HubClient(token)).finish():
             raise typer.Exit(FAILED)
-        typer.echo(f"Uploaded: {num_waiting}")
+        echo(f"Uploaded: {num_waiting}")
 
 
 def export(
@@ -87,7 +88,7 @@ def export(
 
         written = export_model(checkpoint, folder, parts=sharded_state)
         size = sum(path.stat().st_size for path in written)
-        typer.echo(f"Written: {folder}, {len(written)} files, {size / 1e6:.1f} MB")
+        echo(f"Written: {folder}, {len(written)} files, {size / 1e6:.1f} MB")
 
 
 def verify(
@@ -107,9 +108,9 @@ def verify(
         for folder in folders:
             found = list(problems(folder))
             damaged += bool(found)
-            typer.echo(f"{folder}: {'damaged' if found else intact(folder)}")
+            echo(f"{folder}: {'damaged' if found else intact(folder)}")
             for problem in found:
-                typer.echo(f"    {problem}")
+                echo(f"    {problem}")
         if damaged:
             raise typer.Exit(FAILED)
 
@@ -138,4 +139,4 @@ def env() -> None:
         rows = {**packages, **{name.removesuffix("_bytes"): value for name, value in found.items()}}
         for name, value in rows.items():
             if value is not None:
-                typer.echo(f"{name:<14}{value}")
+                echo(f"{name:<14}{value}")

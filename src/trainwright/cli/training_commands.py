@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.exit_codes import FAILED, reporting, say
+from trainwright.cli.exit_codes import FAILED, echo, reporting, say
 
 Config = Annotated[
     Path, typer.Argument(help="Configuration file; `trainwright init TASK` writes one.", exists=True, dir_okay=False)
@@ -45,7 +45,7 @@ def init(
             raise RecipeError(f"{config} is there already. Name another file, or say --force to write over it.")
         config.parent.mkdir(parents=True, exist_ok=True)
         write_text(config, template(task, with_everything=everything))
-        typer.echo(f"Written: {config}. Train with\n\n    trainwright train {config}")
+        echo(f"Written: {config}. Train with\n\n    trainwright train {config}")
 
 
 def train(config: Config, overrides: Overrides = None) -> None:
@@ -89,9 +89,9 @@ def check(
         recipe = checked(tree, config.absolute().parent)
         trainer = make_trainer(recipe, tree, say)
         report = trainer.check(memory=memory or budget is not None, budget=budget)
-        typer.echo(str(report))
+        echo(str(report))
         proof = trainer.prove() if prove and report.worst != "error" else None
         if proof is not None:
-            typer.echo(f"\n{proof}")
+            echo(f"\n{proof}")
         if report.worst == "error" or (proof is not None and not proof.holds):
             raise typer.Exit(FAILED)

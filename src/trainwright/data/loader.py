@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainwright._types import Batch
 from trainwright.config.plans import OPEN_END
+from trainwright.data.bad_sample import name_sample
 from trainwright.data.batch_sampler import BatchedDataset
 from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
@@ -96,18 +97,22 @@ class Loader:
         if self._copies is not None:
             batches = map(self._copies.send, batches)
         fetch: Any = self._fetch_as_it_was if self._seeds_here else next
-        ahead = fetch(batches, _END)
-        if after_first is not None:
-            after_first()
-        position.begin()
-        while ahead is not _END:
-            batch = ahead
-            if self._keeps_states:
-                self._before_ahead = self._random_state()
+        try:
             ahead = fetch(batches, _END)
-            self.has_ended = ahead is _END
-            position.advance(is_last=self.has_ended)
-            yield batch if self._copies is None else self._copies.receive(batch)
+            if after_first is not None:
+                after_first()
+            position.begin()
+            while ahead is not _END:
+                batch = ahead
+                if self._keeps_states:
+                    self._before_ahead = self._random_state()
+                ahead = fetch(batches, _END)
+                self.has_ended = ahead is _END
+                position.advance(is_last=self.has_ended)
+                yield batch if self._copies is None else self._copies.receive(batch)
+        except Exception as error:
+            name_sample(error, where=f"epoch {epoch} (counted from 0) of the training data")
+            raise
 
     def _fetch_as_it_was(self, batches: Iterator[Batch], end: object) -> Any:
         """The next batch; the random states, which it seeds, are afterwards what they were."""

@@ -24,6 +24,7 @@ import torch
 from torch.utils.data import Dataset
 
 from trainwright._types import Batch, Item
+from trainwright.data.bad_sample import name_samples_of_worker
 
 
 def set_seed(seed: int, deterministic: bool = False) -> None:
@@ -110,6 +111,7 @@ def start_worker(worker_id: int, seeds: dict[str, int]) -> None:
     for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+    name_samples_of_worker()
     if seeds:
         seed_worker(worker_id, **seeds)
 

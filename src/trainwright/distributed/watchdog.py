@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from trainwright._types import printable, without_tokens
 from trainwright.distributed.process_group import stay_in_the_group
 from trainwright.errors import ProcessFailedError
 from trainwright.state.interrupts import Interrupts
@@ -259,7 +260,7 @@ def watch_single_process(hang_timeout_s: float, interrupts: Interrupts) -> Itera
 
 
 def _print(text: str) -> None:
-    print(text, file=_stderr(), flush=True)
+    print(printable(without_tokens(text), lines=True), file=_stderr(), flush=True)
 
 
 def _stderr() -> TextIO:

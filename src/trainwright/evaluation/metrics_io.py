@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainwright._types import plain_numbers, recordable, write_text
+from trainwright._types import plain_numbers, printable, recordable, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +28,12 @@ def metrics_format(metrics: Mapping[str, object]) -> dict[str, object]:
 
 def print_metrics(split: str, metrics: Mapping[str, object]) -> None:
     """Prints the metrics of a split ("train", "eval", ...), one a line."""
-    shown = metrics_format(metrics)
-    names = max((len(str(name)) for name in shown), default=0)
-    values = max((len(str(value)) for value in shown.values()), default=0)
-    print(f"***** {split} metrics *****")
+    shown = {printable(str(name)): printable(str(value)) for name, value in metrics_format(metrics).items()}
+    names = max((len(name) for name in shown), default=0)
+    values = max((len(value) for value in shown.values()), default=0)
+    print(f"***** {printable(split)} metrics *****")
     for name in sorted(shown):
-        print(f"  {name: <{names}} = {shown[name]!s:>{values}}")
+        print(f"  {name: <{names}} = {shown[name]:>{values}}")
 
 
 def save_metrics(output_dir: str | Path, split: str, metrics: Mapping[str, object], *, combined: bool = True) -> None:
@@ -67,7 +67,7 @@ def record_of(values: Mapping[str, object], named: set[str]) -> dict[str, Any]: 
         logger.warning(
             "The metric %s is %s, which the record of a run cannot hold: it is left out of log_history and "
             "trainer_state.json. Return numbers (or text, or lists of them) from compute_metrics, and log them.",
-            name, dropped[name],
+            printable(name), dropped[name],
         )  # fmt: skip
     named.update(dropped)
     return kept

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from trainwright._types import replacing
+from trainwright._types import replacing, without_tokens
 from trainwright.hub import file_selection
 from trainwright.hub.client import HubClient, is_permanent_error, without_bars
 from trainwright.hub.outbox import Outbox, Ticket, Upload, is_over, superseded
@@ -224,6 +224,6 @@ def listed(uploads: list[Upload], root: Path) -> str:
 
 def _words(error: BaseException) -> str:
     """Returns an error in one line, with its cause; clients add lines of advice."""
-    first = (str(error).strip().splitlines() or [""])[0]
+    first = without_tokens((str(error).strip().splitlines() or [""])[0])
     said = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return said if error.__cause__ is None else f"{said} ({_words(error.__cause__)})"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainwright._types import json_value
+from trainwright._types import json_value, without_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +56,23 @@ class FileJournal:
 
     def write(self, kind: str, **values: object) -> None:
         try:
-            line = json.dumps({"kind": kind, "run": self.run_id, "time": time.time(), **json_value(values)}) + "\n"
+            masked = _masked(json_value(values))
+            line = json.dumps({"kind": kind, "run": self.run_id, "time": time.time(), **masked}) + "\n"
             with self._lock:
                 append(self.path, line)
         except Exception as error:  # also from the text of an object that somebody logged
             is_first, self._has_failed = not self._has_failed, True  # set first: a warning is an entry itself
             if is_first:
                 logger.warning("%s cannot be written, so this run is not recorded there: %s", self.path, error)
+
+
+def _masked(value: Any) -> Any:  # JSON
+    """Returns JSON without what looks like a key or a token in its texts."""
+    if isinstance(value, dict):
+        return {name: _masked(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_masked(inner) for inner in value]
+    return without_tokens(value) if isinstance(value, str) else value
 
 
 def append(path: Path, line: str) -> None:

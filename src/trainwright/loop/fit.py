@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from trainwright._types import Batch, has_length
+from trainwright._types import Batch, has_length, without_tokens
 from trainwright.errors import DataError
 from trainwright.hooks import TrainHooks
 from trainwright.loop.context import LoopContext
@@ -198,9 +198,11 @@ def save_before_raising(session: LoopContext, run: RunState, hooks: TrainHooks, 
         try:
             hooks._save_checkpoint(session.model, session.trial)
         except Exception as second:
-            logger.warning("Step %d could not be saved before the error is raised: %r", step, second)
+            text = without_tokens(repr(second))
+            logger.warning("Step %d could not be saved before the error is raised: %s", step, text)
     what = "is saved" if run.saved_step == step else "is not saved"
-    logger.warning("Training ends with %s after step %d, which %s.", type(error).__name__, step, what)
+    notes = " ".join(["", *getattr(error, "__notes__", ())])
+    logger.warning("Training ends with %s after step %d, which %s.%s", type(error).__name__, step, what, notes)
 
 
 def run_pending_evaluation(session: LoopContext, run: RunState, hooks: TrainHooks) -> None:

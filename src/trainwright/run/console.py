@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+from trainwright._types import printable
 from trainwright.config import rules
 from trainwright.engine.base import Engine
 from trainwright.journal import timeline
@@ -77,9 +78,9 @@ def show_lines(args: Any, lines: Iterable[str], *, level: int = logging.INFO) ->
     shown = args.should_log and not args.disable_tqdm and logger.isEnabledFor(logging.WARNING)
     for line in lines:
         if shown:
-            print(line, flush=True)
+            print(printable(line), flush=True)
         elif args.should_log or level < logging.WARNING:
-            logger.log(level, "%s", line)
+            logger.log(level, "%s", printable(line))
 
 
 def begin_journal(

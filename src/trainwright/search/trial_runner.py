@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from trainwright._types import printable, without_tokens
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import search_record
 from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec, drawn
@@ -65,8 +66,9 @@ class TrialRunner:
         except SearchSpaceError:
             raise
         except Exception as error:
-            note(TrialRecord(offer.id, search_record.FAILED, params, error=f"{type(error).__name__}: {error}"))
-            logger.warning("Trial %s failed: %s: %s", offer.id, type(error).__name__, error)
+            reason = without_tokens(f"{type(error).__name__}: {error}")
+            note(TrialRecord(offer.id, search_record.FAILED, params, error=reason))
+            logger.warning("Trial %s failed: %s", offer.id, printable(reason, lines=True))
             raise
         self._is_under_way = False
         note(search_record.finished(offer.id, params | drawn(trial), outcome))  # with what model_init drew

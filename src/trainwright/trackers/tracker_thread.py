@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from trainwright._types import printable, without_tokens
+
 logger = logging.getLogger(__name__)
 
 QUEUE_LENGTH = 1024
@@ -120,7 +122,7 @@ class TrackerThread:
 
     def _warn(self, text: str) -> None:
         if not self._has_warned:
-            logger.warning("%s", text)
+            logger.warning("%s", printable(without_tokens(text), lines=True))
         self._has_warned = True
 
 

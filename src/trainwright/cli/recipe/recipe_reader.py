@@ -13,7 +13,7 @@ from trainwright.cli.recipe.paths import PlaceError, absolute, files, model_plac
 from trainwright.cli.recipe.schema import TASKS, DataPart, ImagePart, LearnPart, ModelPart, Recipe, names_of
 from trainwright.cli.recipe.training_section import problems_of_training, resolved_training, training_names
 from trainwright.cli.recipe.yaml_tree import Path, Tree, parse, scalar
-from trainwright.errors import did_you_mean
+from trainwright.errors import RecipeError, did_you_mean
 
 PARTS: dict[str, type] = {"model": ModelPart, "data": DataPart}
 TOP = ("task", "model", "data", "training")
@@ -41,7 +41,10 @@ def read_tree(file: FilePath, overrides: Sequence[str] = ()) -> Tree:
         elif (problem := _problem_of_name(path)) is not None:
             problems.append(((origin,), problem))
         else:
-            tree.set(path, scalar(text), origin=origin)
+            try:
+                tree.set(path, scalar(text), origin=origin)
+            except RecipeError as error:
+                problems.append(((origin,), str(error)))
     tree.refuse(problems)
     return tree
 

@@ -20,12 +20,28 @@ Path = tuple[str, ...]  # of keys, from the top; an item of a list by its number
 FLOAT = re.compile(
     r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN)$"
 )
+TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null", "str", "seq", "map"))
+DEEPEST = 32
+TOO_DEEP = f"values are nested deeper than {DEEPEST} levels"
+LONGEST_NUMBER = 40
+MOST_PARTS = 20_000  # of a file with its aliases expanded
 
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.2's core scalars in place of 1.1's."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- filled below, as PyYAML wants it
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Counts the levels of nesting: PyYAML calls itself for each."""
+        if self.depth > DEEPEST:
+            mark = self.get_mark()
+            raise yaml.MarkedYAMLError(problem=TOO_DEEP, problem_mark=mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
@@ -87,42 +103,80 @@ def parse(text: str, name: str) -> Tree:
     """Parses the mapping in a text.
 
     Raises:
-        RecipeError: it is no YAML, no mapping, or has a key twice.
+        RecipeError: it is no YAML, no mapping, has a key twice, or what no configuration needs: tags, aliases that
+            stand inside of what they name or that multiply, deep nesting, endless numbers.
     """
     tree = Tree(name, lines=text.splitlines())
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return tree
-        if not isinstance(node, yaml.MappingNode):
-            raise RecipeError(f"{name}:1: this must be names with values, such as `task: text-classification`.")
-        tree.refuse(_walk(node, (), tree.places))
-        tree.value = loader.construct_document(node)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        tree.places[("",)] = 1 if mark is None else mark.line + 1
-        raise RecipeError(tree.said(("",), f"this is no YAML: {error.problem or error.context}.")) from None
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{name}: this is no YAML: {error}.") from None
+    value = _value(tree, text)
+    if value is not None and not isinstance(value, dict):
+        raise RecipeError(f"{name}:1: this must be names with values, such as `task: text-classification`.")
+    tree.value = value or {}
     return tree
 
 
 def scalar(text: str) -> Any:  # of YAML's types
-    """Parses a value as in a file."""
-    return yaml.load(text, _Loader)
+    """Parses a value as in a file.
+
+    Raises:
+        RecipeError: it is no YAML, or none that a file may have.
+    """
+    tree = Tree("value", lines=text.splitlines())
+    return _value(tree, text)
 
 
-def _walk(node: yaml.Node, path: Path, places: dict[Path, int | str]) -> Iterator[tuple[Path, str]]:
-    """Fills `places`; yields the keys that occur twice."""
+def _value(tree: Tree, text: str) -> Any:  # of YAML's types
+    """The value in a text, after its nodes were looked at: nothing is expanded before that."""
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        found = list(_walk(node, (), tree.places))
+        if len(tree.places) >= MOST_PARTS:
+            found = [((*tree.places,)[-1], f"aliases (*name) make more than {MOST_PARTS} parts of this file.")]
+        tree.refuse(found)
+        return loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        tree.places[("",)] = 1 if mark is None else mark.line + 1
+        raise RecipeError(tree.said(("",), f"this is no YAML: {error.problem or error.context}.")) from None
+    except yaml.reader.ReaderError as error:
+        tree.places[("",)] = text.count("\n", 0, error.position) + 1
+        raise RecipeError(tree.said(("",), f"this is no YAML: {error.reason}.")) from None
+
+
+def _walk(
+    node: yaml.Node, path: Path, places: dict[Path, int | str], above: tuple[yaml.Node, ...] = ()
+) -> Iterator[tuple[Path, str]]:
+    """Fills `places`; yields keys that occur twice, and what no configuration needs: loops, tags, endless numbers."""
+    if len(places) >= MOST_PARTS:
+        return
     places.setdefault(path, node.start_mark.line + 1)
+    if any(node is one for one in above):
+        yield path, "an alias (*name) stands inside of what it names."
+        return
+    if len(above) > DEEPEST:
+        yield path[:DEEPEST], f"{TOO_DEEP}."
+        return
+    if node.tag not in TAGS:
+        yield path, f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} is not read. Write the plain value."
+        return
+    if node.tag == TAGS[0] and len(node.value) > LONGEST_NUMBER:
+        yield path, f"a number of {len(node.value)} digits; at most {LONGEST_NUMBER} are read."
+        return
+    above = (*above, node)
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
-            yield from _walk(item, (*path, str(number)), places)
+            yield from _walk(item, (*path, str(number)), places, above)
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()
     for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            odd = (*path, "?")
+            places[odd] = key.start_mark.line + 1
+            yield odd, "a name belongs before the colon, not a list or a mapping."
+            continue
         inner = (*path, str(key.value))
         if inner[-1] in seen:
             places[inner] = key.start_mark.line + 1
@@ -130,7 +184,7 @@ def _walk(node: yaml.Node, path: Path, places: dict[Path, int | str]) -> Iterato
             continue
         seen.add(inner[-1])
         places[inner] = key.start_mark.line + 1
-        yield from _walk(value, inner, places)
+        yield from _walk(value, inner, places, above)
 
 
 def _order(place: int | str) -> tuple[int, int]:

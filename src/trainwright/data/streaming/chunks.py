@@ -101,7 +101,8 @@ def _chunks_of_items(opened: OpenStream, size: int, position: int, *, drop_last:
     while True:
         if position > 0:  # before the first one the iterator was started
             opened.begin(position // size)
-        items = list(itertools.islice(opened.items, size))
+        items: list[Item] = []
+        items += itertools.islice(opened.items, size)  # after an error it has what was read, for `bad_sample.py`
         if not items or (len(items) < size and drop_last):
             return
         position += len(items)

@@ -169,7 +169,8 @@ class LookaheadBuffer:
             state = self._begin_block(at // self._block)
             if at != self._opened and state is not None:
                 self._marks.append((at, state))
-            more = list(itertools.islice(self._source, self._block - at % self._block))
+            more: list[Item] = []
+            more += itertools.islice(self._source, self._block - at % self._block)  # kept after an error
             self.items += more
             self._has_ended = not more
         return len(self.items) >= size

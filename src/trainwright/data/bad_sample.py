@@ -1,0 +1,175 @@
+"""Names the sample whose reading or collating failed, from the frames of the error. Before an error nothing runs.
+
+A batch is fetched by `fetch` of torch's DataLoader, in this process or in a worker; the frames of the traceback below
+it have the indices of the batch, the samples that were read, and how far a stream was read. An error in a worker
+arrives as text, so it is named there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from traceback import walk_tb
+from types import FrameType
+from typing import Any
+
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import fetch as torch_fetch
+from torch.utils.data._utils import worker as torch_worker
+
+from trainwright.errors import add_note
+
+MOST_NAMED = 16  # indices of a batch that a message lists
+Rows = Sequence[Any]  # samples as the user's dataset gives them
+
+
+def name_sample(error: BaseException, *, where: str) -> None:
+    """Adds a note to an error that was raised while a batch was fetched: which sample, and what is odd about it.
+
+    Args:
+        error: with its traceback; one from a worker has a note of the worker in its text already.
+        where: "epoch 3 of the training data", for the note.
+    """
+    note = note_of(error)
+    if note:
+        add_note(error, f"{note} This was in {where}.")
+    elif "DataLoader worker process" in str(error):
+        add_note(error, f"The worker read {where}.")
+
+
+def name_samples_of_worker() -> None:
+    """From now on, errors of this worker process name the sample; called when the worker starts."""
+    torch_worker.ExceptionWrapper = _wrapped  # type: ignore[attr-defined, assignment]
+
+
+def _wrapped(exc_info: Any = None, where: str = "in background") -> ExceptionWrapper:
+    """Stands in for torch's class in a worker, where it is made inside of the `except` block."""
+    wrapper = ExceptionWrapper(exc_info, where)  # type: ignore[no-untyped-call]
+    error = sys.exc_info()[1]
+    note = "" if error is None else note_of(error)
+    if note:
+        wrapper.exc_msg += f"{note} This was {where}.\n"
+    return wrapper
+
+
+def note_of(error: BaseException) -> str:
+    """What is known of the sample, as a sentence; empty where the error was not raised while a batch was fetched."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    fetches = (number for number, frame in enumerate(frames) if _is_fetch(frame))
+    first = next(fetches, None)
+    if first is None:
+        return ""
+    values, below = frames[first].f_locals, frames[first + 1 :]
+    if not isinstance(values.get("self"), torch_fetch._MapDatasetFetcher):
+        rows = values.get("data")
+        origin = getattr(rows, "origin", None)
+        return _note_of_stream(below) if rows is None or origin is None else _note_of_rows(rows, _numbers(origin))
+    indices = _flat(values.get("possibly_batched_index"))
+    if "data" in values:
+        data = values["data"]
+        is_group = len(data) == 1 and isinstance(data[0], list)
+        return _note_of_rows(data[0] if is_group else data, indices)
+    index = _index_of(below, indices)
+    batch = f"the batch of samples {_listed(indices)}"
+    return f"Reading {batch} failed." if index is None else f"Reading sample {index} failed ({batch})."
+
+
+def _is_fetch(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "fetch" and frame.f_code.co_filename == torch_fetch.__file__
+
+
+def _note_of_stream(frames: Iterable[FrameType]) -> str:
+    """How far the stream was read, from the frames of `streaming/chunks.py` and `lookahead_buffer.py`."""
+    for frame in frames:
+        values = frame.f_locals
+        if frame.f_code.co_name == "_chunks_of_items":
+            number = values["position"] + len(values.get("items", ()))
+        elif frame.f_code.co_name == "fill":
+            number = values["at"] + len(values.get("more", ()))
+        else:
+            continue
+        return f"Reading item {number} of the stream failed (counted from 0, in what this process reads)."
+    return "Reading the stream failed before its first batch."
+
+
+def _numbers(origin: Any) -> list[object]:
+    """Positions of the rows in the stream; none where batches are formed by length."""
+    if origin.place is None or origin.num_samples is not None:
+        return []
+    first = origin.place.samples - origin.size + (0 if origin.part is None else origin.part.start)
+    return list(range(first, first + origin.size))
+
+
+def _note_of_rows(rows: Rows, numbers: Sequence[object]) -> str:
+    odd = odd_one(rows)
+    note = f"Collating the batch of samples {_listed(numbers)} failed." if numbers else "Collating a batch failed."
+    if odd is None:
+        return note
+    row, what = odd
+    which = f"Sample {numbers[row]}" if row < len(numbers) else f"Its row {row}"
+    return f"{note} {which} differs from the others: {what}."
+
+
+def _index_of(frames: Iterable[FrameType], indices: Sequence[object]) -> object:
+    """The index that was being read: of the loop over the batch, or the argument of the dataset's `__getitem__`."""
+    for frame in frames:
+        code, values = frame.f_code, frame.f_locals
+        names: list[str] = [name for name in ("idx", "index") if name in values]
+        if code.co_name == "__getitem__" and code.co_argcount > 1:
+            names.append(code.co_varnames[1])
+        for name in names:
+            if any(values.get(name) is one for one in indices):
+                return values[name]
+    return indices[0] if len(indices) == 1 else None
+
+
+def odd_one(rows: Rows) -> tuple[int, str] | None:
+    """The first sample of a batch that is of another kind than most, and in what; None where none stands out."""
+    if len(rows) < 3:
+        return None
+    if not all(isinstance(row, Mapping) for row in rows):
+        return _odd([type(row).__name__ for row in rows], "it is a {}, and they are a {}")
+    names = dict.fromkeys(name for row in rows for name in dict(row))
+    for kind, text in ((_type, "{name!r} is {}, and theirs is {}"), (_shape, "{name!r} has {}, and theirs has {}")):
+        for name in names:
+            odd = _odd([kind(dict(row), name) for row in rows], text.replace("{name!r}", repr(name)))
+            if odd is not None:
+                return odd
+    return None
+
+
+def _odd(kinds: list[str], text: str) -> tuple[int, str] | None:
+    counts = Counter(kinds)
+    usual, number = counts.most_common(1)[0]
+    if number == len(kinds) or number != len(kinds) - 1:
+        return None
+    row = next(row for row, kind in enumerate(kinds) if kind != usual)
+    return row, text.replace("{}", kinds[row], 1).replace("{}", usual, 1)
+
+
+def _type(row: Mapping[Any, Any], name: object) -> str:
+    value = row.get(name)
+    dtype = getattr(value, "dtype", None)
+    kind = "None" if value is None else f"a {type(value).__name__}" + (f" of {dtype}" if dtype is not None else "")
+    return kind if name in row else "missing"
+
+
+def _shape(row: Mapping[Any, Any], name: object) -> str:
+    value = row.get(name)
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"the shape {tuple(shape)}"
+    return f"{len(value)} elements" if isinstance(value, (list, tuple)) else "no length"
+
+
+def _flat(indices: Any) -> list[object]:
+    """The indices of a batch; a group of indices that makes a batch counts as its indices."""
+    if not isinstance(indices, (list, tuple)):
+        return [indices]
+    return [index for one in indices for index in (one if isinstance(one, (list, tuple)) else [one])]
+
+
+def _listed(numbers: Sequence[object]) -> str:
+    more = "" if len(numbers) <= MOST_NAMED else f", ... ({len(numbers)} in all)"
+    return ", ".join(map(str, numbers[:MOST_NAMED])) + more

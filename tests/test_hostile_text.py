@@ -1,0 +1,157 @@
+"""Text of others on its way to a terminal, a journal or a model card: control characters, keys, HTML and links."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainwright import TrainerCallback
+from trainwright._types import printable, without_tokens
+from trainwright.callbacks.progress import aligned, readable
+from trainwright.cli.exit_codes import echo
+from trainwright.evaluation.metrics_io import print_metrics
+from trainwright.hub.model_card import CardContent, write_card
+from trainwright.journal import record
+from trainwright.report.run_page import write_report
+from trainwright.state.trainer_state import TrainerState
+
+from ._support.small import data, make_trainer
+
+ESC = "\x1b]0;owned\x07\x1b[2J\rname\u202e\x9b31m"
+SHOWN = r"\x1b]0;owned\x07\x1b[2J\rname\u202e\x9b31m"
+TOKEN = "hf_" + "aB3" * 11
+
+
+def is_clean(text: str) -> bool:
+    return all(char.isprintable() or char in "\n\t" for char in text)
+
+
+# -- terminals -------------------------------------------------------------------------------------------------------
+
+
+def test_control_characters_are_shown_as_escapes() -> None:
+    assert printable(ESC) == SHOWN
+    assert printable("a\n\tb") == r"a\n\tb"
+    assert printable("a\n\tb\r", lines=True) == "a\n\tb\\r"
+    assert printable("Grüße, 世界 🚀") == "Grüße, 世界 🚀"
+
+
+def test_nothing_that_is_logged_or_printed_controls_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = {ESC: 0.5, f"text{ESC}": ESC, "array" + ESC: [object]}
+    folder = tmp_path / f"run{ESC}".replace("/", "")
+    trainer = make_trainer(folder, eval_dataset=data.vectors(4), eval_strategy="steps", eval_steps=1, max_steps=1,
+                           disable_tqdm=False, compute_metrics=lambda p: dict(metrics))  # fmt: skip
+    with caplog.at_level(logging.INFO, logger="trainwright"):
+        trainer.train()
+    trainer.log_metrics("eval" + ESC, {ESC: 1.0, "b": ESC})
+    print_metrics("eval", {ESC: 1.0})
+    echo(f"{folder}: {ESC}")
+    printed = capsys.readouterr()
+    assert SHOWN in printed.out
+    assert is_clean(printed.out), printed.out
+    assert is_clean(printed.err)
+    assert is_clean("\n".join(one.getMessage() for one in caplog.records if one.name.startswith("trainwright")))
+
+
+def test_the_line_above_the_bar_is_clean() -> None:
+    line = aligned(TrainerState(max_steps=2), readable({ESC: 1.0, "label": ESC}), is_coloured=False)
+    assert line.count(SHOWN) == 2
+    assert is_clean(line)
+
+
+# -- keys and tokens -------------------------------------------------------------------------------------------------
+
+SECRETS = [
+    ("https://user:s3cr3t@host/x", "s3cr3t"),
+    ("https://tok3n@host/x", "tok3n"),
+    ("GET https://h/x?a=1&api_key=abc123&b=2", "abc123"),
+    ("https://h/x?X-Amz-Signature=deadbeef&X-Amz-Credential=AKIAX", "deadbeef"),
+    ("https://h/x?sig=q%2Fq", "q%2Fq"),
+    ("{'Authorization': 'Bearer abc.def-ghi'}", "abc.def-ghi"),
+    ("authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+    ("Authorization=opaque123", "opaque123"),
+    ("sent Bearer abcdefgh12345", "abcdefgh12345"),
+    (f"token {TOKEN} is not valid", TOKEN),
+    ("WANDB_API_KEY=9f8e7d6c5b4a3210", "9f8e7d6c5b4a3210"),
+    ("password='hunter2'", "hunter2"),
+    ("sk-zq9wxyzq8wxyzq7wxyzq6wxy", "zq9wxyzq8wxyzq7wxyzq6wxy"),
+    ('{"hub_token": "qwerty99"}', "qwerty99"),
+]
+HARMLESS = [
+    "pad_token='<pad>' and eos_token_id=2", "https://huggingface.co/org/model/resolve/main/x.bin?download=true",
+    "a key error: 'labels'", "user@example.com", "num_tokens=5", "learning_rate=5e-05", "hub_token=None", "hf_hub_url",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "secret"), SECRETS, ids=[text[:20] for text, _ in SECRETS])
+def test_what_looks_like_a_key_is_masked(text: str, secret: str) -> None:
+    masked = without_tokens(text)
+    assert secret not in masked
+    assert "***" in masked
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_is_no_key_stays(text: str) -> None:
+    assert without_tokens(text) == text
+
+
+class Fails(TrainerCallback):
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        logging.getLogger("trainwright.x").warning("%s", SECRETS[2][0])
+        raise RuntimeError("; ".join(text for text, _ in SECRETS))
+
+
+def test_an_error_leaves_no_token_in_journal_and_report(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, callbacks=[Fails()], max_steps=2)
+    with pytest.raises(RuntimeError, match="Authorization"):
+        trainer.train()
+    page = write_report(tmp_path)
+    for path in (tmp_path / record.JOURNAL_NAME, Path(page)):
+        text = path.read_text()
+        assert [secret for _, secret in SECRETS if secret in text] == []
+    failed = record.read(tmp_path).of("failed")[0]
+    assert "***" in failed["traceback"]
+    for line in (tmp_path / record.JOURNAL_NAME).read_text().splitlines():
+        json.loads(line)
+
+
+def test_a_command_masks_and_escapes_its_message(capsys: pytest.CaptureFixture[str]) -> None:
+    echo(f"{SECRETS[0][0]}\n{ESC}", err=True)
+    assert capsys.readouterr().err == f"https://***@host/x\n{SHOWN}\n"
+
+
+# -- the model card --------------------------------------------------------------------------------------------------
+
+
+def test_run_data_is_plain_text_in_a_model_card(tmp_path: Path) -> None:
+    bad = "<script>alert(1)</script>\n---\n# Head [click](https://evil.example) | ![x](http://e/x.png) www.evil.example"
+    content = CardContent(model_name=bad, base_model=bad, dataset=bad, tags=[bad], license=bad, tasks="t",
+                          dataset_tags=bad, results={bad: 0.5}, history=[{bad: bad}], settings={bad: bad},
+                          versions={bad: bad})  # fmt: skip
+    write_card(tmp_path, content)
+    text = (tmp_path / "README.md").read_text()
+    _, head, body = text.split("\n---\n")[0], *text.removeprefix("---\n").split("\n---\n")
+    assert yaml.safe_load(head)["tags"][-1] == " ".join(bad.split())
+    assert "<script" not in body
+    assert "\n# Head" not in body
+    assert not re.search(r"(?<!\\)\]\(", body), "no link"
+    assert "://evil" not in body
+    assert "www.evil" not in body
+    rows = [line for line in body.splitlines() if line.startswith("|")]
+    assert [line.replace("\\|", "").count("|") for line in rows] == [2, 2, 2], "one column"
+
+
+def test_an_ordinary_card_links_its_base_model(tmp_path: Path) -> None:
+    write_card(tmp_path, CardContent(model_name="my_model-1", base_model="org/base.v2_x", results={"f1_macro": 0.5}))
+    text = (tmp_path / "README.md").read_text()
+    assert "[org/base.v2_x](https://huggingface.co/org/base.v2_x)" in text
+    assert "# my_model-1\n" in text
+    assert "- f1_macro: 0.5" in text
