@@ -425,7 +425,7 @@ class Engine:
 
     def published_flags(self) -> dict[str, Any]:
         """Attributes of the trainer that name its backend; read again when it is set up."""
-        return {
+        return {"deepspeed": None} | {
             f"is_{brand}_enabled": getattr(self.accelerator.state, f"{brand}_plugin", None) is not None
             for brand in ("deepspeed", "fsdp")
         }

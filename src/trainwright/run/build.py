@@ -51,7 +51,7 @@ class Services:
     Attributes:
         engine: the backend; `use_engine` exchanges it.
         gather_function: a value of this process -> of all processes; others may exchange it.
-        flags: `is_<backend>_enabled` and DeepSpeed's engine, as others read them from the trainer.
+        flags: `is_<backend>_enabled` and a backend's own engine, as others read them from the trainer.
         callback_handler: whom events are told.
         writer: writes checkpoints, one at a time.
         eval_dataloaders: by the name of their set, where workers are kept.
@@ -62,7 +62,7 @@ class Services:
     journal: JournalListener = field(default_factory=lambda: JournalListener(Clock()))
     uploads: Uploads = field(default_factory=Uploads)
     eval_dataloaders: dict[str, Any] = field(default_factory=dict)
-    flags: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(deepspeed=None))
+    flags: SimpleNamespace = field(default_factory=SimpleNamespace)
     engine: Engine = field(init=False)
     gather_function: Callable[[Any], Any] = field(init=False)
     callback_handler: CallbackHandler = field(init=False)
