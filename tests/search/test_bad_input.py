@@ -14,16 +14,9 @@ from trainwright.search import backends
 from .._support.small import data, make_trainer, module
 from .small import SETTINGS, make_module, searcher, space
 
-# Read when a trainer is made, or of the arguments of the search alone.
-UNREAD = ("hub_private_repo", "hub_always_push", "hub_revision", "trackio_space_id", "ray_scope", "log_on_each_node",
-          "parallelism_config", "do_train")  # fmt: skip
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown field": ({"hp_space": lambda t: {"learning_rat": 1e-3}},
                          "learning_rat is not an argument. Did you mean learning_rate"),
-    "a field that is settled": ({"hp_space": lambda t: {"output_dir": "x"}},
-                                "output_dir is settled when the trainer is made"),
-    "fields that no trial reads": ({"hp_space": lambda t: dict.fromkeys(UNREAD)},
-                                   " ".join(f"{name} is settled .*" for name in UNREAD)),
     "text for a number": ({"hp_space": lambda t: {"learning_rate": "fast"}},
                           "learning_rate='fast' is of type str, and learning_rate takes float"),
     "a number for a switch": ({"hp_space": lambda t: {"bf16": 3}}, "bf16=3 is of type int, and bf16 takes bool"),
@@ -44,6 +37,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown backend": ({"backend": "hyperopt"}, "'hyperopt' is no backend of a search"),
     "a service that is gone": ({"backend": "sigopt"}, "SigOpt's service was shut down"),
 }  # fmt: skip
+
+
+def test_fields_that_are_settled_are_left_out_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Read when a trainer is made, or of the arguments of the search alone; transformers trains with them too."""
+    settled = {"output_dir": "elsewhere", "hub_revision": 3, "do_train": None, "log_on_each_node": False}
+    trainer = searcher(tmp_path, log_level="warning")
+    best = trainer.hyperparameter_search(lambda trial: settled | space(trial), backend="optuna", n_trials=2)
+    assert best.hyperparameters is not None
+    said = [record.getMessage() for record in caplog.records if "cannot differ" in record.getMessage()]
+    assert [message.split(" cannot")[0] for message in said] == [", ".join(settled)]
+    assert trainer.args.output_dir != "elsewhere"
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -31,6 +31,8 @@ A = TypeVar("A", bound="DataclassInstance")
 def with_overrides(args: A, values: Mapping[str, Any]) -> A:
     """Copies `args` with these values, coerces them, and checks them against the rules. `args` stays as it is.
 
+    Fields that are settled when the trainer is made keep their value.
+
     Raises:
         ArgumentError: values that are out of range, or that contradict each other.
         NotYetError: a value that this version does not carry out.
@@ -40,6 +42,8 @@ def with_overrides(args: A, values: Mapping[str, Any]) -> A:
         if isinstance(value, (dict, list)):
             setattr(changed, name, copy.deepcopy(value))
     for name, value in values.items():
+        if is_settled(name):
+            continue
         setattr(changed, name, converted(args, name, value))
         if name in ALIASES:
             setattr(changed, ALIASES[name], getattr(changed, name))
@@ -51,13 +55,16 @@ def with_overrides(args: A, values: Mapping[str, Any]) -> A:
 
 
 def problem_of_name(args: DataclassInstance, name: str) -> str | None:
-    """Returns the reason why trials cannot differ in a field; None if they can."""
+    """Returns the reason why trials cannot name a field; None if they can."""
     names = [field.name for field in dataclasses.fields(args) if field.init]
     if name not in names:
         return unknown_message(name, names)
-    if name in SETTINGS and not SETTINGS[name].searchable:
-        return f"{name} is settled when the trainer is made, so trials cannot differ in it. Set it in the arguments."
     return None
+
+
+def is_settled(name: str) -> bool:
+    """Whether a field is settled when the trainer is made, so that trials cannot differ in it."""
+    return name in SETTINGS and not SETTINGS[name].searchable
 
 
 def problem_of_value(args: DataclassInstance, name: str, value: Any) -> str | None:

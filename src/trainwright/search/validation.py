@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from trainwright._types import JSONObject
@@ -11,6 +13,8 @@ from trainwright.config import overrides
 from trainwright.config.protocol import Arguments
 from trainwright.errors import DataError, MissingModelError, SearchSpaceError, did_you_mean
 from trainwright.search.base import Objective, Params, SearchPlan, SearchSettings
+
+logger = logging.getLogger(__name__)
 
 DIRECTIONS = ("minimize", "maximize")
 CHOICES = {"failed_trials": ("continue", "stop"), "pruned_checkpoints": ("keep", "save", "delete")}
@@ -74,16 +78,26 @@ def check_trainer_objects(*, model_init: object, train_dataset: object, eval_dat
 
 
 def check_names(args: Arguments, params: object) -> None:
-    """Checks that the arguments which a space varies can be varied.
+    """Checks that there are the arguments which a space varies. Warns once of those that trials cannot differ in.
 
     Raises:
-        SearchSpaceError: names all that cannot.
+        SearchSpaceError: names all that there are not.
     """
     if not isinstance(params, Mapping):
         raise SearchSpaceError(
             f"hp_space returned {type(params).__name__}; it must return a dict from names of arguments to values."
         )
     _refuse(problem for name in params if (problem := overrides.problem_of_name(args, name)))
+    if settled := tuple(name for name in params if overrides.is_settled(name)):
+        _warn_of_settled(settled)
+
+
+@cache
+def _warn_of_settled(names: tuple[str, ...]) -> None:
+    logger.warning(
+        "%s cannot differ between trials and has no effect in hp_space: it is settled when the trainer is made. Set "
+        "it in the arguments.", ", ".join(names),
+    )  # fmt: skip
 
 
 def check_values(args: Arguments, values: Iterable[tuple[str, object]]) -> None:
@@ -92,7 +106,8 @@ def check_values(args: Arguments, values: Iterable[tuple[str, object]]) -> None:
     Raises:
         SearchSpaceError: names those that cannot be held.
     """
-    _refuse(problem for name, value in values if (problem := overrides.problem_of_value(args, name, value)))
+    varied = [(name, value) for name, value in values if not overrides.is_settled(name)]
+    _refuse(problem for name, value in varied if (problem := overrides.problem_of_value(args, name, value)))
 
 
 def check_options(given: Params, known: Iterable[str], *, backend: str) -> None:
