@@ -1,0 +1,97 @@
+"""Every `raise` in src has a justification: a row of tests/compat/refusals.py, or an entry of the lists below."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainwright.config.rules.stages import Stage, of_stage
+
+from ..compat.refusals import PROTECTED, RAISES
+
+SRC = Path(__file__).parents[2] / "src" / "trainwright"
+
+# Features that transformers' Trainer does not have: there is nothing to compare. Modules, with all below them.
+OURS = (
+    "cli", "journal", "preflight",  # the command line, the journal, checks before a run
+    "data.packing", "data.streaming.lookahead_buffer", "data.sampler_factory.training_order",  # batches by length
+    "optim.lr_groups", "optim.muon", "config.parsing",  # rates by layer, Muon, lengths of time and steps as text
+)  # fmt: skip
+# What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
+INTERNAL = (
+    "_types", "compat", "config.fields.setting", "config.rules.stages", "config.cli_options", "state", "tensor_tree",
+    "loop.micro_batch_retry", "checks.need_optimizer", "data.length_sampler",
+)  # fmt: skip
+# Packages and services that are not installed or not set up: transformers needs the same ones.
+MISSING = ("trackers", "errors.needs_package")
+# What cannot be carried out at all: transformers ends in an error too, at the same place or later, of Python or torch.
+UNREADABLE = (
+    "config.aliases", "config.accelerator", "config.constructor", "config.deepspeed_config", "config.enums",
+    "config.parser", "config.setters", "config.resolve", "config.rules.refuse_unsupported", "optim", "seq2seq_trainer",
+    "evaluation", "data.columns", "data.lengths", "data.samplers", "data.balanced_batches",
+    "data.sampler_factory.order_by", "patches", "engine", "distributed", "callbacks", "trainer",
+    "checks.explain_loss", "checks._raise_no_tensor", "checks.check_head", "checks.need_best_metric",
+    "checks.check_is_dataset", "checks.check_sets_have_samples", "run.build.one_processing_class", "run.dry_run",
+    "loop.fit.end_without_data",
+)  # fmt: skip
+
+ROWS = tuple(where for _, _, where in RAISES) + tuple(place for _, places in PROTECTED for place in places)
+JUSTIFIED = OURS + INTERNAL + MISSING + UNREADABLE + ROWS
+PYTHONS = ("AttributeError", "KeyError", "IndexError", "AssertionError", "KeyboardInterrupt", "SystemExit")
+
+
+def raises(node: ast.AST, place: str) -> Iterator[tuple[str, str]]:
+    """Where something is raised, and what; a bare `raise` passes on what came."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            yield from raises(child, f"{place}.{child.name}")
+            continue
+        if isinstance(child, ast.Raise) and child.exc is not None:
+            raised = child.exc.func if isinstance(child.exc, ast.Call) else child.exc
+            yield place, ast.unparse(raised)
+        yield from raises(child, place)
+
+
+def places() -> list[str]:
+    found = []
+    for path in sorted(SRC.rglob("*.py")):
+        module = ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found += [place for place, what in raises(tree, module) if what not in PYTHONS]
+    return found
+
+
+PLACES = places()
+
+
+def covers(entry: str, place: str) -> bool:
+    return place == entry or place.startswith(entry + ".")
+
+
+def test_no_refusal_is_without_a_justification() -> None:
+    assert [place for place in PLACES if not any(covers(entry, place) for entry in JUSTIFIED)] == []
+
+
+def test_every_justification_has_a_refusal() -> None:
+    idle = [entry for entry in (*OURS, *INTERNAL, *MISSING, *UNREADABLE) if not any(covers(entry, p) for p in PLACES)]
+    assert idle == []
+
+
+OWN_FIELDS = {
+    "profiled_steps", "share_of_the_layer_above", "rates_by_pattern", "one_way_to_form_batches",
+    "a_budget_or_a_batch_size", "formed_batches_have_their_order", "formed_batches_stay_whole",
+    "packing_needs_a_length", "open_end_is_possible",
+}  # fmt: skip
+# The original raises there too, with devices or processes that a test of one process on a CPU does not have.
+ELSEWHERE = {"nccl_needs_a_gpu", "one_sharding", "sharded_best_needs_full_checkpoints", "bf16_is_supported"}
+
+
+@pytest.mark.parametrize("stage", [Stage.CONSTRUCTION, Stage.START])
+def test_no_rule_that_refuses_is_without_a_justification(stage: Stage) -> None:
+    named = {where.removeprefix("rules.") for where in ROWS if where.startswith("rules.")}
+    also = {"one_accumulation", "evaluation_needs_data", "first_evaluation_needs_data"}  # rows of the same fields
+    found = {rule.check.__name__ for rule in of_stage(stage)}
+    assert found - named - OWN_FIELDS - ELSEWHERE - also == set()
