@@ -16,7 +16,7 @@ import trainwright
 from trainwright import TrainerCallback
 from trainwright.config.enums import SchedulerType
 from trainwright.errors import ArgumentError
-from trainwright.optim.schedules import BUILDERS, make_schedule, schedule_options
+from trainwright.optim.schedules import BUILDERS, WITHOUT_OPTIONS, make_schedule, schedule_options
 
 from ..parity.sides import REFERENCE, differing, weights
 from .table import Row, losses, make_trainer, sentences
@@ -118,9 +118,14 @@ def test_it_goes_on_where_it_was(name: str, options: dict[str, Any], formula: Fo
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_an_unknown_setting_is_named(name: str) -> None:
-    with pytest.raises(ArgumentError, match=f"names 'nonsense', which lr_scheduler_type='{name}' does not take"):
+def test_an_unknown_setting_is_named(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    message = f"names 'nonsense', which lr_scheduler_type='{name}' does not take"
+    if name in WITHOUT_OPTIONS:  # transformers takes it, and makes nothing of it
         schedule(name, {"nonsense": 1})
+        assert f"{message}; it takes none. It has no effect." in caplog.text
+    else:
+        with pytest.raises(ArgumentError, match=message):
+            schedule(name, {"nonsense": 1})
     assert not {"optimizer", "num_warmup_steps", "num_training_steps"} & set(schedule_options(name))
 
 
