@@ -231,6 +231,11 @@ def without_tokens(text: str) -> str:
     return text
 
 
+def is_count(value: object) -> bool:
+    """Whether a value in a file is a number that a run may have counted to."""
+    return isinstance(value, int) and 0 <= value <= sys.maxsize
+
+
 def has_length(thing: object) -> TypeGuard[Any]:
     """Returns True if `len(thing)` works; datasets that raise from `__len__` count as having none.
 

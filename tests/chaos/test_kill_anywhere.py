@@ -54,9 +54,13 @@ Weights = dict[str, torch.Tensor]
 class Nursery:
     """Starts runs without paying for the import of torch each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *arguments: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(VICTIM)], env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, str(VICTIM), *arguments],
+            env=environment(),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
 
     def start(self, *arguments: object) -> int:
@@ -219,3 +223,45 @@ def test_killed_while_the_only_checkpoint_is_replaced(place: str, count: int, nu
     store = CheckpointStore(tmp_path / "run")
     store.clean()
     assert store.latest() is not None
+
+
+# -- all features at once --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nursery_of_all() -> Iterator[Nursery]:
+    nursery = Nursery("all")
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted_all(nursery_of_all: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    folder = tmp_path_factory.mktemp("all")
+    nursery_of_all.start(*command(folder, 2, "", 0, "all"))
+    assert nursery_of_all.wait() == 0, words(folder)
+    return safetensors.torch.load_file(folder / "weights.safetensors")
+
+
+@pytest.mark.parametrize(
+    "num_kills",
+    [3, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],  # minutes: 50 starts
+)
+def test_killed_with_all_features_at_once(
+    num_kills: int, nursery_of_all: Nursery, uninterrupted_all: Weights, tmp_path: Path
+) -> None:
+    """A stream, packed, in workers; accumulation, background saves, rotation, evaluations, the best model."""
+    draw, kills, ends = random.Random(num_kills), 0, 0
+    while kills < num_kills or ends == 0:
+        process = nursery_of_all.start(*command(tmp_path, 2, "", 0, "all"))
+        if kills < num_kills:
+            time.sleep(draw.uniform(0.1, 2.5))
+            os.kill(process, signal.SIGKILL)
+        status = nursery_of_all.wait()
+        if status == -signal.SIGKILL:
+            kills += 1
+            continue
+        assert status == 0, words(tmp_path)
+        assert_same_end(tmp_path, uninterrupted_all)
+        ends += 1
+        shutil.rmtree(tmp_path / "run")

@@ -1,7 +1,8 @@
 """A training run to be killed: OUTPUT_DIR WEIGHTS SAVE_STEPS [PLACE COUNT [behind]].
 
 Resumes where there is a checkpoint. With a PLACE the process ends there, as by SIGKILL, when it comes by for the
-COUNT-th time; "anywhere" counts all places of a save. With "behind" checkpoints are written in the background. Nobody
+COUNT-th time; "anywhere" counts all places of a save. With "behind" checkpoints are written in the background; with
+"all" too, and the run packs a stream in workers, accumulates, evaluates, rotates and loads the best model. Nobody
 outside of this script knows of it: places are overridden hooks and patched calls of the system.
 
 Run as a script it is a nursery: it imports everything once, and forks a run for each line of JSON on its input, whose
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,8 +25,9 @@ import accelerate  # noqa: F401 -- what a run loads when it begins, so that its 
 import safetensors.torch
 import torch
 import transformers.data.data_collator
-import transformers.optimization  # noqa: F401
+import transformers.optimization
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from trainwright import Trainer, TrainingArguments
 from trainwright.checkpoint import weights
@@ -104,30 +107,59 @@ def save_over(folder: str, word: str, place: str, count: str) -> None:
     store.commit(staging, Manifest(step=NUM_STEPS, run_id=word))
 
 
+class Stream(IterableDataset[dict[str, Any]]):
+    def __init__(self, samples: list[dict[str, Any]]) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.samples)
+
+
+ALL_FEATURES: dict[str, Any] = {
+    "num_train_epochs": 3,
+    "max_steps": NUM_STEPS,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "dataloader_num_workers": 2,
+    "packing": "best_fit",
+    "packing_length": 16,
+    "save_async": True,
+    "eval_strategy": "steps",
+    "load_best_model_at_end": True,
+}
+
+
+def features_of(how: str) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
+    """Model, datasets and settings of a run."""
+    if how != "all":
+        generator = torch.Generator().manual_seed(1)
+        samples = [{"x": torch.randn(FEATURES, generator=generator), "labels": i % 3} for i in range(NUM_SAMPLES)]
+        return Model(), {"train_dataset": samples}, {"save_async": how == "behind"}
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=32)  # fmt: skip
+    draw = random.Random(1)
+    lengths = [*(draw.randint(3, 12) for _ in range(2 * NUM_SAMPLES)), *[8] * 6]
+    rows = [[draw.randrange(1, 32) for _ in range(length)] for length in lengths]
+    texts = [{"input_ids": row, "labels": row} for row in rows]
+    return LlamaForCausalLM(config), {"train_dataset": Stream(texts[:-6]), "eval_dataset": texts[-6:]}, ALL_FEATURES
+
+
 def main(
     output_dir: str, final_weights: str, save_steps: str, place: str = "", count: str = "0", behind: str = ""
 ) -> None:
     torch.set_num_threads(1)
     countdown = Countdown(place, int(count))
     patch_the_system(countdown)
-    args = TrainingArguments(
-        output_dir=output_dir,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        num_train_epochs=2,
-        per_device_train_batch_size=4,
-        learning_rate=1e-2,
-        logging_steps=1,
-        save_steps=int(save_steps),
-        save_total_limit=2,
-        save_async=behind == "behind",
-        seed=3,
-    )
     torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(1)
-    samples = [{"x": torch.randn(FEATURES, generator=generator), "labels": i % 3} for i in range(NUM_SAMPLES)]
-    trainer = doomed(countdown)(model=Model(), args=args, train_dataset=samples)
+    model, datasets, settings = features_of(behind)
+    common: dict[str, Any] = {
+        "output_dir": output_dir, "use_cpu": True, "report_to": "none", "disable_tqdm": True, "num_train_epochs": 2,
+        "per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1, "save_steps": int(save_steps),
+        "eval_steps": int(save_steps), "save_total_limit": 2, "seed": 3,
+    }  # fmt: skip
+    trainer = doomed(countdown)(model=model, args=TrainingArguments(**common | settings), **datasets)
     trainer.train(resume_from_checkpoint="auto")
     print("places passed:", int(count) - countdown.count)
     safetensors.torch.save_file(trainer.model.state_dict(), final_weights)
@@ -161,4 +193,6 @@ def live(arguments: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["all"]:
+        import transformers.models.llama.modeling_llama  # noqa: F401
     nursery()

@@ -38,6 +38,7 @@ BEST = {"load_best_model_at_end": True}
 
 # rule: refused settings, words of the message, the nearest settings that are legal
 ALONE = [
+    ("token_is_text", {"hub_token": 5}, "hub_token int", {"hub_token": "hf_x"}),
     (
         "sizes_are_accelerates",
         {"parallelism_config": {"tp_size": 2}},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -13,7 +14,14 @@ from typing import TypeAlias
 
 import xxhash
 
-from trainwright._types import MANIFEST_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, JSONObject, read_json
+from trainwright._types import (
+    MANIFEST_NAME,
+    TRAINER_STATE_NAME,
+    TRAINING_ARGS_JSON_NAME,
+    JSONObject,
+    is_count,
+    read_json,
+)
 
 FORMAT_VERSION = 1
 BLOCK_BYTES = 1 << 20
@@ -69,10 +77,18 @@ class Manifest:
         return manifest if manifest._is_sound() else None
 
     def _is_sound(self) -> bool:
-        kinds = (self.step, int), (self.run_id, str), (self.written_at, (int, float)), (self.files, dict)
+        kinds = (
+            (self.run_id, str),
+            (self.written_at, (int, float)),
+            (self.files, dict),
+            (self.cursor, (dict, type(None))),
+        )
         entries = self.files.values() if isinstance(self.files, dict) else ()
-        return all(isinstance(value, kind) for value, kind in kinds) and all(
-            isinstance(entry, dict) and isinstance(entry.get("size"), int) for entry in entries
+        return (
+            all(isinstance(value, kind) for value, kind in kinds)
+            and abs(self.written_at) < sys.maxsize
+            and all(is_count(number) for number in (self.step, self.world_size))
+            and all(isinstance(entry, dict) and is_count(entry.get("size")) for entry in entries)
         )
 
 

@@ -102,7 +102,10 @@ def load(path: Path) -> States:
     """
     try:
         with torch.serialization.safe_globals(numpy_globals()):
-            return torch.load(path, weights_only=True, map_location="cpu")  # type: ignore[no-any-return]
+            states = torch.load(path, weights_only=True, map_location="cpu")
+        if not isinstance(states, dict):
+            raise TypeError(f"a {type(states).__name__}")
+        return states
     except Exception as error:  # whatever the reader raises, these are no plain states
         raise CheckpointError(f"{path} cannot be read as plain random states: {error}") from error
 

@@ -13,7 +13,7 @@ import re
 import shutil
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,11 +128,15 @@ class CheckpointStore:
             if path.absolute() not in _IN_USE and (int(match["pid"]) == own or not is_process_alive(int(match["pid"])))
         ]
 
-    def latest(self) -> Path | None:
-        """Returns the newest checkpoint that verifies; warns of newer ones that do not, with the reason."""
+    def latest(self, why_not: Callable[[Path], str | None] = find_problem) -> Path | None:
+        """Returns the newest checkpoint that verifies; warns of newer ones that do not, with the reason.
+
+        Args:
+            why_not: returns the problem of a checkpoint.
+        """
         self._finish_commits()
         for path in _newest_first(self.root):
-            problem = find_problem(path)
+            problem = why_not(path)
             if problem is None:
                 return path
             logger.warning("Checkpoint %s is skipped: %s. Trying the one before it.", path, problem)

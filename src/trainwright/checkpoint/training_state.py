@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import torch
+from safetensors import safe_open
 from torch.optim import Optimizer
 
 from trainwright._types import (
@@ -73,7 +74,7 @@ def load_optimizer(
         if not holds_parts:
             _check_same_shapes(optimizer, state)
         load(optimizer, state)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise CheckpointError(
             f"The optimizer state in {folder} does not fit this {type(optimizer).__name__}: {error}. "
             "Resume with the same optim and the same trainable parameters as before."
@@ -142,6 +143,8 @@ def load_data_position(path: Path) -> StateDict:
     """
     with torch.serialization.safe_globals(numpy_globals()):
         position: StateDict = _load(path)
+    if not isinstance(position, dict):
+        raise CheckpointError(f"{path} has no position of data: it is a {type(position).__name__}.")
     return position
 
 
@@ -152,8 +155,24 @@ def save_arguments(args: Arguments, folder: Path) -> None:
     torch.save(values, folder / TRAINING_ARGS_NAME)
 
 
-def _load(path: Path) -> StateDict:
+def check_readable(path: Path) -> None:
+    """Reads what a file says of its tensors, and none of their values.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    if path.suffix != ".safetensors":
+        _load(path, device="meta")
+        return
     try:
-        return cast(StateDict, torch.load(path, map_location="cpu", weights_only=True))
+        with safe_open(path, framework="pt") as file:
+            file.keys()
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read as weights: {error}") from error
+
+
+def _load(path: Path, device: str = "cpu") -> StateDict:
+    try:
+        return cast(StateDict, torch.load(path, map_location=device, weights_only=True))
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read as plain tensors and numbers: {error}") from error

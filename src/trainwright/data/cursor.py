@@ -23,12 +23,14 @@ The next resume finds d in the checkpoint: if sizes have not changed again, it c
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, TypeAlias
 
+from trainwright._types import is_count
 from trainwright.config.plans import StepPlan
-from trainwright.errors import DataError
+from trainwright.errors import CheckpointError, DataError
 
 # What an order of samples depends on besides the seed, by name; "kind" says what it is.
 OrderKind: TypeAlias = dict[str, str | int | None]
@@ -72,15 +74,38 @@ class Cursor:
             values: of `to_dict`.
 
         Raises:
-            KeyError: epoch or samples are missing.
+            CheckpointError: epoch or samples are missing, or an entry is not what a run writes.
         """
+        check_entries(values)
         names = ("seed", "num_samples", "unit", "batches", "chunk", "order")
         return cls(
-            epoch=int(values["epoch"]),
-            samples=int(values["samples"]),
-            shift=int(values.get("shift", 0)),
+            epoch=values["epoch"],
+            samples=values["samples"],
+            shift=values.get("shift", 0),
             **{name: values.get(name) for name in names},
         )
+
+
+COUNTS = ("epoch", "samples", "seed", "num_samples", "batches", "chunk", "batch_size", "micro_batches")
+NOT_ZERO = ("chunk", "batch_size", "micro_batches")
+
+
+def check_entries(values: Mapping[str, Any]) -> None:
+    """Checks the entries of a cursor, which a stranger may have written.
+
+    Raises:
+        CheckpointError: names the first that no run writes.
+    """
+    wrong = [name for name in COUNTS if values.get(name) is not None and not is_count(values[name])]
+    wrong += [name for name in NOT_ZERO if values.get(name) == 0]
+    wrong += [name for name in ("epoch", "samples") if values.get(name) is None]
+    shift = values.get("shift", 0)
+    wrong += [] if isinstance(shift, int) and is_count(abs(shift)) else ["shift"]
+    kinds = {"unit": str, "order": dict}
+    wrong += [name for name, kind in kinds.items() if not isinstance(values.get(name), (kind, type(None)))]
+    if wrong:
+        found = reprlib.repr(values.get(wrong[0]))
+        raise CheckpointError(f"The position in the manifest has {wrong[0]}={found}, which no run writes.")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from trainwright.data.cursor import Cursor, LoaderState, WindowSize, plan_resume
 from trainwright.data.loader import Loader
 from trainwright.data.seeding import seed_from
 from trainwright.engine.base import Engine
-from trainwright.errors import CheckpointError, CheckpointNotFoundError
+from trainwright.errors import CheckpointError, CheckpointNotFoundError, TrainwrightError
 from trainwright.optim import schedule_resume
 from trainwright.optim.schedules import make_schedule
 from trainwright.state.trainer_state import TrainerState
@@ -47,7 +47,7 @@ def find_checkpoint(asked: str | bool | None, output_dir: str) -> str | None:
         return None
     if asked is not True and asked != "auto":
         return str(verified(asked))
-    latest = CheckpointStore(output_dir).latest()
+    latest = CheckpointStore(output_dir).latest(lambda path: find_problem(path) or find_unreadable(path))
     if latest is None and asked == "auto":
         return None
     if latest is None:
@@ -56,6 +56,41 @@ def find_checkpoint(asked: str | bool | None, output_dir: str) -> str | None:
             "Start without it, or name the directory of a checkpoint."
         )
     return str(latest)
+
+
+def find_unreadable(folder: Path) -> str | None:
+    """Returns why a checkpoint whose files are as they were written cannot be resumed from; None if nothing shows.
+
+    Of tensors only the descriptions are read.
+    """
+    try:
+        load_state(folder)
+        manifest = Manifest.read(folder)
+        if manifest is not None and manifest.cursor is not None:
+            Cursor.from_dict(manifest.cursor)
+        for path in sorted(folder.iterdir()):
+            if path.suffix == ".pth":
+                rng.load(path)
+            elif path.suffix in (".pt", ".safetensors"):
+                training_state.check_readable(path)
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return None
+
+
+def load_state(folder: Path) -> TrainerState:
+    """Reads the record of a checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    path = folder / TRAINER_STATE_NAME
+    if not path.is_file():
+        raise CheckpointError(f"{folder} has no {TRAINER_STATE_NAME}, so its step is not known.")
+    try:
+        return TrainerState.load_from_json(path)
+    except (ValueError, TypeError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. Use another checkpoint.") from error
 
 
 def manifest_of(checkpoint: str | None) -> Manifest | None:
@@ -113,13 +148,7 @@ def initial_state(checkpoint: str | None, stateful: list[Any]) -> TrainerState:
     """A fresh record, or the one of a checkpoint."""
     if checkpoint is None:
         return TrainerState(stateful_callbacks=stateful)
-    path = Path(checkpoint) / TRAINER_STATE_NAME
-    if not path.is_file():
-        raise CheckpointError(f"{checkpoint} has no {TRAINER_STATE_NAME}, so its step is not known.")
-    try:
-        state = TrainerState.load_from_json(path)
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. Use another checkpoint.") from error
+    state = load_state(Path(checkpoint))
     state.best_model_checkpoint = best_of(state, Path(checkpoint).parent)
     return state
 
@@ -289,9 +318,14 @@ def resume_loader(
         before_ahead=states.get("loader_before_ahead"),
         position=_data_position(checkpoint, states, engine, is_own=own is not None),
     )
-    if skips:
+    if not skips:
+        cursor, state = replace(cursor, samples=0), replace(state, position=None)
+    try:
         return loader.resume(cursor, state)
-    return loader.resume(replace(cursor, samples=0), replace(state, position=None))
+    except TrainwrightError:
+        raise
+    except Exception as error:  # a position of another shape: whatever reading it raises
+        raise CheckpointError(f"The position of the data in {checkpoint} cannot be read: {error!r}.") from error
 
 
 def _data_position(checkpoint: str, states: dict[str, Any], engine: Engine, *, is_own: bool) -> dict[str, Any]:
@@ -320,7 +354,10 @@ def load_rng(folder: str, *, rank: int, num_processes: int, step: int) -> None:
             "the step and their number, so their random draws are new ones.", folder, last,
         )  # fmt: skip
     if path is not None:
-        rng.restore(rng.load(path))
+        try:
+            rng.restore(rng.load(path))
+        except (TypeError, ValueError, KeyError, RuntimeError, OverflowError) as error:
+            raise CheckpointError(f"{path} has random states that cannot be set: {error!r}.") from error
     elif rank > 0:
         seed_from((step, rank))
     else:

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import logging
 import math
+import reprlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -132,6 +134,17 @@ def _line(entry: JSONObject) -> bytes:
 
 
 MAX_BYTES = 1 << 30
+_NUMBER = (int, float)
+_KINDS: dict[str, type | tuple[type, ...]] = {  # of the fields that a resume reads; null has a rule of its own
+    "epoch": _NUMBER, "global_step": int, "max_steps": int, "num_train_epochs": int, "num_input_tokens_seen": int,
+    "total_flos": _NUMBER, "best_metric": _NUMBER, "best_global_step": int, "best_model_checkpoint": str,
+    "log_history": list, "stateful_callbacks": dict,
+}  # fmt: skip
+
+
+def _is_of_a_run(value: object) -> bool:
+    """Whether a run could have come to a value: whole numbers of 64 bits."""
+    return not isinstance(value, int) or abs(value) <= sys.maxsize
 
 
 @dataclass
@@ -217,9 +230,13 @@ class TrainerState:
         values = read_json(json_path, max_bytes=MAX_BYTES)
         if not isinstance(values, dict):
             raise ValueError(f"a record is a JSON object, and this is a {type(values).__name__}")
-        for name, kind in (("global_step", int), ("log_history", list), ("stateful_callbacks", dict)):
-            if not isinstance(values.get(name, kind()), (kind, type(None))):
-                raise ValueError(f"{name} is {values[name]!r}, not of type {kind.__name__}")
+        for name, kinds in _KINDS.items():
+            value = values.get(name)
+            if value is not None and (not isinstance(value, kinds) or not _is_of_a_run(value)):
+                raise ValueError(f"{name} is {reprlib.repr(value)}, which no run has")
+        for name in ("global_step", "epoch", "max_steps", "total_flos", "num_input_tokens_seen"):
+            if name in values and values[name] is None:
+                raise ValueError(f"{name} is null")
         if not all(isinstance(entry, dict) for entry in values.get("log_history") or ()):
             raise ValueError("log_history has an entry that is no JSON object")
         known = {field.name for field in dataclasses.fields(cls)}

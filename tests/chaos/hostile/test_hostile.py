@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import pickle
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from trainwright import TrainingArguments
 from trainwright.checkpoint.manifest import Manifest, describe_files, digest
 from trainwright.errors import CheckpointError
+from trainwright.run.resume import find_checkpoint
 
 from ..._support.small import StopAt, make_trainer
 
@@ -202,3 +208,98 @@ def test_a_manifest_of_another_shape_is_refused(change: dict[str, Any], checkpoi
     replace(manifest, **change).write(checkpoint)
     with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
         make_trainer(tmp_path / "run").train(resume_from_checkpoint=str(checkpoint))
+
+
+# -- values that no run writes, signed by whoever wrote them -----------------------------------------------------------
+
+HUGE = 10**30
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints, of steps 2 and 3."""
+    folder = tmp_path_factory.mktemp("trained")
+    make_trainer(folder, callbacks=[StopAt(3)], save_strategy="steps", save_steps=2).train()
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def state_with(**values: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "trainer_state.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def manifest_with(**values: Any) -> Callable[[Path], None]:
+    """Its own checksum is right."""
+    return lambda folder: replace(Manifest.read(folder), **values).write(folder)  # type: ignore[type-var, union-attr]
+
+
+def cursor_with(**values: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        manifest = Manifest.read(folder)
+        assert manifest is not None
+        replace(manifest, cursor=(manifest.cursor or {}) | values).write(folder)
+
+    return change
+
+
+def as_tensors(name: str, value: Any) -> Callable[[Path], None]:
+    return lambda folder: torch.save(value, folder / name)
+
+
+def as_bytes(name: str, value: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(value) and None
+
+
+CRAFTED: dict[str, Callable[[Path], None]] = {
+    **{f"state {name} {value!r:.9}": state_with(**{name: value}) for name, value in [
+        ("global_step", HUGE), ("global_step", None), ("global_step", 2.5), ("epoch", "x"), ("epoch", []),
+        ("max_steps", HUGE), ("max_steps", "3"), ("num_train_epochs", HUGE), ("num_input_tokens_seen", [1]),
+        ("total_flos", "many"), ("best_metric", {}), ("best_global_step", HUGE), ("best_model_checkpoint", 5),
+        ("log_history", {"a": 1}), ("stateful_callbacks", [1]),
+    ]},
+    "state deep": as_bytes("trainer_state.json", b"[" * 200_000),
+    "state long number": as_bytes("trainer_state.json", b'{"global_step": ' + b"9" * 5000 + b"}"),
+    "state no text": as_bytes("trainer_state.json", b"\xff\xfe\xff"),
+    **{f"cursor {name} {value!r:.9}": cursor_with(**{name: value}) for name, value in [
+        ("epoch", HUGE), ("epoch", "1"), ("epoch", None), ("samples", HUGE), ("samples", -1), ("samples", 1.5),
+        ("seed", "x"), ("num_samples", []), ("chunk", 0), ("chunk", "4"), ("batch_size", HUGE), ("micro_batches", 0),
+        ("shift", HUGE), ("shift", None), ("unit", 5), ("order", []),
+    ]},
+    **{f"manifest {name} {value!r:.9}": manifest_with(**{name: value}) for name, value in [
+        ("step", HUGE), ("step", -1), ("world_size", HUGE), ("world_size", "2"), ("written_at", 10**400),
+        ("cursor", [1]), ("files", {"a": {"size": HUGE}}),
+    ]},
+    **{f"file {name}": as_tensors(name, value) for name, value in [
+        ("rng_state.pth", [1, 2]), ("data_position.pth", 7), ("rng_state.pth", torch.zeros(2)),
+    ]},
+    "file optimizer.pt": as_bytes("optimizer.pt", b"PK nothing"),
+    "file model.safetensors": as_bytes("model.safetensors", b"\xff" * 64),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CRAFTED.values(), ids=CRAFTED.keys())
+def test_a_value_that_no_run_writes_is_refused_and_auto_takes_the_older_one(
+    change: Callable[[Path], None], run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change(run / "checkpoint-3")
+    if Manifest.read(run / "checkpoint-3") is not None:
+        sign_again(run / "checkpoint-3")
+    with caplog.at_level(logging.WARNING, logger="trainwright"):
+        assert find_checkpoint("auto", str(run)) == str(run / "checkpoint-2")
+    assert "checkpoint-3 is skipped" in caplog.text
+    with pytest.raises(CheckpointError):
+        make_trainer(run).train(resume_from_checkpoint=str(run / "checkpoint-3"))
+
+
+@pytest.mark.parametrize("token", [5, ["hf_x"], {"token": "hf_x"}, b"hf_x"])
+def test_a_token_is_text(token: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="hub_token"):
+        TrainingArguments(output_dir=str(tmp_path), hub_token=token)

@@ -50,6 +50,14 @@ def _interval(args: Arguments, what: str) -> str | None:
     return None
 
 
+@rule(Stage.CONSTRUCTION, "hub_token")
+def token_is_text(args: Arguments) -> str | None:
+    token: object = args.hub_token
+    if token is None or isinstance(token, str):
+        return None
+    return f"hub_token is a {type(token).__name__}; it is text, or None for the token of the login."
+
+
 @rule(Stage.CONSTRUCTION, "profile")
 def profiled_steps(args: Arguments) -> str | None:
     try:
