@@ -609,7 +609,7 @@ class Trainer:
             num_batches=len(dataloader) if known else None,
             num_examples=self.num_examples(dataloader) if known else None,
             total_batch_size=input_pipeline.samples_per_step(dataloader, args) or self.get_total_train_batch_size(args),
-        ).values()
+        )
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Samples per optimizer step over all processes that have data of their own."""

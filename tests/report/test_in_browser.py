@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from trainwright.journal.record import FileJournal, read
-from trainwright.report.comparison_page import write_comparison
-from trainwright.report.run_page import SMOOTHING, write_report
+from trainwright.report.run_page import SMOOTHING, write_comparison, write_report
 
 from .browser import BROWSER, DRIVER, WHY_NOT, Browser, browsing
 

@@ -13,8 +13,15 @@ from typer.testing import CliRunner
 
 from trainwright.cli.main import app
 from trainwright.journal.record import FileJournal, Record, read
-from trainwright.report.comparison_page import comparison, differing_arguments, first_difference, write_comparison
-from trainwright.report.run_page import page, smoothed, write_report
+from trainwright.report.run_page import (
+    comparison,
+    differing_arguments,
+    first_difference,
+    page,
+    smoothed,
+    write_comparison,
+    write_report,
+)
 
 from .._support.small import data, make_trainer, train
 

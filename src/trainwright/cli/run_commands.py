@@ -32,7 +32,7 @@ def compare(
 ) -> None:
     """Write an HTML file that shows where several runs part, and why."""
     with reporting():
-        from trainwright.report.comparison_page import write_comparison
+        from trainwright.report.run_page import write_comparison
 
         echo(f"Written: {write_comparison(runs, output or 'comparison.html')}")
 

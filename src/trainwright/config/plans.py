@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -61,40 +60,6 @@ class StepPlan:
             total_batch_size=total_batch,
             max_grad_norm=max(max_grad_norm or 0.0, 0.0),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
-    """Seven values in the order of `set_initial_training_values`, worked out from lengths and arguments."""
-
-    num_batches: int | None  # per process and epoch; None for a stream
-    num_examples: int | None
-    micro_batches: int
-    total_batch_size: int
-    num_train_epochs: float
-    max_steps: int  # below 0: decided by epochs
-
-    def values(self) -> tuple[int, int, int, float, int, int, int]:
-        if self.num_batches is None:
-            return self._of_stream()
-        steps_per_epoch = max(math.ceil(self.num_batches / self.micro_batches), 1)
-        examples = self.num_examples or 0
-        if self.max_steps > 0:
-            epochs = math.ceil(self.max_steps / steps_per_epoch)
-            samples: float = self.max_steps * self.total_batch_size
-            max_steps = self.max_steps
-        else:
-            epochs = math.ceil(self.num_train_epochs)
-            samples = examples * self.num_train_epochs
-            max_steps = math.ceil(self.num_train_epochs * steps_per_epoch) if self.max_steps < 0 else 0
-        return epochs, steps_per_epoch, examples, samples, self.total_batch_size, self.num_batches, max_steps
-
-    def _of_stream(self) -> tuple[int, int, int, float, int, int, int]:
-        if self.max_steps <= 0:
-            return math.ceil(self.num_train_epochs), OPEN_END, 0, 0, self.total_batch_size, OPEN_END, OPEN_END
-        samples = self.max_steps * self.total_batch_size
-        batches = self.max_steps * self.micro_batches
-        return sys.maxsize, self.max_steps, samples, samples, self.total_batch_size, batches, self.max_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

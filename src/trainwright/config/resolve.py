@@ -6,6 +6,8 @@ Reads arguments by name only, so an instance of `transformers.TrainingArguments`
 from __future__ import annotations
 
 import importlib.util
+import math
+import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +30,28 @@ def world_of(args: Arguments) -> World:
 
 def lengths(
     args: Arguments, *, num_batches: int | None, num_examples: int | None, total_batch_size: int
-) -> plans.Lengths:
-    return plans.Lengths(
-        num_batches=num_batches,
-        num_examples=num_examples,
-        micro_batches=micro_batches(args),
-        total_batch_size=total_batch_size,
-        num_train_epochs=args.num_train_epochs,
-        max_steps=args.max_steps,
-    )
+) -> tuple[int, int, int, float, int, int, int]:
+    """Returns the seven values of `set_initial_training_values`, in its order.
+
+    Args:
+        args: `num_train_epochs` counts where `max_steps` is below 0.
+        num_batches: batches per process and epoch; None for a stream.
+        num_examples: samples of an epoch.
+        total_batch_size: samples of a step over all processes.
+    """
+    max_steps, steps = args.max_steps, micro_batches(args)
+    epochs, samples = math.ceil(args.num_train_epochs), max_steps * total_batch_size
+    if num_batches is None:
+        if max_steps <= 0:
+            return epochs, plans.OPEN_END, 0, 0, total_batch_size, plans.OPEN_END, plans.OPEN_END
+        return sys.maxsize, max_steps, samples, samples, total_batch_size, max_steps * steps, max_steps
+    steps_per_epoch, examples = max(math.ceil(num_batches / steps), 1), num_examples or 0
+    if max_steps > 0:
+        epochs = math.ceil(max_steps / steps_per_epoch)
+        return epochs, steps_per_epoch, examples, samples, total_batch_size, num_batches, max_steps
+    max_steps = math.ceil(args.num_train_epochs * steps_per_epoch) if max_steps < 0 else 0
+    trained = examples * args.num_train_epochs
+    return epochs, steps_per_epoch, examples, trained, total_batch_size, num_batches, max_steps
 
 
 def engine(args: Arguments, layout: ModelLayout | None = None) -> plans.EnginePlan:

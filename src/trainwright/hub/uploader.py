@@ -7,18 +7,101 @@ training in the same directory, or for `trainwright push`.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import queue
 import shutil
+import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeAlias
 
 from trainwright._types import replacing, without_tokens
 from trainwright.hub import file_selection
 from trainwright.hub.client import HubClient, is_permanent_error, without_bars
 from trainwright.hub.outbox import Outbox, Ticket, Upload, is_over, superseded
-from trainwright.hub.upload_queue import PushInProgress, UploadQueue
+
+LOOK_S = 0.1  # how often a wait asks whether it should end
+
+Job: TypeAlias = "Future[object]"
+
+
+class PushInProgress:
+    """Group of uploads, as `trainer.push_in_progress`.
+
+    Attributes:
+        jobs: a future for each.
+    """
+
+    def __init__(self, jobs: list[Job] | None = None) -> None:
+        self.jobs: list[Job] = [] if jobs is None else jobs
+
+    def is_done(self) -> bool:
+        return all(job.done() for job in self.jobs)
+
+    def wait_until_done(self, *, unless: Callable[[], bool] = bool) -> bool:
+        """Waits for all of them; returns False as soon as `unless` says so."""
+        while not self.is_done():
+            if unless():
+                return False
+            futures.wait(self.jobs, timeout=LOOK_S)
+        return True
+
+    def cancel(self) -> None:
+        """Cancels uploads that have not begun; others continue."""
+        self.jobs = [job for job in self.jobs if not (job.cancel() or job.done())]
+
+
+class UploadQueue:
+    """Runs work on a thread, which lasts as long as there is work."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[tuple[Job, Callable[[], object]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_left = 0
+        self._thread: threading.Thread | None = None
+        self._is_abandoned = False
+
+    def submit(self, work: Callable[[], object], job: Job | None = None) -> Job:
+        """Queues `work`; its result, or its error, is in the future."""
+        job = Future() if job is None else job
+        with self._lock:
+            self._work.put((job, work))
+            self._num_left += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="hub-uploads", daemon=True)
+                self._thread.start()
+                # Before pools of threads stop to take work at the end of the process: clients use them to upload.
+                getattr(threading, "_register_atexit", atexit.register)(self._wait_at_the_end)
+        return job
+
+    def abandon(self) -> None:
+        """Lets the process end without waiting for the queue."""
+        self._is_abandoned = True
+
+    def _run(self) -> None:
+        while True:
+            job, work = self._work.get()
+            if job.set_running_or_notify_cancel():
+                try:
+                    job.set_result(work())
+                except BaseException as error:
+                    job.set_exception(error)
+            with self._lock:
+                self._num_left -= 1
+                if self._num_left == 0:
+                    self._thread = None
+                    return
+
+    def _wait_at_the_end(self) -> None:
+        thread = self._thread
+        while thread is not None and thread.is_alive() and not self._is_abandoned:
+            thread.join(LOOK_S)
+            thread = self._thread
+
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +175,7 @@ class Uploader:
             starts: whether it is sent now; if not, it waits for the end of the training.
         """
         path = file_selection.path_of_checkpoint(strategy, checkpoint)
-        jobs: list[Future[object]] = [Future() for _ in range(1 if path is None else 2)] if starts else []
+        jobs: list[Job] = [Future() for _ in range(1 if path is None else 2)] if starts else []
         self.progress = self.progress if self.is_busy else PushInProgress()
         self.progress.jobs += jobs
 
@@ -128,7 +211,7 @@ class Uploader:
                            checkpoint)  # fmt: skip
             return []
 
-    def _submit(self, upload: Upload, job: Future[object] | None = None) -> Future[object]:
+    def _submit(self, upload: Upload, job: Job | None = None) -> Job:
         self._in_lane.add(upload.folder)
         return self._lane.submit(lambda: self._send(upload), job)
 
@@ -163,7 +246,7 @@ class Uploader:
         self._outbox.remove(one for one in older if one.folder not in self._in_lane)
 
     def push_root(self, message: str | None, *, client: HubClient | None = None, revision: str | None = None,
-                  holds: bool = False, step: int = 0) -> Future[object]:  # fmt: skip
+                  holds: bool = False, step: int = 0) -> Job:  # fmt: skip
         """Uploads the output directory.
 
         Args:
