@@ -129,10 +129,8 @@ REPLACED = {
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
     "group_by_length": "train_sampling_strategy='group_by_length'",
-    "save_safetensors": "safetensors only",
     "include_inputs_for_metrics": "include_for_metrics=['inputs']",
     "adafactor": "optim='adafactor'",
-    "use_legacy_prediction_loop": "one loop",
     "half_precision_backend": "fp16=True or bf16=True",
 }
 HONOURED = ("overwrite_output_dir", "logging_dir")

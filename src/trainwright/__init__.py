@@ -7,7 +7,11 @@ Names are loaded when they are first used (PEP 562), so importing the package lo
 
 from __future__ import annotations
 
+import functools
 import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 __version__ = "0.2.0"
@@ -167,12 +171,23 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_GONE = dict.fromkeys(
+    ("ShardedDDPOption", "default_hp_space_sigopt"), "trainwright.compat.gone_names"
+)  # from transformers too
+
+# Import paths of transformers that are modules of this package too. They have the public names above, and else its own.
+ORIGINAL_PATHS = (
+    "data.data_collator", "debug_utils", "hf_argparser", "integrations", "integrations.deepspeed",
+    "integrations.integration_utils", "optimization", "trainer", "trainer_callback", "trainer_jit_checkpoint",
+    "trainer_optimizer", "trainer_pt_utils", "trainer_seq2seq", "trainer_utils", "training_args",
+    "training_args_seq2seq",
+)  # fmt: skip
 
 __all__ = ["__version__", *sorted(_HOME_OF)]
 
 
 def __getattr__(name: str) -> Any:
-    module = _HOME_OF.get(name)
+    module = _HOME_OF.get(name) or _GONE.get(name)
     if module is None:
         raise AttributeError(f"module 'trainwright' has no attribute {name!r}")
     value = getattr(importlib.import_module(module), name)
@@ -182,3 +197,38 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _at_original_path(path: str, name: str) -> Any:
+    """A name in a module of `ORIGINAL_PATHS`: ours, or what transformers has there."""
+    if name in _HOME_OF or name in _GONE:
+        return __getattr__(name)
+    if not name.startswith("__"):
+        try:
+            return getattr(importlib.import_module(f"transformers.{path}"), name)
+        except (ModuleNotFoundError, AttributeError):
+            pass
+    raise AttributeError(f"module 'trainwright.{path}' has no attribute {name!r}")
+
+
+class _OriginalPaths:
+    """Finds the modules of `ORIGINAL_PATHS` that have no file: asked last, when an import is found nowhere else."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        package, _, path_there = fullname.partition(".")
+        if package != __name__ or path_there not in ORIGINAL_PATHS:
+            return None
+        return ModuleSpec(fullname, _OriginalPaths, is_package=path_there == "integrations")  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
+        """Leaves the module to Python."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        path = module.__name__.partition(".")[2]
+        module.__getattr__ = functools.partial(_at_original_path, path)  # type: ignore[method-assign]
+
+
+sys.meta_path.append(_OriginalPaths)  # type: ignore[arg-type]

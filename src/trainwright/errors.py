@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -47,6 +48,10 @@ class MissingModelError(ModelError, RuntimeError):
 
 class DataError(TrainwrightError, ValueError):
     """A dataset, a batch or a collator that does not fit."""
+
+
+class CallbackError(TrainwrightError, TypeError):
+    """A callback that returned what is no control of the run."""
 
 
 class CheckpointError(TrainwrightError, ValueError):
@@ -116,6 +121,17 @@ def add_note(error: BaseException, text: str) -> None:
     else:
         error.__notes__ = [*getattr(error, "__notes__", []), text]  # type: ignore[attr-defined]
         logger.error("%s", text)
+
+
+def warn_older_name(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Warns that an older name was used, and which is written today.
+
+    Args:
+        old: the name that was used.
+        new: today's.
+        stacklevel: of the line to show, counted from here.
+    """
+    warnings.warn(f"{old} is the older name of {new}: write {new}.", LegacyNameWarning, stacklevel=stacklevel)
 
 
 def did_you_mean(name: object, known: Iterable[object], *, quoted: bool = False) -> str:

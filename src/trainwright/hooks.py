@@ -5,7 +5,9 @@ These are the published names that subclasses override, so they keep the spellin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -139,3 +141,86 @@ def is_overridden(owner: object, *names: str) -> bool:
         if cls is None or not (cls.__module__.startswith(home) and module.startswith(home)):
             return True
     return False
+
+
+def accept_older_signatures(trainer: object) -> None:
+    """Lets overrides with the parameters of an older version be called with those that they take.
+
+    `compute_loss(self, model, inputs, return_outputs=False)` is called without `num_items_in_batch`, for example. Each
+    such override is replaced by an adapter in the class (or object) that has it, once; others are called as they are.
+
+    Args:
+        trainer: whose classes, and itself, may have overrides.
+    """
+    classes = type(trainer).__mro__[:-1]
+    for place, cls in enumerate(classes):
+        for name, value in list(vars(cls).items()):
+            is_static = isinstance(value, staticmethod)
+            function = value.__func__ if is_static else value
+            base = None if _is_ours(function) else _base_of(name, classes[place + 1 :])
+            if inspect.isfunction(function) and base is not None and isinstance(base, staticmethod) == is_static:
+                adapter = _adapter(function, _parameters(base))
+                if adapter is not None:
+                    setattr(cls, name, staticmethod(adapter) if is_static else adapter)
+    for name, function in list(vars(trainer).items()):
+        base = _base_of(name, classes) if callable(function) else None
+        if base is not None:
+            parameters = _parameters(base)
+            adapter = _adapter(function, parameters if isinstance(base, staticmethod) else parameters[1:])
+            if adapter is not None:
+                vars(trainer)[name] = adapter
+
+
+def left_out(function: object) -> Sequence[str]:
+    """Parameters of a hook that an override with an older signature is not given."""
+    left: Sequence[str] = getattr(function, "left_out", ())
+    return left
+
+
+def _is_ours(function: object) -> bool:
+    return str(getattr(function, "__module__", "")).startswith(f"{__name__.partition('.')[0]}.")
+
+
+def _base_of(name: str, classes: Sequence[type]) -> object:
+    """The method of this package with that name, a static one as such; None if there is none."""
+    for value in (vars(cls)[name] for cls in classes if name in vars(cls)):
+        function = value.__func__ if isinstance(value, staticmethod) else value
+        if inspect.isfunction(function) and _is_ours(function) and not name.startswith("__"):
+            return value
+    return None
+
+
+def _parameters(base: Any) -> list[str]:
+    function = base.__func__ if isinstance(base, staticmethod) else base
+    return [
+        n for n, p in inspect.signature(function).parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+
+
+def _adapter(function: Any, wanted: Sequence[str]) -> Callable[..., Any] | None:
+    """A function that calls `function` with those of the `wanted` parameters that it has; None where it has all."""
+    try:
+        taken: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # no Python function: nothing is known of it
+        return None
+    kinds = {one.kind for one in taken.values()}
+    takes_names, takes_more = inspect.Parameter.VAR_KEYWORD in kinds, inspect.Parameter.VAR_POSITIONAL in kinds
+    own = [n for n, one in taken.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    missing = frozenset(wanted) - taken.keys()
+    if hasattr(function, "left_out") or not missing or (takes_names and takes_more):
+        return None
+    # A parameter under a name of its own is the one that the hook has at its place.
+    order = [
+        own[i] if name in missing and i < len(own) and own[i] not in wanted else name for i, name in enumerate(wanted)
+    ]
+
+    @functools.wraps(function)
+    def adapter(*args: Any, **kwargs: Any) -> Any:
+        fits = (len(args) <= len(own) or takes_more) and (takes_names or kwargs.keys() <= taken.keys())
+        if fits or len(args) > len(order):
+            return function(*args, **kwargs)
+        given = {**dict(zip(order, args, strict=False)), **kwargs}
+        return function(**{name: value for name, value in given.items() if takes_names or name not in missing})
+
+    adapter.left_out = () if takes_names else tuple(missing)  # type: ignore[attr-defined]
+    return adapter

@@ -8,9 +8,9 @@ for each of them, then `_clip_grad_norm`, `_get_grad_norm` and the engine's step
 
 from __future__ import annotations
 
-import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -33,11 +33,11 @@ from trainwright.config.fields import value_of
 from trainwright.data import bad_sample
 from trainwright.data import batch_sampler as batch_order
 from trainwright.engine.precision import DTYPES, eval_precision
-from trainwright.errors import DataError, EvaluationMemoryError
+from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
 from trainwright.evaluation import metrics_io
 from trainwright.evaluation import prediction_step as eval_step
 from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
-from trainwright.hooks import is_overridden
+from trainwright.hooks import accept_older_signatures, is_overridden, left_out
 from trainwright.loop.context import NULL_OBSERVER
 from trainwright.loop.fit import fit, run_epoch
 from trainwright.loss_normalization import LossRule
@@ -170,7 +170,7 @@ class Trainer:
         build.seed_everything(self.args)
         self._services = build.Services.for_arguments(self.args, measures_memory=not self.args.skip_memory_metrics)
         self._services.memory_tracker.start("init")
-        logging.getLogger("trainwright").setLevel(self.args.get_process_log_level())
+        console.use_log_level(self.args)
         self._run = TrainingRun.idle(self.args)
         self._search: Any = build.NoSearch()  # or a Searching
         self._train_batch_size = self.args.train_batch_size
@@ -309,6 +309,8 @@ class Trainer:
         resume_from_checkpoint: str | bool | None = None,
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
+        *,
+        model_path: str | None = None,
     ) -> TrainOutput:
         """Trains the model.
 
@@ -318,6 +320,7 @@ class Trainer:
                 `args.resume_from_checkpoint`, or a fresh start.
             trial: a trial of a hyperparameter search; outside of one, only `model_init` gets to see it.
             ignore_keys_for_eval: entries of the model's output that evaluations leave out of the predictions.
+            model_path: older name of `resume_from_checkpoint`.
 
         Returns:
             The optimizer steps done in all, the mean loss of those of this call, and the metrics (run time in seconds).
@@ -327,6 +330,10 @@ class Trainer:
             NestedCallError: this trainer is training already, for example where a callback calls it.
         """
         self._run.check_not_training()
+        if model_path is not None:
+            warn_older_name("model_path", "resume_from_checkpoint")
+            resume_from_checkpoint = model_path
+        accept_older_signatures(self)
         self._hp_search_setup(trial)
         run = TrainingRun.after(self._run, self.args, trial)
         self._services.use_clock(run.progress.clock)
@@ -843,21 +850,21 @@ class Trainer:
         run_epoch(context, self._run.progress, self, epoch)
 
     def get_batch_samples(
-        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device | None = None
     ) -> tuple[list[Batch], Items]:
         """The window: the micro-batches of one optimizer step.
 
         Args:
             epoch_iterator: gives the batches of the epoch, as the collator made them.
             num_batches: so many, or fewer at the end of the data.
-            device: where the number of items is wanted.
+            device: where the number of items is wanted; default that of the run.
 
         Returns:
             The batches, and the label items of all of them over all processes: a scalar int64 on `device`, or None if
             neither the model nor the loss function asks for it.
         """
         batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
-        return batches, self._get_num_items_in_batch(batches, device)
+        return batches, self._get_num_items_in_batch(batches, self._engine.device if device is None else device)
 
     def _get_num_items_in_batch(self, batch_samples: list[Batch], device: torch.device) -> Items:
         """Label items over all micro-batches, if the model or the loss function asks for them.
@@ -935,14 +942,15 @@ class Trainer:
     def compute_loss_context_manager(self) -> ExitStack:
         """The contexts in which the loss is computed; an override adds its own."""
         stack = ExitStack()
-        autocast = self.autocast_smart_context_manager()
-        if autocast is not NO_CONTEXT:
-            stack.enter_context(autocast)
+        autocast = self.autocast_smart_context_manager
+        if getattr(autocast, "__func__", None) is not Trainer.autocast_smart_context_manager:  # the forward has ours
+            stack.enter_context(autocast())
         return stack
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:
-        """A further context for the forward pass; mixed precision is in the model's forward already."""
-        return NO_CONTEXT
+        """The context of mixed precision: for a forward of your own. That of `self.model_wrapped` enters it itself."""
+        kind, dtype = self._engine.device.type, DTYPES.get(getattr(self.args, "mixed_precision", "no"))
+        return torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=cache_enabled)
 
     def compute_loss(
         self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Items = None
@@ -988,14 +996,15 @@ class Trainer:
 
     def _loss_rule(self) -> LossRule:
         """The arithmetic of the loss, as the model and the arguments ask for it now."""
+        is_mean = "num_items_in_batch" in left_out(self.compute_loss)  # an override of an older version
         return build.loss_rule(
             self.model,
             self.args,
-            accepts_loss_kwargs=self.model_accepts_loss_kwargs,
+            accepts_loss_kwargs=self.model_accepts_loss_kwargs and not is_mean,
             has_loss_func=self.compute_loss_func is not None,
             own_loss=self.compute_loss if is_overridden(self, "compute_loss") else None,
             smooths_labels=self.label_smoother is not None,
-            is_scaled=self.loss_is_scaled_for_ga,
+            is_scaled=False if is_mean and self.loss_is_scaled_for_ga is None else self.loss_is_scaled_for_ga,
             num_processes=self._engine.num_replicas,
         )
 
@@ -1007,6 +1016,7 @@ class Trainer:
     def floating_point_ops(self, inputs: Batch) -> float:
         """Estimated operations of forward and backward of a micro-batch: 6 x parameters (without embeddings) x tokens.
 
+        A model with a method of this name says it itself.
         (Kaplan et al. 2020, arXiv:2001.08361, section 2.1.)
         """
         return self._run.flops.estimate(self.model, inputs)
@@ -1044,7 +1054,7 @@ class Trainer:
         """The parameter group of a parameter.
 
         Args:
-            param: a parameter; None for the parameters of all groups, as a list of lists.
+            param: a parameter, or its name in the model; None for the parameters of all groups, as a list of lists.
 
         Returns:
             The group, a dict; None if no group has the parameter.
@@ -1055,6 +1065,8 @@ class Trainer:
         param_groups = checks.need_optimizer(self.optimizer).param_groups
         if param is None:
             return [group["params"] for group in param_groups]
+        if isinstance(param, str):
+            param = dict(self.model.named_parameters()).get(param)
         return next((group for group in param_groups if any(p is param for p in group["params"])), None)
 
     def get_num_trainable_parameters(self) -> int:
@@ -1071,7 +1083,7 @@ class Trainer:
         trial: Any,
         epoch: float,
         ignore_keys_for_eval: list[str] | None,
-        start_time: float,
+        start_time: float | None = None,
         learning_rate: float | None = None,
     ) -> None:
         """Does what the flags of `control` ask for after a step.
@@ -1083,7 +1095,7 @@ class Trainer:
             trial: of a search.
             epoch: the epoch that is trained.
             ignore_keys_for_eval: entries of the model's output that are no predictions.
-            start_time: of the run, as `time.time()`.
+            start_time: of the run, as `time.time()`; with it tokens per second are logged.
             learning_rate: of the last step; default the schedule's now.
         """
         run = self._run
@@ -1220,6 +1232,7 @@ class Trainer:
     def _timed_loop(
         self, dataloader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
     ) -> EvalLoopOutput:
+        accept_older_signatures(self)
         start_time, args, engine = time.time(), self.args, self._engine
         full = "fp16" if args.fp16_full_eval else "bf16" if args.bf16_full_eval else ""
         with (
@@ -1227,8 +1240,9 @@ class Trainer:
             unchanged_random_states(),
             eval_precision(self.model, None if self.is_in_train else DTYPES.get(full)),
         ):
+            loop = self.prediction_loop if value_of(args, "use_legacy_prediction_loop") else self.evaluation_loop
             try:
-                output = self.evaluation_loop(
+                output = loop(
                     dataloader,
                     description=description,
                     prediction_loss_only=loss_only,
@@ -1491,6 +1505,8 @@ class Trainer:
         self._engine.barrier()  # train() returns on no process before all is on the disk
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
+        if self.args.should_save and not progress.is_interrupted:
+            checkpointing.keep_only_best(CheckpointStore(self._get_output_dir(trial)), self.args, run)
         self.callback_handler.fire("on_train_end", progress)
         self._finish_current_push()
         console.log_time_breakdown(self.args, services.journal)
@@ -1552,6 +1568,15 @@ class Trainer:
         if self.is_world_process_zero():
             services = self._services
             self.hub_model_id = services.uploads.open(self.args, services.journal, token=token, private=private)
+
+    def init_git_repo(self, at_init: bool = False) -> None:
+        """Older name of `init_hf_repo`.
+
+        Args:
+            at_init: unused; others pass it.
+        """
+        warn_older_name("init_git_repo", "init_hf_repo")
+        self.init_hf_repo()
 
     def create_model_card(
         self,
@@ -1757,3 +1782,8 @@ class Trainer:
         from trainwright.preflight import first_look
 
         return first_look.begin(self, self._run.plan, self._get_output_dir(trial))
+
+
+def __getattr__(name: str) -> Any:
+    """Names that scripts import from transformers' module of this name."""
+    return sys.modules[__package__]._at_original_path("trainer", name)  # the package has the table of names

@@ -91,10 +91,19 @@ def test_parameters_of_another_shape(tmp_path: Path) -> None:
         load(other, torch.optim.lr_scheduler.StepLR(other, 2), tmp_path)
 
 
-def test_arguments_are_plain_values(tmp_path: Path) -> None:
+def test_arguments_are_plain_values_and_an_object(tmp_path: Path) -> None:
     args = TrainingArguments(output_dir=str(tmp_path / "run"), learning_rate=3e-4, lr_scheduler_kwargs={"a": 1},
                              use_cpu=True)  # fmt: skip
     training_state.save_arguments(args, tmp_path)
     values = json.loads((tmp_path / "training_args.json").read_text())
     assert values["learning_rate"] == 3e-4
+    assert torch.load(tmp_path / "training_args.bin", weights_only=False).to_dict() == args.to_dict()
+
+
+def test_arguments_of_a_class_that_cannot_be_pickled_are_a_dict(tmp_path: Path) -> None:
+    class OfAFunction(TrainingArguments):
+        pass
+
+    training_state.save_arguments(OfAFunction(str(tmp_path)), tmp_path)
+    values = json.loads((tmp_path / "training_args.json").read_text())
     assert torch.load(tmp_path / "training_args.bin", weights_only=True) == values

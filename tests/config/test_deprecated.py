@@ -25,7 +25,6 @@ TRANSLATED = [
     ("include_inputs_for_metrics", False, {"include_for_metrics": []}),
     ("tpu_metrics_debug", True, {"debug": ["tpu_metrics_debug"]}),
     ("fsdp_min_num_params", 0, {"fsdp_config": None}),
-    ("save_safetensors", True, {}),
     ("jit_mode_eval", False, {}),
     ("use_ipex", False, {}),
     ("fp16_opt_level", "O1", {}),
@@ -34,7 +33,6 @@ TRANSLATED = [
     ("sharded_ddp", "", {}),
     ("mp_parameters", "", {}),
     ("use_mps_device", True, {}),
-    ("use_legacy_prediction_loop", True, {}),
 ]
 HONOURED = [
     ("overwrite_output_dir", True),
@@ -42,6 +40,8 @@ HONOURED = [
     ("past_index", 2),
     ("tpu_num_cores", 8),
     ("ray_scope", "all"),
+    ("save_safetensors", False),
+    ("use_legacy_prediction_loop", True),
 ]
 CONFIGURED = [  # names that became an entry of a dict
     ("dispatch_batches", False, "accelerator_config", {}),
@@ -50,7 +50,6 @@ CONFIGURED = [  # names that became an entry of a dict
     ("fsdp_transformer_layer_cls_to_wrap", "Block", "fsdp_config", {"fsdp": True}),
 ]
 REFUSED = [
-    ("save_safetensors", False, "safetensors only"),
     ("jit_mode_eval", True, "torch_compile"),
     ("use_ipex", True, "bf16"),
     ("fp16_opt_level", "O2", "Apex"),

@@ -32,7 +32,8 @@ def without_annotations(method: Callable[..., Any]) -> str:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_has_its_frozen_signature(name: str) -> None:
-    assert without_annotations(getattr(trainwright.Trainer, name)) == METHODS[name]
+    frozen = surface.TAKES_MORE.get(name, METHODS[name])
+    assert without_annotations(getattr(trainwright.Trainer, name)) == frozen
 
 
 @pytest.mark.framework

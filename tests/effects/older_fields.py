@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +74,29 @@ def a_recurrent_model_gets_its_memory_back(bench: Bench) -> None:
     assert given(past_index=2) == [*epoch, *epoch]
     evaluated = given(past_index=2, eval_strategy="steps", eval_steps=2)
     assert -1.0 not in evaluated, "an evaluation's memory came into training"
+
+
+@shows("save_safetensors")
+def weights_are_written_with_torch(bench: Bench) -> None:
+    def file_of_weights(**settings: Any) -> str:
+        folder = Path(bench.train(save_strategy="steps", save_steps=6, **settings).args.output_dir) / "checkpoint-6"
+        (file,) = [*folder.glob("model.*"), *folder.glob("pytorch_model.*")]
+        return file.name
+
+    assert file_of_weights() == "model.safetensors"
+    assert file_of_weights(save_safetensors=False) == "pytorch_model.bin"
+
+
+@shows("use_legacy_prediction_loop")
+def the_older_loop_is_called(bench: Bench) -> None:
+    def times_called(**settings: Any) -> int:
+        trainer, calls = bench.trainer(**settings), []
+        older = trainer.prediction_loop
+        trainer.prediction_loop = lambda *args, **kwargs: calls.append(args) or older(*args, **kwargs)
+        trainer.evaluate()
+        return len(calls)
+
+    assert (times_called(), times_called(use_legacy_prediction_loop=True)) == (0, 1)
 
 
 @companion("tpu_num_cores", "launchers of TPU jobs read it; this version trains on one device")

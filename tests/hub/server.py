@@ -28,6 +28,7 @@ class Repo:
     """One repository: its branches, each a mapping of paths to contents, and what was said of each commit."""
 
     private: bool = False
+    tags: list[str] = field(default_factory=list)
     branches: dict[str, dict[str, bytes]] = field(default_factory=lambda: {"main": {}})
     commits: list[tuple[str, str]] = field(default_factory=list)  # branch, message
     added: list[set[str]] = field(default_factory=list)  # the paths of each commit
@@ -238,7 +239,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def info(self, body: bytes, repo: str, revision: str = "main") -> None:
         files = [{"rfilename": name} for name in self._branch(repo, revision)]
-        self._send(200, {"id": repo, "sha": _sha(self._repo(repo)), "siblings": files, "tags": []})
+        self._send(200, {"id": repo, "sha": _sha(self._repo(repo)), "siblings": files,
+                         "tags": self._repo(repo).tags})  # fmt: skip
 
     def tree(self, body: bytes, repo: str, revision: str) -> None:
         self._send(200, [{"type": "file", "path": name, "size": len(content), "oid": _oid(content, is_large=False)}

@@ -13,6 +13,7 @@ from PIL import Image
 from trainwright.hub.model_card import CARD_NAME, CURVE_NAME, CardContent, is_untouched, losses_of, write_card
 
 from .._support.small import data, make_trainer, trained_trainer
+from .server import TOKEN, Hub, Repo
 
 
 def trained_and_evaluated(folder: Path) -> Any:
@@ -38,6 +39,21 @@ def test_a_card_tells_settings_results_and_versions_and_its_metadata_are_read_ba
     for said in ("# my-model", "learning_rate: 0.01", "| step |", "torch: 2", f"{loss:.4g}"):
         assert said in card.content
     assert "hf_secret" not in card.content
+
+
+def test_a_card_names_the_license_of_the_base_model(tmp_path: Path, hub: Hub) -> None:
+    hub.repos["org/base"] = Repo(tags=["pytorch", "license:mit"])
+    trainer = make_trainer(tmp_path / "run", max_steps=1, hub_token=TOKEN)
+
+    def license_on_the_card(**given: str) -> str | None:
+        trainer.create_model_card(**given)
+        found: str | None = ModelCard.load(tmp_path / "run" / CARD_NAME).data.license
+        return found
+
+    assert license_on_the_card(finetuned_from="org/base") == "mit"
+    assert license_on_the_card(finetuned_from="org/base", license="apache-2.0") == "apache-2.0"
+    assert license_on_the_card(finetuned_from="org/unknown") is None
+    assert license_on_the_card() is None
 
 
 def test_a_card_shows_the_losses_where_there_is_something_to_draw_with(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, TypeAlias, cast
 
 from trainwright.callbacks.base import EVENTS, TrainerCallback, overrides
 from trainwright.callbacks.flow import DefaultFlowCallback
+from trainwright.errors import CallbackError
 from trainwright.state.clock import CALLBACKS, LOGGING, Clock
 from trainwright.state.run_state import RunState
 from trainwright.state.trainer_state import TrainerControl, TrainerState
@@ -205,8 +207,27 @@ class CallbackHandler(TrainerCallback):
             )
             self.clock.mark(before)
             if result is not None:
-                control = result
+                control = result if isinstance(result, TrainerControl) else _read_result(result, control, listener)
         return control
+
+
+def _read_result(result: object, control: TrainerControl, listener: Listener) -> TrainerControl:
+    """What a callback returned that is no control of ours: another library's control, or a dict of flags.
+
+    Raises:
+        CallbackError: it is neither.
+    """
+    flags = [field.name for field in fields(TrainerControl)]
+    if all(hasattr(result, flag) for flag in flags):
+        return cast(TrainerControl, result)
+    if isinstance(result, Mapping) and result.keys() <= set(flags):
+        for flag, value in result.items():
+            setattr(control, flag, bool(value))
+        return control
+    raise CallbackError(
+        f"{getattr(listener, '__qualname__', listener)} returned {result!r}. An event of a callback returns None, "
+        f"`control`, or a dict of its flags: {', '.join(flags)}."
+    )
 
 
 def _is_flow(callback: object) -> bool:

@@ -212,8 +212,9 @@ def known_steps(state: TrainerState) -> int | None:
 
 
 def is_quiet(args: Arguments) -> bool:
-    """Returns True if the console shows only errors (`log_level="error"`, or above)."""
-    return bool(args.get_process_log_level() >= logging.ERROR)
+    """Whether the console shows only errors: `log_level="error"` or above, not a verbosity of transformers."""
+    level = args.log_level if args.should_log else args.log_level_replica
+    return level != "passive" and args.get_process_log_level() >= logging.ERROR
 
 
 def pauses_left(args: Arguments, state: TrainerState) -> dict[str, int]:

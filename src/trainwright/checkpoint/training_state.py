@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, cast
@@ -149,10 +151,20 @@ def load_data_position(path: Path) -> StateDict:
 
 
 def save_arguments(args: Arguments, folder: Path) -> None:
-    """Writes the arguments as JSON, and as a plain dict in the file that readers of transformers' checkpoints use."""
+    """Writes the arguments as JSON; and as an object, without tokens, in the file that readers of checkpoints unpickle.
+
+    Nothing of ours reads the object. Arguments of a class that cannot be pickled are a dict of their values there.
+    """
     values = json.loads(args.to_json_string())
     (folder / TRAINING_ARGS_JSON_NAME).write_text(json.dumps(values, indent=2, sort_keys=True), encoding="utf-8")
-    torch.save(values, folder / TRAINING_ARGS_NAME)
+    shown = copy.copy(args)
+    state = {n: None if n.endswith("_token") else value for n, value in vars(args).items() if n != "_zero_init"}
+    vars(shown).clear()
+    vars(shown).update(state)
+    try:
+        torch.save(shown, folder / TRAINING_ARGS_NAME)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        torch.save(values, folder / TRAINING_ARGS_NAME)
 
 
 def check_readable(path: Path) -> None:

@@ -1,11 +1,12 @@
-"""Weights of a model in `from_pretrained` form: safetensors only, whole or sharded, adapters, or a plain module."""
+"""Weights of a model in `from_pretrained` form: safetensors or torch's files, whole or in shards, adapters, modules."""
 
 from __future__ import annotations
 
 import copy
+import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,9 @@ from trainwright.errors import CheckpointError
 SAFE_WEIGHTS_NAME = "model.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
 WEIGHTS_NAME = "pytorch_model.bin"
+WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
 ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
+ADAPTER_FILES = (ADAPTER_WEIGHTS_NAME, "adapter_model.bin")
 MAX_INDEX_BYTES = 256 << 20
 PRIVATE = 0o600
 LOAD_WHOLE = partial(nn.Module.load_state_dict, strict=False)
@@ -33,7 +36,12 @@ Pretrained: TypeAlias = Any  # a model (or its configuration) of transformers or
 
 
 def save_weights(
-    model: nn.Module, folder: Path, *, state_dict: Weights | None = None, sink: FileSink = IMMEDIATE
+    model: nn.Module,
+    folder: Path,
+    *,
+    state_dict: Weights | None = None,
+    sink: FileSink = IMMEDIATE,
+    as_safetensors: bool = True,
 ) -> None:
     """Writes a model so that `from_pretrained` (or `load_weights`) reads it.
 
@@ -44,23 +52,54 @@ def save_weights(
         folder: made if missing.
         state_dict: the weights, where the model does not hold them as a whole; empty to write only the configuration.
         sink: writes the weights, perhaps later; a model whose own `save_pretrained` reads the model is written at once.
+        as_safetensors: False: in files of torch, such as pytorch_model.bin.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    adapters: Pretrained = getattr(model, "peft_config", None) or {}
+    written = [] if as_safetensors else [folder, *(folder / name for name in adapters)]
     saver: Pretrained = getattr(model, "save_pretrained", None)
     if state_dict is not None and not state_dict:
         return _save_description(model, folder)
     if saver is None:
         state = _each_once(model) if state_dict is None else _without_repetitions(model, state_dict)
-        path = folder / SAFE_WEIGHTS_NAME
-        sink.put(state, lambda copied: _save_file(copied, path))
+
+        def write(copied: Weights) -> None:
+            _save_file(copied, folder / SAFE_WEIGHTS_NAME)
+            rewrite_with_torch(written)
+
+        sink.put(state, write)
     elif _takes_its_weights(model):
         twin: Pretrained = _as_it_is_now(model)
-        sink.put(
-            model.state_dict() if state_dict is None else state_dict,
-            lambda copied: _save_pretrained(twin.save_pretrained, folder, copied),
-        )
+
+        def write_pretrained(copied: Weights) -> None:
+            _save_pretrained(twin.save_pretrained, folder, copied)
+            rewrite_with_torch(written)
+
+        sink.put(model.state_dict() if state_dict is None else state_dict, write_pretrained)
     else:
         _save_pretrained(saver, folder, state_dict)
+        rewrite_with_torch(written)
+
+
+def rewrite_with_torch(folders: Iterable[Path]) -> None:
+    """Replaces the files of safetensors in these folders by torch's of the same contents."""
+    for folder in folders:
+        for file in sorted(folder.glob("*.safetensors")):
+            torch.save(safetensors.torch.load_file(file), file.with_name(_name_of_torch(file.name)))
+            file.unlink()
+        index = folder / SAFE_WEIGHTS_INDEX_NAME
+        if not index.is_file():
+            continue
+        found = read_json(index, max_bytes=MAX_INDEX_BYTES)
+        found["weight_map"] = {name: _name_of_torch(file) for name, file in found["weight_map"].items()}
+        (folder / WEIGHTS_INDEX_NAME).write_text(json.dumps(found, indent=2, sort_keys=True), encoding="utf-8")
+        index.unlink()
+
+
+def _name_of_torch(name: str) -> str:
+    """model-00001-of-00002.safetensors -> pytorch_model-00001-of-00002.bin."""
+    renamed = f"pytorch_{name}" if name.startswith("model") else name
+    return renamed.removesuffix(".safetensors") + ".bin"
 
 
 def _save_file(state: Weights, path: Path) -> None:
@@ -213,7 +252,8 @@ def _read_all(folder: Path) -> dict[str, torch.Tensor]:
     files = weight_files(folder)
     if not files:
         raise CheckpointError(
-            f"{folder} has no weights: neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME} is there. "
+            f"{folder} has no weights: neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME} is there, nor "
+            f"{WEIGHTS_NAME}. "
             "Name a directory that a trainer or save_pretrained wrote."
         )
     state_dict: dict[str, torch.Tensor] = {}
@@ -252,9 +292,10 @@ def weight_files(folder: Path) -> list[Path]:
     for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
         if (folder / name).is_file():
             return [folder / name]
-    index = folder / SAFE_WEIGHTS_INDEX_NAME
-    if not index.is_file():
+    indices = [folder / name for name in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME) if (folder / name).is_file()]
+    if not indices:
         return []
+    index = indices[0]
     try:
         names = sorted(set(read_json(index, max_bytes=MAX_INDEX_BYTES)["weight_map"].values()))
         outside = [name for name in names if Path(name).name != name]
@@ -286,10 +327,11 @@ def read_file(file: Path) -> dict[str, torch.Tensor]:
 
 def _load_adapter(model: Pretrained, folder: Path) -> None:
     active = model.active_adapters[0]
-    named = [p.parent for p in sorted(folder.glob(f"*/{ADAPTER_WEIGHTS_NAME}"))]
-    if not (folder / ADAPTER_WEIGHTS_NAME).is_file() and not named:
+    named = sorted({p.parent for file in ADAPTER_FILES for p in folder.glob(f"*/{file}")})
+    is_unnamed = any((folder / file).is_file() for file in ADAPTER_FILES)
+    if not is_unnamed and not named:
         raise CheckpointError(f"{folder} has no adapter weights ({ADAPTER_WEIGHTS_NAME}), and the model is an adapter.")
-    if (folder / ADAPTER_WEIGHTS_NAME).is_file():
+    if is_unnamed:
         name = "default" if named else active
         model.load_adapter(str(folder), name, is_trainable=name == active)
     for path in named:

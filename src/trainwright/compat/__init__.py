@@ -29,21 +29,10 @@ __all__ = ["Installed", "install", "uninstall"]
 logger = logging.getLogger(__name__)
 
 # Where transformers keeps its trainer, from the module that everybody imports to those of its parts.
+OF_THE_LIBRARY = ("data.data_collator", "integrations.deepspeed", "optimization")  # not the trainer's own
 MODULES = (
     "transformers",
-    "transformers.trainer",
-    "transformers.trainer_callback",
-    "transformers.trainer_jit_checkpoint",
-    "transformers.trainer_optimizer",
-    "transformers.trainer_pt_utils",
-    "transformers.trainer_seq2seq",
-    "transformers.trainer_utils",
-    "transformers.training_args",
-    "transformers.training_args_seq2seq",
-    "transformers.hf_argparser",
-    "transformers.debug_utils",
-    "transformers.integrations",
-    "transformers.integrations.integration_utils",
+    *(f"transformers.{path}" for path in vars(trainwright)["ORIGINAL_PATHS"] if path not in OF_THE_LIBRARY),
 )
 _ABSENT = object()
 _TELLING = ("Trainer", "Seq2SeqTrainer", "TrainingArguments", "Seq2SeqTrainingArguments")

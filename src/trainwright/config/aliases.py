@@ -27,6 +27,10 @@ class OldName(Protocol):
         """Today's names and values. Raises ValueError with the reason where there is none."""
         ...
 
+    def current(self, args: Any) -> Any:
+        """The older name's value, from that of today's names in `args`."""
+        ...
+
 
 @dataclass
 class Translation:
@@ -43,8 +47,10 @@ class Renamed:
 
     new: str = ""
     convert: Callable[[Any], Any] = lambda value: value
+    back: Callable[[Any], Any] = lambda value: value
     note: str = ""
     reads: type = str
+    yields: bool = False  # a value of the field that differs wins, and is no contradiction
 
     @property
     def advice(self) -> str:
@@ -52,6 +58,9 @@ class Renamed:
 
     def meaning(self, value: Any, given: Given) -> dict[str, Any]:
         return {} if value is None else {self.new: self.convert(value)}
+
+    def current(self, args: Any) -> Any:
+        return self.back(getattr(args, self.new))
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,9 @@ class Switch:
 
     def meaning(self, value: Any, given: Given) -> dict[str, Any]:
         return {self.new: self.value} if value and given.get(self.new) not in self.also else {}
+
+    def current(self, args: Any) -> Any:
+        return getattr(args, self.new) in (self.value, *self.also)
 
 
 @dataclass(frozen=True)
@@ -90,9 +102,13 @@ class Entry:
         rest = given.get(self.new) or {}
         if isinstance(rest, str) and rest.startswith("{"):
             rest = json.loads(rest)
+        rest = entries_of(rest)
         if not isinstance(rest, Mapping):
             raise ValueError(f"it cannot be added to {self.new}={rest!r}; write it there, under {self.key!r}")
         return {self.new: {**rest, self.key: value}}
+
+    def current(self, args: Any) -> Any:
+        return entries_of(getattr(args, self.new) or {}).get(self.key, self.unset[-1])
 
 
 @dataclass(frozen=True)
@@ -112,6 +128,9 @@ class Item:
         items = rest.split() if isinstance(rest, str) else list(rest)
         return {self.new: [*items, self.item]} if value and self.item not in items else {}
 
+    def current(self, args: Any) -> Any:
+        return self.item in getattr(args, self.new)
+
 
 @dataclass(frozen=True)
 class Organization:
@@ -127,6 +146,10 @@ class Organization:
         name = given.get("hub_model_id") or given.get("push_to_hub_model_id")
         name = name or Path(given.get("output_dir") or "trainer_output").name
         return {"hub_model_id": name if "/" in name else f"{value}/{name}"}
+
+    def current(self, args: Any) -> Any:
+        owner, has_owner, _ = (args.hub_model_id or "").partition("/")
+        return owner if has_owner else None
 
 
 NameOfField = Renamed | Switch | Entry | Item | Organization  # `new` is filled in where names are collected
@@ -150,6 +173,9 @@ class Refused:
             raise ValueError(f"{self.reason}. Instead: {self.instead}")
         return {}
 
+    def current(self, args: Any) -> Any:
+        return self.harmless[0]
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -165,6 +191,9 @@ class Accepted:
     def meaning(self, value: Any, given: Given) -> dict[str, Any]:
         return {}
 
+    def current(self, args: Any) -> Any:
+        return False
+
 
 @dataclass(frozen=True)
 class Honoured:
@@ -176,12 +205,25 @@ class Honoured:
     def meaning(self, value: Any, given: Given) -> dict[str, Any]:
         return {}
 
+    def current(self, args: Any) -> Any:
+        raise AssertionError("fields are read by their own names")
+
+
+def entries_of(value: Any) -> Any:
+    """The dict of a dict-valued field that may hold an object."""
+    return value.to_dict() if hasattr(value, "to_dict") else value
+
 
 def share_of_steps(ratio: float) -> float:
     """A ratio of all steps, as warmup_steps takes it: there, 1 would be one step."""
     if not 0 <= ratio <= 1:
         raise ValueError("it is a share of all steps and lies between 0 and 1; write a number of steps as warmup_steps")
     return min(ratio, math.nextafter(1.0, 0.0))
+
+
+def ratio_of_steps(warmup_steps: float) -> float:
+    """The ratio that `warmup_steps` is; 0 where it is a number of steps, which wins over a ratio."""
+    return warmup_steps if warmup_steps < 1 else 0.0
 
 
 APEX = "NVIDIA's Apex is not used; torch has mixed precision of its own"

@@ -70,6 +70,23 @@ class TrainingArguments(
         finish(self, problems + rules.violations(self._typed))
         vars(self)["_zero_init"] = self._start_zero3()
 
+    if not TYPE_CHECKING:  # a checker would take any name to be an attribute
+
+        def __getattr__(self, name: str) -> Any:  # called for what is no attribute: older names
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            from trainwright.config import deprecated
+
+            return deprecated.read_older_name(self, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name not in self.__dataclass_fields__ and not name.startswith("_"):
+                from trainwright.config import deprecated
+
+                if name in deprecated.OLD_NAMES:
+                    return deprecated.assign_older_name(self, name, value)
+            object.__setattr__(self, name, value)
+
     @property
     def _typed(self) -> Arguments:
         """These arguments with the types that fields have after construction."""

@@ -173,7 +173,10 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         settings |= {"nargs": "?", "const": True}
     if choices := _choices(field.name, members):
         settings.update({"choices": choices, "metavar": "NAME"} if len(choices) > SHORT_LIST else {"choices": choices})
-    return {**settings, "type": make_choice_type_function(choices) if choices else _convert(members)}
+    convert = make_choice_type_function(choices) if choices else _convert(members)
+    if bool in members and isinstance(default, str):  # argparse converts a text default too: "no" is none of a bool
+        return {**settings, "type": lambda text: text if text == default else convert(text)}
+    return {**settings, "type": convert}
 
 
 def _bool_option(is_certain: bool, settings: dict[str, Any]) -> dict[str, Any]:
@@ -211,12 +214,15 @@ def _choices(name: str, members: Sequence[Any]) -> list[Any]:
 def _convert(members: Sequence[Any]) -> Convert:
     """From text to the first of `members` that takes it; text itself is tried last.
 
-    Beside str, a dict stays text: the dataclass knows whether it is JSON or a path.
+    Beside str, a dict (and what a dict describes) stays text: the dataclass knows whether it is JSON or a path.
     """
     if str not in members and Any not in members:
         return _converter(members[0])
     others = [member for member in members if member not in (str, Any)]
-    converters = [_converter(member) for member in others if (get_origin(member) or member) is not dict]
+    as_text = [
+        member for member in others if (get_origin(member) or member) is dict or dataclasses.is_dataclass(member)
+    ]
+    converters = [_converter(member) for member in others if member not in as_text]
 
     def convert(text: str) -> Any:
         for converter in converters:

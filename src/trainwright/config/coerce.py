@@ -101,18 +101,30 @@ def _aliases(args: Arguments) -> Problems:
 
 def _enums(args: Arguments) -> Problems:
     problems = []
-    for name, kind in ENUMS.items():
-        value = getattr(args, name)
-        word = value if isinstance(value, str) else ""
-        if word in SETTINGS[name].older_values:
-            value = SETTINGS[name].older_values[word]
-            warnings.warn(f"{name}={getattr(args, name)!r} is an older name: write {value!r}.", LegacyNameWarning, 2)
+    for name in ENUMS:
         try:
-            # by value, so that the enums of transformers serve too
-            setattr(args, name, kind(value.value if isinstance(value, Enum) else value))
+            setattr(args, name, as_enum(name, getattr(args, name)))
         except ValueError as error:
-            problems.append(f"{name}: {SETTINGS[name].refused_values.get(word, str(error))}")
+            problems.append(f"{name}: {error}")
     return problems + _debug(args)
+
+
+def as_enum(name: str, value: Any) -> Any:  # Any: a word or a member of any enum; a member of the field's enum
+    """The value of a field as a member of its enum; older words mean what they mean today.
+
+    Raises:
+        ArgumentError: there is no such value.
+    """
+    word = value.value if isinstance(value, Enum) else value  # by value, so that the enums of transformers serve too
+    older = SETTINGS[name].older_values
+    if isinstance(word, str) and word in older:
+        warnings.warn(f"{name}={word!r} is an older name: write {older[word]!r}.", LegacyNameWarning, stacklevel=3)
+        word = older[word]
+    try:
+        return ENUMS[name](word)
+    except ValueError as error:
+        refusal = SETTINGS[name].refused_values.get(word) if isinstance(word, str) else None
+        raise ArgumentError(refusal or str(error)) from None
 
 
 def _debug(args: Arguments) -> Problems:
@@ -192,6 +204,10 @@ def _backends(args: Arguments) -> Problems:
         args.accelerator_config = AcceleratorConfig.of(args.accelerator_config)
     except (ArgumentError, OSError, json.JSONDecodeError) as error:
         problems.append(f"accelerator_config: {error}")
+    else:
+        accumulation = args.accelerator_config.gradient_accumulation_kwargs or {}
+        if args.gradient_accumulation_steps == 1:
+            args.gradient_accumulation_steps = accumulation.get("num_steps", 1)
     if not args.fsdp:
         return problems
     from trainwright.config.fsdp_config import coerce_fsdp

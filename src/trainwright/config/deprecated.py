@@ -1,4 +1,5 @@
-"""Older names of arguments: collected from the fields, and those that mean nothing today; how a call is translated.
+"""Older names of arguments: collected from the fields, and those that mean nothing today; how a call is translated,
+and how they are read and assigned as attributes.
 
 Names that are fields again (`logging_dir`, ...) are listed as honoured and pass through untouched.
 """
@@ -20,10 +21,13 @@ from trainwright.config.aliases import (
     OldName,
     Organization,
     Refused,
+    Switch,
     Translation,
+    entries_of,
 )
+from trainwright.config.coerce import coerce
 from trainwright.config.fields import SETTINGS, OlderFields
-from trainwright.errors import LegacyNameWarning, did_you_mean
+from trainwright.errors import ArgumentError, LegacyNameWarning, did_you_mean
 
 TAKING_IN = (Entry, Item, Organization)  # their meaning holds what was there before, so they come last
 
@@ -31,7 +35,6 @@ _SHARDED = "FairScale is not used; torch shards models itself"
 _NATIVE = ("auto", "cuda_amp", "cpu_amp", "amp")
 
 OF_NO_FIELD: dict[str, OldName] = {
-    "save_safetensors": Refused((True,), "weights are written as safetensors only", "load them with safetensors", bool),
     "jit_mode_eval": Refused((False,), "evaluation does not trace with TorchScript", "torch_compile=True", bool),
     "use_ipex": Refused((False,), "IPEX is not used; torch itself is fast on Intel's devices", "bf16=True", bool),
     "fp16_opt_level": Refused(("O1", ""), APEX, "fp16=True or bf16=True"),
@@ -40,7 +43,6 @@ OF_NO_FIELD: dict[str, OldName] = {
     "sharded_ddp": Refused((False, "", []), _SHARDED, "fsdp=True"),
     "mp_parameters": Refused(("",), "SageMaker's model parallelism is not used", "fsdp=True or deepspeed"),
     "use_mps_device": Accepted("MPS is found by itself; use_cpu=True turns it off"),
-    "use_legacy_prediction_loop": Accepted("one loop serves evaluation and prediction"),
 }
 OLD_NAMES: dict[str, OldName] = {
     **{old: replace(kind, new=name) for name, one in SETTINGS.items() for old, kind in one.formerly.items()},
@@ -86,7 +88,7 @@ def _translate_one(name: str, original: Given, given: dict[str, Any], defaults: 
         present = given.get(new, default)
         if isinstance(row, TAKING_IN) or present in (default, translated):
             given[new] = translated
-        elif translated != default:
+        elif translated != default and not getattr(row, "yields", False):
             shown = "" if new.endswith("_token") else f" ({translated!r} and {present!r})"
             return f"{name} and {new} are given and differ{shown}. Keep {new}, its name today."
     return None
@@ -95,3 +97,45 @@ def _translate_one(name: str, original: Given, given: dict[str, Any], defaults: 
 def unknown_message(name: str, known: Collection[str]) -> str:
     """The message for a name that is no argument, with the nearest one that is."""
     return f"{name} is not an argument.{did_you_mean(name, known)}"
+
+
+def read_older_name(args: Any, name: str) -> Any:
+    """The value of an older name, from those of today's.
+
+    Raises:
+        AttributeError: there is no such name.
+    """
+    if name not in OLD_NAMES:
+        raise AttributeError(f"{type(args).__name__!r} object has no attribute {name!r}")
+    return OLD_NAMES[name].current(args)
+
+
+def assign_older_name(args: Any, name: str, value: Any) -> None:
+    """Assigns what an older name means to arguments that were made already, in the form that construction gives it.
+
+    Raises:
+        ArgumentError: it means nothing today, or has no such value.
+    """
+    meaning = _meaning_for(args, name, value)
+    if meaning:
+        warnings.warn(f"{name} is an older name: {OLD_NAMES[name].advice}.", LegacyNameWarning, stacklevel=3)
+        for new, translated in meaning.items():
+            setattr(args, new, translated)
+        if problems := coerce(args):
+            raise ArgumentError("\n".join(problems))
+
+
+def _meaning_for(args: Any, name: str, value: Any) -> dict[str, Any]:
+    """What an older name means to arguments with values: one that was set before may be taken back."""
+    row = OLD_NAMES[name]
+    try:
+        meaning = row.meaning(value, vars(args))
+    except ValueError as reason:
+        raise ArgumentError(f"{name}={value!r} is refused: {reason}.") from None
+    if meaning or row.current(args) == value:
+        return meaning
+    if isinstance(row, Switch):
+        return {row.new: SETTINGS[row.new].default}
+    if isinstance(row, Item):
+        return {row.new: [item for item in getattr(args, row.new) if item != row.item]}
+    return {row.new: {**entries_of(getattr(args, row.new) or {}), row.key: value}} if isinstance(row, Entry) else {}

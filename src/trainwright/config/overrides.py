@@ -18,7 +18,7 @@ from trainwright.config import rules
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.coerce import coerce
 from trainwright.config.constructor import refuse
-from trainwright.config.deprecated import unknown_message
+from trainwright.config.deprecated import OLD_NAMES, unknown_message
 from trainwright.config.fields import ALIASES, RANGES, SETTINGS
 from trainwright.config.protocol import Arguments
 
@@ -41,7 +41,7 @@ def with_overrides(args: A, values: Mapping[str, Any]) -> A:
     for name, value in vars(args).items():
         if isinstance(value, (dict, list)):
             setattr(changed, name, copy.deepcopy(value))
-    for name, value in values.items():
+    for name, value in _in_todays_names(args, values).items():
         if is_settled(name):
             continue
         setattr(changed, name, converted(args, name, value))
@@ -58,13 +58,23 @@ def problem_of_name(args: DataclassInstance, name: str) -> str | None:
     """Returns the reason why trials cannot name a field; None if they can."""
     names = [field.name for field in dataclasses.fields(args) if field.init]
     if name not in names:
-        return unknown_message(name, names)
+        today = getattr(OLD_NAMES.get(name), "new", "")
+        return problem_of_name(args, today) if today else unknown_message(name, names)
     return None
 
 
 def is_settled(name: str) -> bool:
     """Whether a field is settled when the trainer is made, so that trials cannot differ in it."""
     return name in SETTINGS and not SETTINGS[name].searchable
+
+
+def _in_todays_names(args: DataclassInstance, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of older names as those of the fields that they mean."""
+    names = {field.name for field in dataclasses.fields(args)}
+    given = {name: value for name, value in values.items() if name in names}
+    for name in values.keys() - names:
+        given |= OLD_NAMES[name].meaning(values[name], {**vars(args), **given})
+    return given
 
 
 def problem_of_value(args: DataclassInstance, name: str, value: Any) -> str | None:

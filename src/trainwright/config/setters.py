@@ -5,9 +5,10 @@ Names, parameters and defaults are transformers'. Each writes to the arguments a
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
+from trainwright.config.aliases import share_of_steps
+from trainwright.config.coerce import as_enum
 from trainwright.config.enums import (
     HubStrategy,
     IntervalStrategy,
@@ -15,7 +16,7 @@ from trainwright.config.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from trainwright.errors import ArgumentError, LegacyNameWarning
+from trainwright.errors import ArgumentError, warn_older_name
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,8 +44,7 @@ class Setters:
     ) -> Self:
         """Train, with these basics. A positive `max_steps` overrides `num_epochs`."""
         if gradient_checkpointing is not None:
-            message = "gradient_checkpointing is the older name of activation_checkpointing: write that."
-            warnings.warn(message, LegacyNameWarning, stacklevel=2)
+            warn_older_name("gradient_checkpointing", "activation_checkpointing")
             activation_checkpointing = gradient_checkpointing
         return self._set(
             do_train=True,
@@ -67,8 +67,14 @@ class Setters:
         accumulation_steps: int | None = None,
         delay: float | None = None,
         loss_only: bool = False,
+        jit_mode: bool = False,
     ) -> Self:
-        """When and how to evaluate. `delay`: epochs or steps before the first evaluation."""
+        """When and how to evaluate. `delay`: epochs or steps before the first evaluation.
+
+        Raises:
+            ArgumentError: `steps` of 0, or `jit_mode`, which evaluations no longer have.
+        """
+        _refuse_jit(jit_mode)
         when = IntervalStrategy(strategy)
         _require_steps(when, steps)
         return self._set(
@@ -77,12 +83,13 @@ class Setters:
             eval_steps=steps,
             per_device_eval_batch_size=batch_size,
             eval_accumulation_steps=accumulation_steps,
-            eval_delay=delay,
+            eval_delay=0 if delay is None else delay,
             prediction_loss_only=loss_only,
         )
 
-    def set_testing(self, batch_size: int = 8, loss_only: bool = False) -> Self:
-        """Predict on the test set."""
+    def set_testing(self, batch_size: int = 8, loss_only: bool = False, jit_mode: bool = False) -> Self:
+        """Predict on the test set. `jit_mode`: False; predictions no longer have it."""
+        _refuse_jit(jit_mode)
         return self._set(do_predict=True, per_device_eval_batch_size=batch_size, prediction_loss_only=loss_only)
 
     def set_save(
@@ -157,7 +164,7 @@ class Setters:
     ) -> Self:
         """The optimizer and its parameters. `args`: more of them, as 'key=value,key=value'."""
         return self._set(
-            optim=OptimizerNames(name),
+            optim=as_enum("optim", name),
             learning_rate=learning_rate,
             weight_decay=weight_decay,
             adam_beta1=beta1,
@@ -172,10 +179,17 @@ class Setters:
         num_epochs: float = 3.0,
         max_steps: int = -1,
         warmup_steps: float = 0,
+        warmup_ratio: float = 0.0,
     ) -> Self:
-        """The schedule of the learning rate. `warmup_steps` below 1: a share of all steps."""
+        """The schedule of the learning rate. `warmup_steps` below 1: a share of all steps.
+
+        `warmup_ratio` is the older name of such a share; `warmup_steps` wins over it.
+        """
+        if warmup_ratio:
+            warn_older_name("warmup_ratio", "warmup_steps")
+            warmup_steps = warmup_steps or share_of_steps(warmup_ratio)
         return self._set(
-            lr_scheduler_type=SchedulerType(name),
+            lr_scheduler_type=as_enum("lr_scheduler_type", name),
             num_train_epochs=num_epochs,
             max_steps=max_steps,
             warmup_steps=warmup_steps,
@@ -216,3 +230,8 @@ class Setters:
 def _require_steps(when: IntervalStrategy | SaveStrategy, steps: float) -> None:
     if when == IntervalStrategy.STEPS and steps == 0:
         raise ArgumentError("strategy='steps' with steps=0 never comes due. Give a positive number, or strategy='no'.")
+
+
+def _refuse_jit(wanted: bool) -> None:
+    if wanted:
+        raise ArgumentError("jit_mode=True: evaluation does not trace with TorchScript. Instead: torch_compile=True.")

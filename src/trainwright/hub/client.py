@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
+
 MAIN = (None, "main")
+TIMEOUT_S = 10.0
 
 
 class HubClient:
@@ -33,6 +37,17 @@ class HubClient:
         return HfApi(library_name="trainwright").create_commit(
             repo, added, commit_message=message, token=self.token, revision=revision
         )
+
+    def license_of(self, repo: str) -> str | None:
+        """Returns the license that a model's repository names; None where it names none or cannot be asked."""
+        from huggingface_hub import HfApi
+
+        try:
+            tags = HfApi(library_name="trainwright").model_info(repo, token=self.token, timeout=TIMEOUT_S).tags or []
+        except Exception as error:  # whatever the client raises: a card does without
+            logger.info("The license of %s is not known: %s", repo, error)
+            return None
+        return next((tag.removeprefix("license:") for tag in tags if tag.startswith("license:")), None)
 
 
 def is_permanent_error(error: BaseException) -> bool:

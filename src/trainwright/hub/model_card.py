@@ -14,6 +14,7 @@ from torch import nn
 
 from trainwright._types import JSONObject, printable, write_text
 from trainwright.config.protocol import Arguments
+from trainwright.hub.client import HubClient
 from trainwright.journal.environment_info import installed
 
 if TYPE_CHECKING:
@@ -251,6 +252,8 @@ def collect(
         "tags": listed(given.get("tags")) + listed(getattr(model, "model_tags", None)),
     }
     chosen = {**found, **{name: value for name, value in given.items() if value is not None and name != "tags"}}
+    if chosen["base_model"] is not None and "license" not in chosen:
+        chosen["license"] = HubClient(args.hub_token).license_of(chosen["base_model"])
     return CardContent(
         **chosen,
         results=results(history),

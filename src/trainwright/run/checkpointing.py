@@ -17,9 +17,10 @@ from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.manifest import Manifest, find_problem
-from trainwright.checkpoint.retention import Keep, Saved, to_remove
+from trainwright.checkpoint.retention import Keep, Saved, milestones, to_remove
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
+from trainwright.config.fields import value_of
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError
 from trainwright.hooks import SaveHooks, is_overridden
@@ -188,7 +189,13 @@ class Checkpointer:
         """The model so that `from_pretrained` loads it, the processing class, the arguments."""
         from trainwright.checkpoint import weights
 
-        weights.save_weights(self.engine.unwrap(model), folder, state_dict=state_dict, sink=self.writer.sink)
+        weights.save_weights(
+            self.engine.unwrap(model),
+            folder,
+            state_dict=state_dict,
+            sink=self.writer.sink,
+            as_safetensors=value_of(self.args, "save_safetensors"),
+        )
         if hasattr(processing_class, "save_pretrained"):
             processing_class.save_pretrained(folder)
         training_state.save_arguments(self.args, folder)
@@ -364,6 +371,21 @@ def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best:
         return
     keep = Keep(last=plan.keep_last, every_steps=plan.keep_every_steps, every_s=plan.keep_every_s)
     for step in to_remove(written_by(store, run_id), keep, newest=newest, best=best):
+        store.remove(step)
+
+
+def keep_only_best(store: CheckpointStore, args: Any, run: TrainingRun) -> None:
+    """At the end of a run with `save_total_limit=1`: deletes its other checkpoints, milestones aside.
+
+    A run that its time limit ended is not at its end: what resumes it stays.
+    """
+    plan, state = resolve.checkpoint(args), run.progress.state
+    best, is_cut_off = state.best_global_step, plan.max_train_s is not None and state.global_step < state.max_steps
+    if plan.keep_last != 1 or is_cut_off or best is None or not store.path(best).is_dir():
+        return
+    written = written_by(store, run.run_id)
+    keep = Keep(last=1, every_steps=plan.keep_every_steps, every_s=plan.keep_every_s)
+    for step in {one.step for one in written} - {best} - milestones(written, keep):
         store.remove(step)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,24 @@ from trainwright.state.run_state import RunState
 from trainwright.state.trainer_state import TrainerState
 
 logger = logging.getLogger(__name__)
+
+
+class _LastResort(logging.StreamHandler):  # type: ignore[type-arg]  # of the stream of the moment
+    """Shows messages on stderr while the script has not configured logging; Python itself drops those of level info."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            self.setStream(sys.stderr)
+            super().emit(record)
+
+
+def use_log_level(args: Any) -> None:
+    """Sets the level of our messages, and of transformers' where it is loaded, to that of the arguments."""
+    ours = logging.getLogger("trainwright")
+    for name in {ours.name, "transformers"} & sys.modules.keys():
+        logging.getLogger(name).setLevel(args.get_process_log_level())
+    if not any(isinstance(handler, _LastResort) for handler in ours.handlers):
+        ours.addHandler(_LastResort())
 
 
 def log_run_header(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -72,20 +72,27 @@ class FlopEstimator:
 
     def __init__(self) -> None:
         self._model: Any = None
+        self._of_model: Callable[[Any], float] | None = None
         self._per_token = 0
         self._main_input = ""
 
-    def estimate(self, model: Any, inputs: Any) -> int:
-        """Operations of one forward and backward pass; 0 where the batch has no main input.
+    def estimate(self, model: Any, inputs: Any) -> float:
+        """Operations of one forward and backward pass, as the model itself says if it has `floating_point_ops`.
+
+        0 where the batch has no main input.
 
         Args:
             model: the user's module.
             inputs: a collated batch; a library's own loader may give something else than a dict.
         """
         if self._model is not model:
-            self._model = model
+            own = getattr(model, "floating_point_ops", None)
+            is_brought = callable(own) and not str(getattr(own, "__module__", "")).startswith("transformers.")
+            self._model, self._of_model = model, own if is_brought else None
             self._per_token = 6 * model_facts.num_parameters_without_embeddings(model)
             self._main_input = model_facts.main_input_name(model)
+        if self._of_model is not None:
+            return self._of_model(inputs)
         main_input = inputs.get(self._main_input) if isinstance(inputs, Mapping) else None
         return 0 if main_input is None else self._per_token * main_input.numel()
 

@@ -46,6 +46,12 @@ class OlderFields(FieldGroup, group="Older names, honoured"):
         **TUNABLE,
         limits=Range(-1, whole=True, hint="-1 feeds no past state."),
     )
+    save_safetensors: bool = setting(
+        True, "Write weights as safetensors; else with torch, as pytorch_model.bin.", **FIXED
+    )
+    use_legacy_prediction_loop: bool = setting(
+        False, "Evaluate and predict through `prediction_loop`, so that an override of it is called.", **FIXED
+    )
     tpu_num_cores: int | None = setting(None, "Number of TPU cores.", **FIXED, limits=MAYBE_COUNT)
     ray_scope: str = setting("last", "Ray: which result of a trial counts: last, avg, all, ...", **FIXED)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainwright.config.aliases import APEX, Renamed, Switch, share_of_steps
+from trainwright.config.aliases import APEX, Renamed, Switch, ratio_of_steps, share_of_steps
 from trainwright.config.enums import OptimizerNames, SchedulerType
 from trainwright.config.fields.setting import (
     ANY_NUMBER,
@@ -92,7 +92,11 @@ class OptimizerFields(FieldGroup, group="Optimizer and schedule"):
         searchable=True,
         limits=Range(0, hint="Below 1 it is a share of all steps."),
         summarized=True,
-        formerly={"warmup_ratio": Renamed(convert=share_of_steps, note=" with a share below 1", reads=float)},
+        formerly={
+            "warmup_ratio": Renamed(
+                convert=share_of_steps, back=ratio_of_steps, note=" with a share below 1", reads=float, yields=True
+            )
+        },
     )
     optim: OptimizerNames | str = setting(
         "adamw_torch_fused",
