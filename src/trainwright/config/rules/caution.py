@@ -5,8 +5,6 @@ One function per rule, of the arguments and the facts of the run. Each is said o
 
 from __future__ import annotations
 
-from numbers import Real
-
 from trainwright.config.fields import defaults_of, value_of
 from trainwright.config.parsing import parse_steps
 from trainwright.config.protocol import Arguments
@@ -63,7 +61,7 @@ def saving_is_reached(args: Arguments, facts: RunFacts) -> str | None:
 
 def _never(args: Arguments, facts: RunFacts, what: str) -> str | None:
     steps = getattr(args, f"{what}_steps")
-    if facts.max_steps is None or getattr(args, f"{what}_strategy") != "steps" or not isinstance(steps, Real):
+    if facts.max_steps is None or getattr(args, f"{what}_strategy") != "steps" or not isinstance(steps, (int, float)):
         return None
     is_default = steps == defaults_of(type(args)).get(f"{what}_steps")  # nobody chose it: a short run need not reach it
     if is_default or 0 < steps <= facts.max_steps:
