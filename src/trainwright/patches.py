@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
@@ -168,10 +167,17 @@ def _noise(alpha: float) -> Callable[[torch.nn.Module, object, torch.Tensor], to
     def add_noise(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
         if not module.training:
             return output
-        bound = alpha / math.sqrt(output.size(1) * output.size(2))
+        bound = _bound(alpha, output.size(1) * output.size(2))
         return output + torch.zeros_like(output).uniform_(-bound, bound)
 
     return add_noise
+
+
+@functools.lru_cache
+def _bound(alpha: float, num_values: int) -> float:
+    """The largest noise, computed in fp32 as the original does: its last bit decides the last bits of the noise."""
+    bound: float = (alpha / torch.sqrt(torch.tensor(num_values, device="cpu"))).item()
+    return bound
 
 
 @contextmanager

@@ -1362,7 +1362,7 @@ class Trainer:
         """Raises what the first evaluation would raise, before step 1.
 
         Raises:
-            DataError: an evaluation set without samples; metrics, and no labels for them.
+            DataError: an evaluation set without samples.
             MetricError: `metric_for_best_model` is not among what an evaluation yields.
         """
         if self.args.eval_strategy != "no" and self.eval_dataset is not None:

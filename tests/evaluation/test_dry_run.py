@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from trainwright import Trainer, TrainerCallback
 from trainwright.errors import DataError, MetricError
 
-from .._support.small import data, differing, make_trainer, train, weights
+from .._support.small import data, differing, logged, make_trainer, train, weights
 
 BY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 
@@ -198,13 +198,21 @@ UNLABELLED = [{"x": item["x"]} for item in data.vectors(9)]
 
 @pytest.mark.parametrize("metric", [None, "score"])
 @pytest.mark.parametrize("sets", [False, True])
-def test_metrics_without_labels(sets: bool, metric: str | None, tmp_path: Path) -> None:
+def test_metrics_without_labels(
+    sets: bool, metric: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     dataset = {"near": UNLABELLED, "far": UNLABELLED} if sets else UNLABELLED
     metric = metric and f"near_{metric}" if sets else metric
-    trainer, steps = judged(tmp_path, metric, eval_dataset=dataset)
-    with pytest.raises(DataError, match=r"no labels: looked for labels; found x\..*label_names"):
+    trainer, steps = judged(tmp_path, metric, eval_dataset=dataset, log_level="warning")
+    if metric is None:
         trainer.train()
-    assert steps.events == []
+        assert not logged(trainer, "eval_score")
+        assert logged(trainer, "eval_near_runtime" if sets else "eval_runtime")
+    else:
+        with pytest.raises(MetricError, match=f"the evaluation gives no 'eval_{metric}'"):
+            trainer.train()
+        assert steps.events == []
+    assert "no labels: looked for labels; found x. Rename" in caplog.text
 
 
 @pytest.mark.parametrize("dataset", [[], {"near": [], "far": []}], ids=["one", "several"])

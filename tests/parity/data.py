@@ -54,6 +54,12 @@ def vectors(size: int) -> list[Item]:
     return [{"x": torch.randn(FEATURES, generator=g), "labels": i * i % CLASSES} for i in range(size)]
 
 
+def images(size: int) -> list[Item]:
+    """For a vision model: pixels and a label."""
+    g = torch.Generator().manual_seed(10)
+    return [{"pixel_values": torch.randn(3, 8, 8, generator=g), "labels": i * i % CLASSES} for i in range(size)]
+
+
 class TorchDataset(Dataset[Item]):
     """Length and index, nothing else."""
 

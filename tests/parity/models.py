@@ -14,6 +14,8 @@ from transformers import (
     LlamaForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
 )
 
 VOCAB = 48
@@ -104,6 +106,21 @@ def gpt2(dropout: float = 0.0) -> nn.Module:
         eos_token_id=2,
     )
     return GPT2LMHeadModel(config)
+
+
+def vit(dropout: float = 0.0) -> nn.Module:
+    config = ViTConfig(
+        image_size=8,
+        patch_size=4,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        num_labels=CLASSES,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    return ViTForImageClassification(config)
 
 
 class Plain(nn.Module):

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from trainwright._types import Batch, Nested, TailBatch, has_length
-from trainwright.errors import DataError
 from trainwright.evaluation.outputs import EvalLoopOutput
 from trainwright.evaluation.prediction_accumulator import EvalContext, PredictionAccumulator
 from trainwright.hooks import EvalHooks
@@ -36,9 +35,6 @@ def evaluation_loop(
 
     Returns:
         Predictions and labels as arrays (None unless kept), metrics, and the number of samples.
-
-    Raises:
-        DataError: `compute_metrics` needs labels that the batches lack.
     """
     known = _num_samples(dataloader, hooks)
     results = PredictionAccumulator(session, known)
@@ -59,6 +55,7 @@ def _collect(
 ) -> tuple[int, bool]:
     """Runs all batches; returns the number of samples of this process, and whether there were labels."""
     num_seen, found_labels = 0, False
+    lacking: Batch | None = None
     batches = _with_last(dataloader) if session.plan.streams_metrics else ((batch, False) for batch in dataloader)
     for inputs, is_last in batches:
         counts = not isinstance(inputs, TailBatch) or inputs.num_samples > 0
@@ -67,12 +64,14 @@ def _collect(
         step = hooks.prediction_step(session.model, inputs, session.loss_only, ignore_keys=session.ignore_keys)
         found_labels = found_labels or step[2] is not None
         if session.needs_labels and session.compute_metrics is not None and step[2] is None and not session.loss_only:
-            raise_no_labels(session.label_names, inputs)
+            lacking = lacking or inputs
         shown = _shown(session, hooks, inputs)
         results.add(inputs, step, rows=rows or 1, shown=shown, counts=counts, is_last=is_last)
         del step  # or this batch's output would lie beside the next one's
         session.events.fire("on_prediction_step", run)
         run.interrupts.passes()
+    if lacking is not None:
+        warn_no_labels(session.label_names, lacking)
     return num_seen, found_labels
 
 
@@ -83,13 +82,13 @@ def _shown(session: EvalContext, hooks: EvalHooks, inputs: Batch) -> Nested:
     return hooks._prepare_input(inputs if session.plan.streams_metrics else inputs[session.main_input])
 
 
-def raise_no_labels(label_names: Sequence[str], inputs: Batch) -> None:
-    """Raises the error of an evaluation with metrics whose batches have no labels."""
-    raise DataError(
-        f"compute_metrics was given, but the evaluation batches have no labels: looked for "
-        f"{', '.join(label_names) or 'labels, of which this model takes none'}; found {', '.join(inputs)}. Rename the "
-        "column, name it with label_names=[...], or take compute_metrics away."
-    )
+def warn_no_labels(label_names: Sequence[str], inputs: Batch) -> None:
+    """Says that an evaluation has no metrics because its batches have no labels."""
+    logger.warning(
+        "compute_metrics is not called, because the evaluation batches have no labels: looked for %s; found %s. Rename "
+        "the column, or name it with label_names=[...].",
+        ", ".join(label_names) or "labels, of which this model takes none", ", ".join(inputs),
+    )  # fmt: skip
 
 
 def _num_samples(dataloader: object, hooks: EvalHooks) -> int | None:

@@ -73,7 +73,7 @@ class EvalContext:
         main_input: entry of a batch that metrics get as `inputs`.
         compute_metrics: from an EvalPrediction to a dict, or an object that is fed by batches; None: loss only.
         preprocess_logits: applied to (logits, labels) of each batch before they are kept.
-        needs_labels: whether metrics without labels are an error (evaluation) or not (prediction).
+        needs_labels: whether metrics without labels are worth a warning (evaluation) or not (prediction).
     """
 
     plan: EvalPlan

@@ -34,7 +34,7 @@ def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> None:
         ignore_keys: entries of the model's output that are no predictions.
 
     Raises:
-        DataError: metrics, and no labels for them; an evaluation set that is no dataset, or has no sample to judge by.
+        DataError: an evaluation set that is no dataset, or has no sample to judge by.
         MetricError: `metric_for_best_model` is not among what an evaluation yields.
     """
     checks.check_sets_have_samples(trainer.args, trainer.eval_dataset)
@@ -104,7 +104,7 @@ def _look_at_metrics(trainer: Any, eval_set: str | None, ignore_keys: list[str] 
         return
     batch = _first_batch(trainer, eval_set)
     if not trainer.label_names or any(batch.batch.get(name) is None for name in trainer.label_names):
-        eval_loop.raise_no_labels(trainer.label_names, batch.batch)
+        return eval_loop.warn_no_labels(trainer.label_names, batch.batch)
     try:
         _metrics_of(trainer, batch, "eval" if eval_set is None else f"eval_{eval_set}", ignore_keys)
     except TrainwrightError:

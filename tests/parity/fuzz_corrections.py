@@ -1,0 +1,211 @@
+"""Differences that docs/migrate.md describes, by name, and a trainer of the original that has them corrected.
+
+A correction is as narrow as it can be, is applied to the original before it trains where that is possible, so that all
+that follows from it is compared too, and counts how often it changed something.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+import transformers
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A difference that docs/migrate.md describes.
+
+    Attributes:
+        row: words of its row there; a test looks for them.
+    """
+
+    name: str
+    row: str
+
+
+EVAL_LOSS = Correction("eval loss over items", "**`eval_loss`** is the mean over items")
+EVAL_DRAWS = Correction("evaluation draws no random numbers", "**Evaluating draws no random numbers**")
+SHIFTED = Correction("items of an undeclared causal loss", "**Causal models without a declared loss type**")
+PREPARATION = Correction("no preparation time", "the first `evaluate` adds `eval_model_preparation_time`")
+FILES = Correction("more files", "`training_args.json` beside it is for people")
+TOTAL_FLOS = Correction(
+    "operations in the result", "without progress bars, the result of `train()` has no `total_flos`"
+)
+HALF_ON_CPU = Correction("fp16 on the CPU", "`fp16=True` has no effect on the CPU")
+NAMED_ERROR = Correction("an error of ours by name", "the error is one of Python's, from within")
+METRIC = Correction("a metric that nobody computes", "a misspelt `metric_for_best_model`")
+WITHIN = (AttributeError, KeyError, TypeError, AssertionError, IndexError, RuntimeError)
+IN_ORDER = Correction("predictions in the order of the data", "predictions come in an order drawn at random")
+NUM_LOSSES = Correction("a loss for each sample", 'with `include_for_metrics=["loss"]`')
+NAMED_RESUME = Correction("a checkpoint in the arguments", "`args.resume_from_checkpoint` is left to the script")
+WHOLE_EVALUATION = Correction("evaluation of all samples", "`dataloader_drop_last` drops samples of evaluations")
+RENAMED = Correction("weights under renamed keys", "weights whose names `save_pretrained` changes")
+NON_FINITE = Correction("losses that are not finite", "**A loss that is not finite** is logged as 0.0 there")
+SCALARS = Correction("arrays of one dimension", "predictions that are one number a batch")
+MORE_MODULES = Correction("settings of transformers' models", "with a module that is no transformers model")
+NO_STATE = Correction("no resume without the optimizer", "a checkpoint of `save_only_model` is resumed")
+STRAYS = Correction("a resumed run is the uninterrupted one", "a resumed run draws other numbers")
+CORRECTIONS = (
+    IN_ORDER,
+    NUM_LOSSES,
+    NAMED_RESUME,
+    WHOLE_EVALUATION,
+    NO_STATE,
+    STRAYS,
+    RENAMED,
+    NON_FINITE,
+    SCALARS,
+    MORE_MODULES,
+    HALF_ON_CPU,
+    NAMED_ERROR,
+    METRIC,
+    TOTAL_FLOS,
+    EVAL_LOSS,
+    EVAL_DRAWS,
+    SHIFTED,
+    PREPARATION,
+    FILES,
+)
+FILES_OF_OURS = ("training_args.json", "manifest.json", "data_position.pth", "journal.jsonl")
+# Settings of ours that ask for the original's arithmetic where the default corrects it.
+AS_THERE = {"loss_weighting": "original"}
+
+
+# -- the original, corrected ------------------------------------------------------------------------------------------
+
+
+class Corrected:
+    """Mixed into a trainer of the original: does what docs/migrate.md says that ours does."""
+
+    used: Counter[Correction]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = getattr(self.model, "config", None)
+        if type(self.model).__name__ == "GPT2LMHeadModel" and config is not None and not self._loss_shifts_labels:
+            self._loss_shifts_labels = True
+            self.used[SHIFTED] += 1
+
+        if self.compute_metrics is not None and "loss" in self.args.include_for_metrics:
+            self.compute_metrics = self._with_a_loss_each(self.compute_metrics)
+
+    def _with_a_loss_each(self, metrics: Any) -> Any:
+        def trimmed(prediction: Any, **kwargs: Any) -> Any:
+            labels, losses = prediction.label_ids, prediction.losses
+            if isinstance(losses, (np.ndarray, torch.Tensor)) and len(losses) > len(labels):
+                prediction.losses = losses[: len(labels)]
+                self.used[NUM_LOSSES] += 1
+            return metrics(prediction, **kwargs)
+
+        return trimmed
+
+    def _get_eval_sampler(self, dataset: Any) -> Any:
+        sampler = super()._get_eval_sampler(dataset)
+        if sampler is None or isinstance(sampler, torch.utils.data.SequentialSampler):
+            return sampler
+        self.used[IN_ORDER] += 1
+        return torch.utils.data.SequentialSampler(dataset)
+
+    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
+        named = self.args.resume_from_checkpoint
+        if resume_from_checkpoint is None and named is not None:
+            self.used[NAMED_RESUME] += 1
+        return super().train(named if resume_from_checkpoint is None else resume_from_checkpoint, **kwargs)
+
+    def _load_from_checkpoint(self, checkpoint: Any, model: Any = None) -> None:
+        super()._load_from_checkpoint(checkpoint, model)
+        self._load_renamed(Path(checkpoint))
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._load_renamed(Path(self.state.best_model_checkpoint))
+
+    def _load_renamed(self, checkpoint: Path) -> None:
+        file = checkpoint / "model.safetensors"
+        if not isinstance(self.model, transformers.PreTrainedModel) or not file.is_file():
+            return
+        if safetensors.torch.load_file(file).keys() - self.model.state_dict().keys():
+            self.model.load_state_dict(type(self.model).from_pretrained(checkpoint).state_dict())
+            self.used[RENAMED] += 1
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        with self._whole_evaluation():
+            return super().get_eval_dataloader(*args, **kwargs)
+
+    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        with self._whole_evaluation():
+            return super().get_test_dataloader(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _whole_evaluation(self) -> Iterator[None]:
+        asked, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        self.used[WHOLE_EVALUATION] += asked
+        try:
+            yield
+        finally:
+            self.args.dataloader_drop_last = asked
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        with self._without_draws():
+            return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        with self._without_draws():
+            return super().predict(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _without_draws(self) -> Iterator[None]:
+        before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        try:
+            yield
+        finally:
+            if not torch.equal(before[0], torch.get_rng_state()):
+                self.used[EVAL_DRAWS] += 1
+            torch.set_rng_state(before[0])
+            np.random.set_state(before[1])
+            random.setstate(before[2])
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._finalize_training(*args, **kwargs)
+        if "total_flos" not in result.metrics:
+            result.metrics["total_flos"] = self.state.total_flos
+            self.used[TOTAL_FLOS] += 1
+        return result
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        labels, num_rows = inputs.get("labels"), len(next(iter(inputs.values())))
+        step = super().prediction_step(model, inputs, *args, **kwargs)
+        if step[0] is not None:
+            items = num_rows
+            if isinstance(labels, torch.Tensor) and not labels.is_floating_point() and self.label_names:
+                items = int((labels[..., 1:] if self._loss_shifts_labels else labels).ne(-100).sum())
+            self._losses.append((step[0].double().item(), items))
+        return step
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        self._losses: list[tuple[float, int]] = []
+        output = super().evaluation_loop(*args, **kwargs)
+        for name in [name for name in output.metrics if name.endswith("_model_preparation_time")]:
+            del output.metrics[name]
+            self.used[PREPARATION] += 1
+        losses = [one for one in self._losses if math.isfinite(one[0])] if self.args.logging_nan_inf_filter else []
+        losses = losses or self._losses
+        num_items = sum(items for _, items in losses)
+        for name in [name for name in output.metrics if name.endswith("_loss")] if num_items else []:
+            theirs, output.metrics[name] = output.metrics[name], sum(loss * n for loss, n in losses) / num_items
+            self.used[EVAL_LOSS] += not math.isclose(theirs, output.metrics[name], rel_tol=1e-6)
+        return output
+
+
+def corrected(kind: type[transformers.Trainer]) -> Any:
+    return type(f"Corrected{kind.__name__}", (Corrected, kind), {})
