@@ -14,6 +14,8 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -124,12 +126,31 @@ def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Any:
-    if item.get_closest_marker("quick"):
-        _now.name, _now.pid, _now.refused = item.nodeid, os.getpid(), []
-    try:
+    if not item.get_closest_marker("quick"):
         return (yield)
+    _now.name, _now.pid, _now.refused = item.nodeid, os.getpid(), []
+    try:
+        with _without_engines():
+            return (yield)
     finally:
         _now.name = ""
+
+
+@contextmanager
+def _without_engines() -> Iterator[None]:
+    """Lets quick tests run as on a machine without DeepSpeed and Ray, which only the slow tests need.
+
+    Accelerate imports the one to unwrap a model, and a search the other to see whether it has its part for searches.
+    """
+    from accelerate.utils import other
+
+    from trainwright.search import backends
+
+    find_spec = backends.find_spec
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(other, "is_deepspeed_available", lambda: False)
+        patch.setattr(backends, "find_spec", lambda name: None if name == "ray" else find_spec(name))
+        yield
 
 
 @pytest.hookimpl(wrapper=True)
