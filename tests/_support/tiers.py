@@ -25,7 +25,7 @@ FRAMEWORKS = frozenset({"sentence_transformers", "setfit", "trl", "lightning", "
                         "deepspeed", "ray", "wandb", "mlflow", "comet_ml", "dvclive", "neptune", "swanlab",
                         "trackio"})  # fmt: skip
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
-_FACTS = ("git", "uname")  # each training asks for its commit and its platform, and does without
+_FACTS = ("git", "uname", "lscpu")  # a training asks for its commit and platform, joblib for cores; both do without
 _SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(1000000))"
 
 

@@ -69,6 +69,7 @@ class Quiet:
             self._patches.setattr(owner, name, _raises(f"{owner.__name__}.{name}", getattr(owner, name)))
         # A torch that is built with CUDA reads the environment for it in each step of its optimizers.
         self._patches.setattr(torch.accelerator, "is_available", lambda: False)
+        self._patches.setattr(torch.cuda, "is_available", lambda: False)
         self._mode = NoReadBack()
         self._mode.__enter__()
 

@@ -48,6 +48,7 @@ def test_a_method_has_the_signature_of_the_installed_transformers(name: str) -> 
         assert kinds[0] == kinds[1]
 
 
+@pytest.mark.framework
 def test_every_frozen_method_but_two_is_in_transformers() -> None:
     gone = {name for name in METHODS if not hasattr(transformers.Trainer, name)}
     assert gone == {"prediction_loop", "num_tokens"}
@@ -69,6 +70,7 @@ def test_the_older_tokenizer_warns_and_becomes_the_processing_class(tmp_path: Pa
     assert trainer.processing_class is tokenizer
 
 
+@pytest.mark.framework
 @pytest.mark.parametrize(("name", "value"), surface.CLASS_ATTRIBUTES.items())
 def test_a_class_attribute_has_its_value(name: str, value: Any) -> None:
     assert getattr(trainwright.Trainer, name) is value
