@@ -54,6 +54,8 @@ NON_FINITE = Correction("losses that are not finite", "**A loss that is not fini
 SCALARS = Correction("arrays of one dimension", "predictions that are one number a batch")
 MORE_MODULES = Correction("settings of transformers' models", "with a module that is no transformers model")
 NO_STATE = Correction("no resume without the optimizer", "a checkpoint of `save_only_model` is resumed")
+INTERVALS = Correction("intervals of a resumed run", "a resumed run keeps the intervals of its checkpoint")
+FINISHED = Correction("no step after the last", "a resume of a run that has done all its steps")
 STRAYS = Correction("a resumed run is the uninterrupted one", "a resumed run draws other numbers")
 CORRECTIONS = (
     IN_ORDER,
@@ -61,6 +63,8 @@ CORRECTIONS = (
     NAMED_RESUME,
     WHOLE_EVALUATION,
     NO_STATE,
+    INTERVALS,
+    FINISHED,
     STRAYS,
     RENAMED,
     NON_FINITE,
@@ -121,6 +125,16 @@ class Corrected:
         if resume_from_checkpoint is None and named is not None:
             self.used[NAMED_RESUME] += 1
         return super().train(named if resume_from_checkpoint is None else resume_from_checkpoint, **kwargs)
+
+    def _init_training_state(self, max_steps: int, steps_per_epoch: int, num_epochs: int, *args: Any) -> Any:
+        start = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, *args)
+        before = dict(vars(self.state))
+        self.state.compute_steps(self.args, max_steps)
+        self.used[INTERVALS] += vars(self.state) != before
+        if self.state.global_step < max_steps or start[0] >= num_epochs:
+            return start
+        self.used[FINISHED] += 1
+        return num_epochs, 0
 
     def _load_from_checkpoint(self, checkpoint: Any, model: Any = None) -> None:
         super()._load_from_checkpoint(checkpoint, model)

@@ -16,9 +16,9 @@ import trainwright
 
 from . import fuzz_sides
 from .fuzz import check, report, shrunk
-from .fuzz_corrections import CORRECTIONS, Correction
+from .fuzz_corrections import CORRECTIONS, FINISHED, INTERVALS, NON_FINITE, Correction
 from .fuzz_sides import OURS, compare
-from .fuzz_table import TABLE, draw
+from .fuzz_table import TABLE, Case, draw
 
 MIGRATE = Path(__file__).parents[2] / "docs" / "migrate.md"
 
@@ -74,3 +74,25 @@ def test_a_difference_is_found_and_its_case_is_shrunk(monkeypatch: pytest.Monkey
     assert found is not None
     assert found.fact == "log > 1 > loss"
     assert shrunk(case, found)[0] == {"weight_decay": 0.3}
+
+
+REGRESSIONS: tuple[tuple[Case, Correction], ...] = (
+    (  # seed 294
+        {"resume": "last", "longer": True, "evaluation": {"eval_strategy": "steps", "eval_steps": 0.5},
+         "saving": {"save_strategy": "steps", "save_steps": 0.5}},
+        INTERVALS,
+    ),
+    (  # seed 285
+        {"resume": "last", "length": {"max_steps": 7}, "saving": {"save_strategy": "epoch"}},
+        FINISHED,
+    ),
+    ({"learning_rate": 1e30, "eval_data": "none"}, NON_FINITE),  # seed 320
+)  # fmt: skip
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize(("case", "correction"), REGRESSIONS, ids=lambda value: getattr(value, "name", ""))
+def test_a_difference_found_once_is_the_documented_one(case: Case, correction: Correction) -> None:
+    used: Counter[Correction] = Counter()
+    assert compare(case, used) is None
+    assert used[correction]
