@@ -877,7 +877,8 @@ class Trainer:
         count = rule.count(batch_samples)
         if count is None:
             return None
-        return self._engine.sum(count) if rule.num_processes > 1 else count.to(device)
+        total = self._engine.sum(count) if rule.num_processes > 1 else count
+        return total.to(device, torch.float32)  # divides a sum of half precision without rounding
 
     def training_step(self, model: Any, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
         """Forward and backward for one micro-batch.

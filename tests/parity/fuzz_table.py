@@ -346,8 +346,9 @@ def with_meaning(case: Case) -> Case:
 def num_samples(case: Case) -> int:
     """Of the training data. Where the ends of a stream differ (docs/migrate.md), it has whole batches and windows."""
     size, accumulated = case.get("samples", 11), case.get("gradient_accumulation_steps", 1)
-    window = case.get("per_device_train_batch_size", 4) * accumulated
-    differs = is_stream(case) and (accumulated > 1 or "dataloader_drop_last" in case)
+    batch = case.get("per_device_train_batch_size", 4)
+    window = batch * accumulated
+    differs = is_stream(case) and (accumulated > 1 or ("dataloader_drop_last" in case and size > batch))
     return -(-size // window) * window if differs else size
 
 

@@ -76,7 +76,7 @@ def test_a_difference_is_found_and_its_case_is_shrunk(monkeypatch: pytest.Monkey
     assert shrunk(case, found)[0] == {"weight_decay": 0.3}
 
 
-REGRESSIONS: tuple[tuple[Case, Correction], ...] = (
+REGRESSIONS: tuple[tuple[Case, Correction | None], ...] = (
     (  # seed 294
         {"resume": "last", "longer": True, "evaluation": {"eval_strategy": "steps", "eval_steps": 0.5},
          "saving": {"save_strategy": "steps", "save_steps": 0.5}},
@@ -87,12 +87,18 @@ REGRESSIONS: tuple[tuple[Case, Correction], ...] = (
         FINISHED,
     ),
     ({"learning_rate": 1e30, "eval_data": "none"}, NON_FINITE),  # seed 320
+    ({"data": "stream", "samples": 3, "dataloader_drop_last": True}, None),  # its only batch is not full
+    (  # seed 267: a sum in half precision is divided by a number of items in float32
+        {"model": "vit", "length": {"num_train_epochs": 1}, "gradient_accumulation_steps": 2, "fp16_full_eval": True,
+         "optimizer": {"optim": "sgd", "optim_args": "momentum=0.9"}},
+        None,
+    ),
 )  # fmt: skip
 
 
 @pytest.mark.framework
 @pytest.mark.parametrize(("case", "correction"), REGRESSIONS, ids=lambda value: getattr(value, "name", ""))
-def test_a_difference_found_once_is_the_documented_one(case: Case, correction: Correction) -> None:
+def test_a_difference_found_once_is_repaired_or_documented(case: Case, correction: Correction | None) -> None:
     used: Counter[Correction] = Counter()
     assert compare(case, used) is None
-    assert used[correction]
+    assert correction is None or used[correction]

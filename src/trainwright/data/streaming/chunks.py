@@ -74,7 +74,7 @@ def chunks_of_items(opened: OpenStream, share: RankShare, *, drop_last: bool) ->
     Args:
         opened: the stream.
         share: says how many items a chunk has.
-        drop_last: leave out a last chunk that is smaller.
+        drop_last: leave out a last chunk that is smaller, unless it is the only one.
 
     Raises:
         DataError: the stream has become shorter than what is trained.
@@ -103,7 +103,7 @@ def _chunks_of_items(opened: OpenStream, size: int, position: int, *, drop_last:
             opened.begin(position // size)
         items: list[Item] = []
         items += itertools.islice(opened.items, size)  # after an error it has what was read, for `bad_sample.py`
-        if not items or (len(items) < size and drop_last):
+        if not items or (len(items) < size and drop_last and position > 0):
             return
         position += len(items)
         state = opened.state()

@@ -157,7 +157,8 @@ class StreamDataLoader(DataLoader[Any]):
     def __len__(self) -> int:
         if not self.items.is_counted:
             raise TypeError("How many batches these are is known when the stream has ended.")
-        return self.items.share.num_batches(len(self.items.source), drop_last=self.items.drop_last)
+        num_items = len(self.items.source)
+        return self.items.share.num_batches(num_items, drop_last=self.items.drop_last) or min(num_items, 1)
 
     def __iter__(self) -> Any:
         fetched = super().__iter__()
