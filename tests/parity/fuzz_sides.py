@@ -303,7 +303,7 @@ def _phases(case: Case, side: Side, folder: Path, more: dict[str, Any]) -> Itera
     if case.get("resume"):
         events = []
         trainer = resuming(case, side, output, events)
-        yield "found", trainer.resumed_from and Path(trainer.resumed_from).name
+        yield "found", Path(str(trainer.resumed_from)).name
         yield from _trained("resumed", trainer, output, events, resume_from_checkpoint=trainer.resumed_from)
     if case.get("eval_data") != "none":
         yield "evaluated", _metrics(trainer.evaluate())
@@ -407,14 +407,20 @@ def compare(case: Case, used: Counter[Correction]) -> Difference | None:
 
 def _only_ours_is_straight(case: Case, side: Side, ours: Facts, theirs: Facts) -> bool:
     """Whether the resumed run of ours has the weights of an uninterrupted one, and that of the original has not."""
-    found = ours.get("resumed weights")
-    if found is None or found == theirs.get("resumed weights"):
+    if "resumed state" not in ours or "resumed state" not in theirs:
+        return False
+    found = _end(ours, "resumed ")
+    if found == _end(theirs, "resumed "):
         return False
     straight = ours
     if case.get("longer"):
         alone = {name: value for name, value in case.items() if name != "resume"}
         straight = run(alone, side, Counter(), **extended(case))
-    return bool(straight["weights"] == found)
+    return _end(straight) == found
+
+
+def _end(facts: Facts, prefix: str = "") -> tuple[Any, float]:
+    return facts[f"{prefix}weights"], facts[f"{prefix}state"]["epoch"]
 
 
 def _same_error(ours: BaseException, theirs: BaseException) -> bool:
