@@ -246,6 +246,9 @@ class Trainer:
         handler = build.make_callbacks(
             self.args, callbacks, engine=engine, writer=writer, lr_scheduler=schedule, **parts
         )
+        if self.args.enable_jit_checkpoint:
+            for callback in build.jit_callbacks(handler):
+                callback.set_trainer(self)
         self._services.use_callbacks(handler, self._run.progress.clock)
 
     def _fresh_state(self) -> TrainerState:

@@ -5,9 +5,12 @@ import json
 import pytest
 import transformers
 
+from trainwright.config import fsdp_config, resolve
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.enums import DebugOption, OptimizerNames, SchedulerType
+from trainwright.config.rules import advice
+from trainwright.engine.fsdp import make_plugin
 from trainwright.errors import ArgumentError, LegacyNameWarning
 
 
@@ -91,7 +94,6 @@ def test_accelerator_config_comes_in_many_forms(given, tmp_path):
         ({"lr_scheduler_kwargs": "{num_cycles: 2}"}, "is not JSON"),
         ({"fsdp": True, "fsdp_config": "missing.json"}, "missing.json"),
         ({"fsdp": True, "fsdp_config": {"nonsense": 1}}, "nonsense"),
-        ({"fsdp": "hybrid_shard"}, "version"),
         ({"fsdp": "full_shrad"}, "full_shrad"),
         ({"eval_strategy": "step"}, "Did you mean 'steps'"),
         ({"debug": "overflow"}, "underflow_overflow"),
@@ -101,6 +103,62 @@ def test_accelerator_config_comes_in_many_forms(given, tmp_path):
 def test_what_cannot_be_brought_to_form_is_named(settings, message):
     with pytest.raises(ArgumentError, match=message):
         TrainingArguments(**settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "reports_to"),
+    [("none", ["kubeflow"]), ("wandb", ["wandb", "kubeflow"]), (["kubeflow"], ["kubeflow"])],
+    ids=str,
+)
+def test_a_train_job_of_kubeflow_is_reported_to(given, reports_to, monkeypatch):
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "https://localhost:1")
+    for kind in (TrainingArguments, transformers.TrainingArguments):
+        assert kind("out", report_to=given, use_cpu=True).report_to == reports_to
+    monkeypatch.setenv("DISABLE_KUBEFLOW_INTEGRATION", "true")
+    assert "kubeflow" not in TrainingArguments("out", report_to="none").report_to
+
+
+@pytest.mark.parametrize(
+    ("settings", "idle"),
+    [
+        ({}, []),
+        ({"xla": True, "xla_fsdp_settings": {"a": 1}}, ["xla", "xla_fsdp_settings"]),
+        (
+            {"backward_prefetch": "backward_pre", "forward_prefetch": True, "limit_all_gathers": True},
+            ["backward_prefetch", "forward_prefetch", "limit_all_gathers"],
+        ),
+        ({"version": 1, "backward_prefetch": "backward_pre"}, []),
+        ({"min_num_params": 5}, []),
+        ({"min_num_params": 5, "transformer_layer_cls_to_wrap": "Block"}, ["min_num_params"]),
+        ({"auto_wrap_policy": "NO_WRAP", "transformer_layer_cls_to_wrap": "Block"}, ["transformer_layer_cls_to_wrap"]),
+        ({"cpu_offload": True}, ["cpu_offload"]),
+        ({"reshard_after_forward": "no_shard", "activation_checkpointing": True}, ["activation_checkpointing"]),
+    ],
+    ids=str,
+)
+def test_keys_of_fsdp_config_without_effect_are_named(settings, idle):
+    said = advice.fsdp_settings(TrainingArguments(fsdp=True, fsdp_config=settings, use_cpu=True))
+    assert [part.split(" (")[0] for part in (said or "").partition("config: ")[2].split("), ") if part] == idle
+
+
+@pytest.mark.parametrize(
+    ("word", "parts", "nodes"),
+    [("full_shard", 4, None), ("no_shard", None, None), ("hybrid_shard", 4, (2, 2)), ("hybrid_shard_zero2", 4, (2, 2))],
+)
+def test_words_of_fsdp_under_version_2(word, parts, nodes, monkeypatch):
+    """Four processes on two nodes: hybrid words shard within a node and copy between nodes."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    args = TrainingArguments(fsdp=word, use_cpu=True)
+    shards = resolve.fsdp(args)
+    assert (shards is not None) == (parts is not None)
+    if shards is not None:
+        resharding = fsdp_config.RESHARDS[word]
+        assert make_plugin(shards.settings, on_cpu=True).reshard_after_forward is resharding
+    plan = resolve.engine(args)
+    assert (plan.fsdp is not None) == (shards is not None)
+    sizes = plan.parallel and (plan.parallel.dp_replicate, plan.parallel.dp_shard)
+    assert sizes == nodes
 
 
 def test_fsdp_config_from_a_file(tmp_path):

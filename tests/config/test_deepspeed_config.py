@@ -92,4 +92,22 @@ def test_the_launchers_configuration_counts_where_the_arguments_have_none(monkey
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "cpu")
     made = resolve.deepspeed(TrainingArguments("out", use_cpu=True)).config
     assert made["zero_optimization"] == {"stage": 3, "offload_param": {"device": "cpu"}}
+    assert made["gradient_clipping"] == 1.0
     assert resolve.fsdp(TrainingArguments("out", use_cpu=True)) is None
+
+
+def test_the_fields_of_a_launchers_plugin(monkeypatch):
+    """Its clipping counts, as accelerate's own trainers take it; the one of the arguments is the default."""
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    for name, value in {
+        "ZERO_STAGE": "3", "OFFLOAD_OPTIMIZER_DEVICE": "nvme", "OFFLOAD_OPTIMIZER_NVME_PATH": "/local",
+        "OFFLOAD_PARAM_DEVICE": "cpu", "ZERO3_SAVE_16BIT_MODEL": "true",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"ACCELERATE_DEEPSPEED_{name}", value)
+    monkeypatch.setenv("ACCELERATE_GRADIENT_CLIPPING", "0.25")
+    made = resolve.deepspeed(TrainingArguments("out", use_cpu=True)).config
+    assert made["gradient_clipping"] == 0.25
+    assert made["zero_optimization"] == {
+        "stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "nvme", "nvme_path": "/local"},
+        "stage3_gather_16bit_weights_on_model_save": True,
+    }  # fmt: skip

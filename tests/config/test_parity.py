@@ -249,7 +249,6 @@ BOTH_REFUSE = [
     {"lr_scheduler_type": "greedy"},
     {"bf16_full_eval": True, "fp16_full_eval": True, "use_cpu": True},
     {"fsdp": "some_shard"},
-    {"fsdp": "no_shard"},
     {"fsdp": True, "fsdp_config": {"auto_wrap_policy": "ALWAYS"}},
     {"debug": "everything"},
 ]

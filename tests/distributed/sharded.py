@@ -18,6 +18,7 @@ from tests.distributed.shards import (
     adapter,
     judged_parts,
     outcome_of_parts,
+    roberta,
     tied_model,
     tied_trainer,
 )
@@ -30,6 +31,8 @@ def trains_like_one() -> None:
     for case, (window, settings) in CASES.items():
         trainer = trainer_of(window, FOLDER / "windows", 2, **settings)
         tell(**{case: outcome_of_parts(trainer)})
+        units = [type(module).__name__ for module in trainer.model_wrapped.modules()]
+        tell(**{f"units {case}": sorted({unit for unit in units if unit.startswith("FSDP")})})
         if case == "full_shard":
             tell(size=sum(part.to_local().numel() for part in trainer.model.state_dict().values()))
             tell(judged=judged_parts(trainer))
@@ -69,6 +72,9 @@ def library_models() -> None:
     trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     trainer.save_model()
     tell(tied=trainer.state.log_history[0]["loss"], kinds=[type(m).__name__ for m in trainer.model.transformer.h])
+    masked = tied_trainer(roberta(), FOLDER / "roberta")
+    masked.train()
+    tell(roberta=masked.state.log_history[0]["loss"])
     tuned = tied_trainer(adapter(), FOLDER / "adapter")
     assert isinstance(tuned.model, peft.PeftModel)
     tuned.train()

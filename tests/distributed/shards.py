@@ -9,6 +9,7 @@ import peft
 import torch
 from tests.parity import data, models
 from tests.parity.sides import OURS, without_clock
+from transformers import RobertaConfig, RobertaForMaskedLM
 
 SAVED = "means, accumulated"
 # name -> (window of `cases.WINDOWS`, settings)
@@ -20,6 +21,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "not wrapped": ("means, accumulated", {"fsdp": True, "fsdp_config": {"auto_wrap_policy": "NO_WRAP"}}),
     "offloaded": ("means", {"fsdp": "full_shard offload"}),
     "recomputed": ("means", {"fsdp": True, "fsdp_config": {"activation_checkpointing": True}}),
+    "of a head": ("told and ignored", {"fsdp": "full_shard auto_wrap"}),
+    "of a head, by size": ("told and ignored", {"fsdp": "full_shard", "fsdp_config": {"min_num_params": 500}}),
+    "hybrid": ("means", {"fsdp": "hybrid_shard_zero2"}),
+    "whole": ("means", {"fsdp": "no_shard"}),
     "synchronised": ("means, accumulated", {"fsdp": True, "accelerator_config": {
         "gradient_accumulation_kwargs": {"sync_each_batch": True}}}),
 }  # fmt: skip
@@ -47,6 +52,14 @@ def judged_parts(trainer: Any) -> dict[str, Any]:
 
 def tied_model() -> Any:
     return models.seeded(lambda: models.gpt2(0.0))
+
+
+def roberta() -> Any:
+    """Its embeddings have one of the classes that it names for sharding, and contain what becomes a unit by itself."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = RobertaConfig(vocab_size=models.VOCAB, max_position_embeddings=40, hidden_dropout_prob=0.0,
+                           attention_probs_dropout_prob=0.0, **sizes)  # fmt: skip
+    return models.seeded(lambda: RobertaForMaskedLM(config))
 
 
 def adapter() -> Any:

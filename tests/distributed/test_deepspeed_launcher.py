@@ -33,6 +33,8 @@ tell(
     world=[args.world_size, args.process_index, args.local_process_index, args.local_rank, args.parallel_mode.name],
     given=[one for one in sys.argv if "local_rank" in one],
     trained_by=type(trainer.deepspeed).__name__,
+    clipping=trainer.deepspeed and trainer.deepspeed.gradient_clipping(),
+    optimizer=type(getattr(trainer.optimizer, "optimizer", trainer.optimizer)).__name__,
 )
 """
 CONFIG: dict[str, Any] = {
@@ -47,8 +49,10 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def launched(folder: Path, *launcher: str, stage: int | None = 2) -> Done:
+def launched(folder: Path, *launcher: str, stage: int | None = 2, max_grad_norm: float | None = None) -> Done:
     options = [word for pair in SETTINGS.items() for word in pair]
+    if max_grad_norm is not None:
+        options += ["--max_grad_norm", str(max_grad_norm)]
     if stage is not None:
         path = folder / "zero.json"
         path.write_text(json.dumps({**CONFIG, "zero_optimization": {**CONFIG["zero_optimization"], "stage": stage}}))
@@ -87,3 +91,50 @@ def test_it_trains_as_under_torchrun(case: str, torchrun: Done, tmp_path: Path) 
     for name, values in mine.items():
         assert values == pytest.approx(other[name], rel=1e-4, abs=2e-6), name
     assert (tmp_path / "out/model.safetensors").is_file()
+
+
+PLUGIN = """
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+mixed_precision: 'no'
+num_machines: 1
+num_processes: 2
+deepspeed_config:
+  zero_stage: 2
+  gradient_clipping: 0.05
+  gradient_accumulation_steps: 1
+  offload_optimizer_device: {device}
+  offload_param_device: none
+  zero3_init_flag: false
+"""
+
+
+def test_the_plugin_of_accelerate_launch_trains_with_its_values(tmp_path: Path) -> None:
+    """Clipping is the plugin's; accumulation, whose field has a default in every such file, is the arguments'."""
+    (tmp_path / "accelerate.yaml").write_text(PLUGIN.format(device="none"))
+    command = ("accelerate.commands.launch", "--config_file", str(tmp_path / "accelerate.yaml"),
+               "--main_process_port", str(free_port()))  # fmt: skip
+    done = launched(tmp_path, *command, stage=None)
+    other = tmp_path / "torchrun"
+    other.mkdir()
+    by_file = launched(other, max_grad_norm=0.05)
+    assert done.told[0]["clipping"] == 0.05
+    assert done.told[0]["losses"] == pytest.approx(by_file.told[0]["losses"], rel=1e-5)
+    for name, values in done.told[0]["weights"].items():
+        assert values == pytest.approx(by_file.told[0]["weights"][name], rel=1e-4, abs=2e-6), name
+
+
+def test_offloaded_states_are_updated_by_deepspeeds_cpu_adam(torchrun: Done, tmp_path: Path) -> None:
+    from deepspeed.ops.op_builder.cpu import CPUAdamBuilder
+
+    try:
+        CPUAdamBuilder().load(verbose=False)
+    except Exception as error:
+        pytest.skip(f"DeepSpeed's CPU Adam cannot be built on this machine: {error}")
+    (tmp_path / "accelerate.yaml").write_text(PLUGIN.replace("0.05", "1.0").format(device="cpu"))
+    command = ("accelerate.commands.launch", "--config_file", str(tmp_path / "accelerate.yaml"),
+               "--main_process_port", str(free_port()))  # fmt: skip
+    done = launched(tmp_path, *command, stage=None)
+    assert done.told[0]["optimizer"] == "DeepSpeedCPUAdam"
+    assert torchrun.told[0]["optimizer"] == "AdamW"
+    assert done.told[0]["losses"] == pytest.approx(torchrun.told[0]["losses"], rel=1e-3)

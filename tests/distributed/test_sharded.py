@@ -17,7 +17,7 @@ from .._support.small import StopAt
 from .._support.two_processes import Done, run
 from ..parity import models
 from .cases import outcome, trainer_of
-from .shards import CASES, FORMS, SAVED, adapter, tied_model, tied_trainer
+from .shards import CASES, FORMS, SAVED, adapter, roberta, tied_model, tied_trainer
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -135,6 +135,17 @@ def test_the_best_is_loaded_back_into_the_parts(done: Done) -> None:
 
 
 # -- models of libraries ---------------------------------------------------------------------------------------------
+
+
+def test_heads_are_sharded_by_the_layers_that_their_model_names(done: Done, tmp_path: Path) -> None:
+    """Also where the head shares the weight and the bias of its output embeddings, and by size."""
+    assert "FSDPBertLayer" in done.told[0]["units of a head"]
+    assert {"FSDPBertEncoder", "FSDPLinear"} <= {*done.told[0]["units of a head, by size"]}
+    assert "FSDPBertLayer" not in done.told[0]["units of a head, by size"]
+    assert done.told[0]["units whole"] == []
+    trainer = tied_trainer(roberta(), tmp_path, processes=1)
+    trainer.train()
+    assert done.told[0]["roberta"] == pytest.approx(trainer.state.log_history[0]["loss"], rel=1e-5)
 
 
 def test_the_final_model_is_read_by_from_pretrained(done: Done, folder: Path, tmp_path: Path) -> None:

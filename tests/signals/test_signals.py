@@ -129,6 +129,23 @@ def test_handlers_are_put_back(tmp_path: Path) -> None:
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """As SIGINT is in a process that a script starts in the background."""
+    from trainwright.state.interrupts import Interrupts
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        interrupts = Interrupts()
+        with interrupts.listening():
+            signal.raise_signal(signal.SIGINT)
+            assert interrupts.received is None
+            signal.raise_signal(signal.SIGUSR1)
+            assert interrupts.received == signal.SIGUSR1
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.process
 def test_a_second_training_saves_at_a_step_that_the_first_one_saved_too(tmp_path: Path) -> None:
     """What the first one wrote at the same step is not this run's."""

@@ -118,7 +118,10 @@ class CheckpointManager:
 
 
 class JITCheckpointCallback(TrainerCallback):
-    """Saves and stops at the end of a step after a checkpoint was requested."""
+    """Saves the last finished step and stops after a checkpoint was requested: at the next of its events.
+
+    A trainer whose arguments have `enable_jit_checkpoint` adds one.
+    """
 
     def __init__(self) -> None:
         self.trainer: SavingTrainer | None = None
@@ -130,7 +133,25 @@ class JITCheckpointCallback(TrainerCallback):
         if trainer.args.enable_jit_checkpoint:
             self.jit_manager = CheckpointManager(trainer)  # signals within a training are the trainer's own business
 
-    def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def _save_and_stop(self, control: TrainerControl) -> None:
         if self.jit_manager is not None and self.jit_manager.is_checkpoint_requested:
             control.should_save, control.should_training_stop = False, True  # it is saved here
             self.jit_manager.execute_jit_checkpoint()
+
+    def on_step_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self._save_and_stop(control)
+
+    def on_pre_optimizer_step(
+        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._save_and_stop(control)
+
+    def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self._save_and_stop(control)
+
+    def on_epoch_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self._save_and_stop(control)
+
+    def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        if self.jit_manager is not None:
+            self.jit_manager.restore_signal_handler()

@@ -127,6 +127,7 @@ def _warn_of_those_who_came_before(modules: list[ModuleType]) -> None:
         name
         for name, module in list(sys.modules.items())
         if name.partition(".")[0] not in ("transformers", "trainwright", "__main__")
+        and isinstance(module, ModuleType)  # None keeps a name from being imported
         and any(id(vars(module).get(telling)) in theirs for telling in _TELLING)
     )
     if holders:

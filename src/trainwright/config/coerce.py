@@ -20,6 +20,7 @@ from trainwright.config.enums import DebugOption, IntervalStrategy, SchedulerTyp
 from trainwright.config.fields import ALIASES, SETTINGS, names_with, value_of
 from trainwright.config.parsing import parse_duration
 from trainwright.config.protocol import Arguments
+from trainwright.distributed.world import runs_in_kubeflow
 from trainwright.errors import ArgumentError, LegacyNameWarning
 
 Problems = list[str]
@@ -185,6 +186,8 @@ def _sorting(args: Arguments) -> Problems:
 def _trackers(args: Arguments) -> Problems:
     names = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
     args.report_to = [] if names == ["none"] else names
+    if runs_in_kubeflow() and not {"all", "kubeflow"} & {*names}:  # also for "none", as in transformers
+        args.report_to = [*args.report_to, "kubeflow"]
     return []
 
 

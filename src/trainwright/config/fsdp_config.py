@@ -6,7 +6,7 @@ What the settings do, and their defaults, belongs to the engine.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,16 @@ SHARDING = (
     FSDPOption.HYBRID_SHARD,
     FSDPOption.HYBRID_SHARD_ZERO2,
 )
-RESHARDS = {FSDPOption.FULL_SHARD: True, FSDPOption.SHARD_GRAD_OP: False}  # all that version 2 knows
+# In version 2, whether the word frees parameters after the forward pass; `no_shard` keeps whole models.
+RESHARDS: dict[str, bool] = {
+    FSDPOption.FULL_SHARD: True,
+    FSDPOption.SHARD_GRAD_OP: False,
+    FSDPOption.HYBRID_SHARD: True,
+    FSDPOption.HYBRID_SHARD_ZERO2: False,
+}
+HYBRID = (FSDPOption.HYBRID_SHARD, FSDPOption.HYBRID_SHARD_ZERO2)  # parts within a node, copies between nodes
+XLA = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
+OF_VERSION_1 = ("forward_prefetch", "backward_prefetch", "use_orig_params", "sync_module_states", "limit_all_gathers")
 WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 DEFAULTS = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False}
 KEYS = frozenset(DEFAULTS) | {
@@ -74,7 +83,7 @@ def _words(value: str | Sequence[Any]) -> list[str]:
 def _apply_words(words: Sequence[str], config: JSONObject) -> list[str]:
     """Adds the meaning of the older words to `config`, without a change of its entries; returns problems."""
     problems = []
-    version = int(config.get("version", 2))
+    is_version_2 = version_of(config) == 2
     for word in words:
         if word in ("true", FSDPOption.AUTO_WRAP):
             continue
@@ -83,10 +92,43 @@ def _apply_words(words: Sequence[str], config: JSONObject) -> list[str]:
         elif word not in [option.value for option in SHARDING]:
             known = ", ".join(option.value for option in FSDPOption)
             problems.append(f"fsdp: {word!r} is not an option. Allowed: True, or words of {known}.")
-        elif version != 2:
-            config.setdefault("reshard_after_forward", word)
-        elif FSDPOption(word) in RESHARDS:
-            config.setdefault("reshard_after_forward", RESHARDS[FSDPOption(word)])
         else:
-            problems.append(f"fsdp={word!r} exists in version 1 only. Add 'version': 1 to fsdp_config, or use another.")
+            plain = is_version_2 and word in SHARDING[:2]
+            config.setdefault("reshard_after_forward", RESHARDS[FSDPOption(word)] if plain else word)
     return problems
+
+
+def version_of(config: Mapping[str, Any]) -> int:
+    """Version of FSDP that a configuration asks for."""
+    return int(config.get("version", 2))
+
+
+def word_of(config: Mapping[str, Any]) -> str:
+    """The word that says how to shard, in lower case; "" where a configuration has none."""
+    return str(config.get("reshard_after_forward", "")).lower()
+
+
+def wrap_policy(config: Mapping[str, Any]) -> str:
+    """Which modules are sharded one by one: by size where only a size is given."""
+    policy = config.get("auto_wrap_policy")
+    if policy is not None:
+        return str(policy)
+    by_size = int(config.get("min_num_params", 0)) > 0 and not config.get("transformer_layer_cls_to_wrap")
+    return WRAP_POLICIES[1 if by_size else 0]
+
+
+def without_effect(config: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
+    """Keys of a plain configuration that change nothing, each with the reason."""
+    is_version_2, policy = version_of(config) == 2, wrap_policy(config)
+    names = dict.fromkeys(XLA, "XLA is not used")
+    if is_version_2:
+        names |= dict.fromkeys(OF_VERSION_1, "version 1 only")
+    if is_version_2 and word_of(config) == FSDPOption.NO_SHARD:
+        names |= dict.fromkeys(KEYS - {"version", "reshard_after_forward"}, "no_shard keeps whole models")
+    if policy != WRAP_POLICIES[0]:
+        names["transformer_layer_cls_to_wrap"] = f"auto_wrap_policy is {policy}"
+    if policy != WRAP_POLICIES[1]:
+        names["min_num_params"] = "auto_wrap_policy and transformer_layer_cls_to_wrap choose by class or not at all"
+    if on_cpu:
+        names["cpu_offload"] = "the model is on the CPU"
+    return [f"{name} ({names[name]})" for name in sorted(names) if config.get(name) not in (None, False, 0, {})]

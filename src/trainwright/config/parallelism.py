@@ -20,12 +20,18 @@ if TYPE_CHECKING:
 
 
 def parallel(
-    args: Arguments, layout: ModelLayout | None, *, has_fsdp: bool = False, has_deepspeed: bool = False
+    args: Arguments,
+    layout: ModelLayout | None,
+    *,
+    has_fsdp: bool = False,
+    has_deepspeed: bool = False,
+    num_in_copy: int | None = None,
 ) -> ParallelPlan | None:
     """Returns the parallel plan that is asked for; None where processes share nothing but the batches.
 
     Args:
         layout: how the model came in parts; None: it is whole, or not there yet.
+        num_in_copy: processes of a node that hold one copy in parts (hybrid sharding), 1 where no launcher says it.
 
     Raises:
         ArgumentError: lists all that cannot be done.
@@ -33,7 +39,9 @@ def parallel(
     given = args.parallelism_config
     asked = configured_parallelism() if given is None else {name: getattr(given, name) for name in PARALLEL_SIZES}
     if asked is None and layout is None:
-        return None
+        if num_in_copy is None or num_in_copy in (1, args.world_size):
+            return None
+        return ParallelPlan(dp_replicate=args.world_size // num_in_copy, dp_shard=num_in_copy)
     sizes = {name.removesuffix("_size"): size for name, size in (asked or {}).items()}
     plan = ParallelPlan(**sizes, in_model=layout is not None, given=given)
     problems = [] if layout is None else list(_of_the_model(plan, layout, is_asked=asked is not None))

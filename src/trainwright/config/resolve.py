@@ -58,7 +58,12 @@ def engine(args: Arguments, layout: ModelLayout | None = None) -> plans.EnginePl
     """`layout`: how the model came in parts; None: it is whole, or not there yet."""
     from trainwright.config.parallelism import parallel
 
-    shards, zero = fsdp(args), deepspeed(args)
+    shards, zero, each = fsdp(args), deepspeed(args), None
+    if shards is not None and shards.settings is not None:
+        from trainwright.config import fsdp_config
+
+        if fsdp_config.version_of(shards.settings) == 2 and fsdp_config.word_of(shards.settings) in fsdp_config.HYBRID:
+            each = world_of(args).local_world_size
     mixed = args.mixed_precision
     return plans.EnginePlan(
         device=args.device,
@@ -76,7 +81,7 @@ def engine(args: Arguments, layout: ModelLayout | None = None) -> plans.EnginePl
         loaders=loaders_of_others(args),
         fsdp=shards,
         deepspeed=zero,
-        parallel=parallel(args, layout, has_fsdp=shards is not None, has_deepspeed=zero is not None),
+        parallel=parallel(args, layout, has_fsdp=shards is not None, has_deepspeed=zero is not None, num_in_copy=each),
     )
 
 
@@ -92,7 +97,13 @@ def fsdp(args: Arguments) -> plans.FSDPPlan | None:
                 "fsdp shards the model over processes, and this one was started alone. Start the script with torchrun "
                 "--nproc-per-node N, or accelerate launch; or leave fsdp out."
             )
-        return plans.FSDPPlan(settings=args.fsdp_config or {})
+        from trainwright.config.enums import FSDPOption
+        from trainwright.config.fsdp_config import version_of, word_of
+
+        settings = args.fsdp_config or {}
+        if version_of(settings) == 2 and word_of(settings) == FSDPOption.NO_SHARD:
+            return None  # whole models, as without fsdp
+        return plans.FSDPPlan(settings=settings)
     return plans.FSDPPlan() if configured_backend() == "fsdp" and not args.deepspeed else None
 
 
@@ -101,6 +112,9 @@ def deepspeed(args: Arguments) -> plans.DeepSpeedPlan | None:
     source = args.deepspeed or (configured_deepspeed() if configured_backend() == "deepspeed" else None)
     if source is None:
         return None
+    clipping: float | str = args.max_grad_norm or 0.0
+    if not args.deepspeed and not isinstance(source, str) and source["gradient_clipping"] != "auto":
+        clipping = source["gradient_clipping"]  # what the launcher was configured with
     from trainwright.config.deepspeed_config import settled
 
     steps, size = micro_batches(args), args.per_device_train_batch_size
@@ -112,7 +126,7 @@ def deepspeed(args: Arguments) -> plans.DeepSpeedPlan | None:
                 "train_micro_batch_size_per_gpu": size,
                 "gradient_accumulation_steps": steps,
                 "train_batch_size": size * steps * args.world_size,
-                "gradient_clipping": args.max_grad_norm or 0.0,
+                "gradient_clipping": clipping,
                 "optimizer.params.lr": args.learning_rate,
                 "optimizer.params.betas": [args.adam_beta1, args.adam_beta2],
                 "optimizer.params.eps": args.adam_epsilon,

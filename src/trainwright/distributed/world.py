@@ -186,10 +186,25 @@ def configured_deepspeed() -> dict[str, Any] | str:  # Any: values of a JSON fil
     for name in ("optimizer", "param"):
         device = env.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{name.upper()}_DEVICE", "none")
         if device != "none":
-            zero[f"offload_{name}"] = {"device": device}
+            place: dict[str, object] = {"device": device}
+            if device == "nvme":
+                place["nvme_path"] = env.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{name.upper()}_NVME_PATH", "none")
+            zero[f"offload_{name}"] = place
     if is_true(env.get("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL")):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
-    return {"zero_optimization": zero, "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}
+    clipping = env.get("ACCELERATE_GRADIENT_CLIPPING", "auto")
+    return {
+        "zero_optimization": zero,
+        "gradient_clipping": "auto" if clipping == "auto" else float(clipping),
+        "fp16": {"enabled": "auto"},
+        "bf16": {"enabled": "auto"},
+    }
+
+
+def runs_in_kubeflow() -> bool:
+    """Returns True if the controller of a Kubeflow TrainJob started this process and takes its metrics."""
+    is_off = os.environ.get("DISABLE_KUBEFLOW_INTEGRATION", "").upper() == "TRUE"
+    return "KUBEFLOW_TRAINER_SERVER_URL" in os.environ and not is_off
 
 
 def configured_parallelism() -> dict[str, int] | None:

@@ -6,6 +6,7 @@ DeepSpeed clips within its update, so `clip` updates the weights, and `step` ret
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from accelerate.utils import DeepSpeedPlugin
 
 GATHERS_HALVES = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
+LAUNCHER_FIELDS = "ACCELERATE_CONFIG_DS_FIELDS"
 OF_TRAINING = ("optimizer", "scheduler")  # parts of a configuration
 
 
@@ -80,7 +82,7 @@ class DeepSpeedEngine(DistributedEngine):
             optimizer = make_optimizer(model)
             if self._trains(model) and optimizer is self._train_engine.optimizer:  # a second train()
                 return Prepared(self._train_engine, optimizer, make_scheduler(deepspeed_state.inner(optimizer)))
-            given["optimizer"] = optimizer
+            given["optimizer"] = optimizer = self._for_offload(optimizer, config)
             self._groups = [list(group["params"]) for group in optimizer.param_groups]
             config["zero_allow_untested_optimizer"] = True
         halves = [name for name in DTYPES if settings.get(config, f"{name}.enabled") is True]
@@ -97,6 +99,26 @@ class DeepSpeedEngine(DistributedEngine):
             scheduler = make_scheduler(deepspeed_state.inner(optimizer))
         self._was_applied = None
         return Prepared(self._train_engine, optimizer, scheduler)
+
+    def _for_offload(self, optimizer: Optimizer, config: dict[str, Any]) -> Optimizer:
+        """Returns DeepSpeed's CPU optimizer of the same kind where states are offloaded, as accelerate does.
+
+        Unless the configuration says `"zero_force_ds_cpu_optimizer": false`, which is written into it where DeepSpeed
+        has none of the kind. DeepSpeed builds its optimizer at the first use.
+        """
+        forces, device = (
+            settings.get(config, place)
+            for place in ("zero_force_ds_cpu_optimizer", "zero_optimization.offload_optimizer.device")
+        )
+        if device in (None, "none") or forces is False or type(optimizer).__module__.startswith("deepspeed."):
+            return optimizer
+        if not isinstance(optimizer, (torch.optim.Adam, torch.optim.Adagrad)):  # AdamW is an Adam
+            config["zero_force_ds_cpu_optimizer"] = False
+            return optimizer
+        from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed
+
+        made: Optimizer = map_pytorch_optim_to_deepspeed(optimizer)
+        return made
 
     def _filled_in(self, model: nn.Module) -> dict[str, Any]:
         """Returns the configuration with the values that only the model and the length of the run decide."""
@@ -245,4 +267,10 @@ def _plugin(config: dict[str, Any], *, on_cpu: bool) -> DeepSpeedPlugin:
     zero3_init.load(on_cpu=on_cpu)
     from accelerate.utils import DeepSpeedPlugin
 
-    return DeepSpeedPlugin(hf_ds_config=settings.read(config))
+    # accelerate refuses a whole configuration beside fields of its launcher, which are in the configuration already.
+    fields = os.environ.pop(LAUNCHER_FIELDS, None)
+    try:
+        return DeepSpeedPlugin(hf_ds_config=settings.read(config))
+    finally:
+        if fields is not None:
+            os.environ[LAUNCHER_FIELDS] = fields

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from trainwright._types import Optimizer
+from trainwright.config import fsdp_config
 from trainwright.config.plans import EnginePlan
 from trainwright.distributed.collectives import background_group
 from trainwright.distributed.world import is_true
@@ -100,7 +101,7 @@ class FSDP2Engine(FSDPEngine):
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         check_wrapped_classes(model, self._plugin)
         whole = make_optimizer(model)
-        with shared_embeddings_in_the_root(model):
+        with shared_embeddings_in_the_root(model), chosen_modules(model, self._plugin):
             sharded, prepared = self.accelerator.prepare(model, whole)
         self._return_fp32_outputs(sharded)
         return sharded, prepared.optimizer
@@ -108,7 +109,7 @@ class FSDP2Engine(FSDPEngine):
     def _shard(self, model: nn.Module) -> nn.Module:
         from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
-        with shared_embeddings_in_the_root(model):
+        with shared_embeddings_in_the_root(model), chosen_modules(model, self._plugin):
             sharded: nn.Module = fsdp2_prepare_model(self.accelerator, model)
         self._return_fp32_outputs(sharded)
         return sharded
@@ -178,12 +179,12 @@ def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> FullySha
 
     if settings is None:
         return FullyShardedDataParallelPlugin()
-    if int(settings.get("version", 2)) == 1 and on_cpu:
+    if fsdp_config.version_of(settings) == 1 and on_cpu:
         raise ArgumentError(
             "fsdp_config: version 1 needs GPUs; on the CPU torch dies when it puts its states together. Leave version "
             "out: 2 works on both."
         )
-    version, policy = int(settings.get("version", 2)), settings.get("auto_wrap_policy", TRANSFORMER_WRAP)
+    version, policy = fsdp_config.version_of(settings), fsdp_config.wrap_policy(settings)
     chosen: dict[str, Any] = {
         "fsdp_version": version,
         "auto_wrap_policy": policy,
@@ -197,7 +198,11 @@ def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> FullySha
     if policy == TRANSFORMER_WRAP and settings.get("transformer_layer_cls_to_wrap"):
         chosen["transformer_cls_names_to_wrap"] = list(settings["transformer_layer_cls_to_wrap"])
     if version == 2:
-        chosen["reshard_after_forward"] = _flag(settings, "reshard_after_forward", True)
+        word = fsdp_config.word_of(settings)
+        is_known = word in fsdp_config.RESHARDS
+        chosen["reshard_after_forward"] = (
+            fsdp_config.RESHARDS[word] if is_known else _flag(settings, "reshard_after_forward", True)
+        )
     else:
         chosen["reshard_after_forward"] = str(settings.get("reshard_after_forward", "full_shard")).upper()
         chosen |= {name: _flag(settings, name, default) for name, default in FLAGS_OF_VERSION_1.items()}
@@ -235,16 +240,15 @@ def _shard_on_any_device(accelerator: Accelerator, plugin: FullyShardedDataParal
 def shared_embeddings_in_the_root(model: Any) -> Iterator[None]:
     """Keeps accelerate from sharding the embeddings apart within the context, where other modules share their weight.
 
-    In T5, more modules share it than accelerate looks for, so one weight would be in two shards, which torch refuses.
+    In T5, more modules share the weight than accelerate looks for, and BERT's head for masked words has the bias of its
+    output embeddings too, so one parameter would be in two shards, which torch refuses.
 
     Args:
         model: the user's model, perhaps with transformers' methods for its embeddings.
     """
-    find: Any = getattr(model, "get_input_embeddings", lambda: None)
-    weight = getattr(find(), "weight", None)
-    known = (find(), getattr(model, "get_output_embeddings", lambda: None)())
-    owners = [one for one in model.modules() if weight is not None and getattr(one, "weight", None) is weight]
-    if all(any(owner is one for one in known) for owner in owners):
+    known = {getattr(model, f"get_{kind}_embeddings", lambda: None)() for kind in ("input", "output")} - {None}
+    shared = {parameter for module in known for parameter in module.parameters(recurse=False)}
+    if all(module in known for module in model.modules() if shared & {*module.parameters(recurse=False)}):
         yield
         return
     names = ("get_input_embeddings", "get_output_embeddings")
@@ -255,6 +259,80 @@ def shared_embeddings_in_the_root(model: Any) -> Iterator[None]:
     finally:
         for name in names:
             delattr(model, name)
+
+
+@contextmanager
+def chosen_modules(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> Iterator[None]:
+    """Has accelerate shard, within the context, the modules of `modules_to_shard` one by one.
+
+    Args:
+        model: the user's model.
+        plugin: says which modules, by class or by size.
+    """
+    from accelerate.utils import fsdp_utils
+    from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
+
+    policy = getattr(plugin.auto_wrap_policy, "func", plugin.auto_wrap_policy)
+    if policy is None:
+        yield
+        return
+    classes = plugin.transformer_cls_names_to_wrap
+    if policy is size_based_auto_wrap_policy:
+        chosen = modules_to_shard(model, min_num_params=plugin.min_num_params)
+    else:
+        there = {type(module).__name__.removeprefix("FSDP") for module in model.modules()}
+        if classes is None:  # those that the model names for all of its heads
+            classes = [name for name in getattr(model, "_no_split_modules", None) or () if name in there]
+            plugin.transformer_cls_names_to_wrap = classes
+        chosen = modules_to_shard(model, classes=classes)
+    before = fsdp_utils.fsdp2_prepare_auto_wrap_policy
+    fsdp_utils.fsdp2_prepare_auto_wrap_policy = lambda *_: (
+        lambda module: getattr(module, "_checkpoint_wrapped_module", module) in chosen
+    )
+    try:
+        yield
+    finally:
+        fsdp_utils.fsdp2_prepare_auto_wrap_policy = before
+
+
+def modules_to_shard(
+    model: nn.Module, *, classes: Sequence[str] = (), min_num_params: int | None = None
+) -> set[nn.Module]:
+    """Modules below the model that become units of their own.
+
+    Not those around a module that accelerate makes a unit after them (embeddings, the last norm), since a part of a
+    unit cannot become one, nor those that share a parameter with a module outside.
+
+    Args:
+        model: the user's model.
+        classes: names of their classes.
+        min_num_params: smallest number of parameters that are in no smaller unit; in place of classes.
+
+    Returns:
+        The modules.
+    """
+    from accelerate.utils.fsdp_utils import _find_final_norm
+
+    getters = [getattr(model, f"get_{kind}_embeddings", lambda: None) for kind in ("input", "output")]
+    later = {*(get() for get in getters), _find_final_norm(model)} - {None}
+    owners: dict[nn.Parameter, set[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(parameter, set()).add(module)
+    chosen: set[nn.Module] = set()
+    in_units: set[nn.Parameter] = set()
+    for module in [*model.modules()][:0:-1]:  # those below a module come before it
+        inside, own = {*module.modules()}, {*module.parameters()}
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)) or (later & inside) - {module}:
+            continue
+        if any(owners[parameter] - inside for parameter in own):
+            continue
+        size = sum(parameter.numel() for parameter in own - in_units)
+        is_large = min_num_params is not None and size >= max(min_num_params, 1)
+        if is_large or type(module).__name__.removeprefix("FSDP") in classes:
+            chosen.add(module)
+            in_units |= own
+    return chosen
 
 
 def check_wrapped_classes(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> None:

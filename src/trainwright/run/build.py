@@ -37,6 +37,7 @@ from trainwright.state.clock import Clock
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 
 if TYPE_CHECKING:
+    from trainwright.callbacks.preemption import JITCheckpointCallback
     from trainwright.evaluation.prediction_accumulator import EvalContext
     from trainwright.loop.label_smoother import LabelSmoother
 
@@ -262,6 +263,16 @@ def _patches(args: Any, model: Any) -> Iterator[Any]:
 
 
 # -- a loss -----------------------------------------------------------------------------------------------------------
+
+
+def jit_callbacks(handler: CallbackHandler) -> list[JITCheckpointCallback]:
+    """The callbacks that save on request: those of the user, or a new one in the handler, without a trainer yet."""
+    from trainwright.callbacks.preemption import JITCheckpointCallback
+
+    if not any(isinstance(callback, JITCheckpointCallback) for callback in handler.callbacks):
+        handler.add_callback(JITCheckpointCallback)
+    found = [callback for callback in handler.callbacks if isinstance(callback, JITCheckpointCallback)]
+    return [callback for callback in found if callback.trainer is None]
 
 
 def label_smoother(model: Any, epsilon: float) -> LabelSmoother | None:

@@ -65,6 +65,8 @@ class Interrupts:
     def listening(self, *, grace_s: float = 0.0, lost: Callable[[], str] = str) -> Iterator[None]:
         """Installs the signal handlers within the context. Only the main thread can do so; others change nothing.
 
+        A signal that is ignored, as SIGINT is in what a script starts in the background, stays so.
+
         Args:
             grace_s: seconds after the first signal in which others do not end the process at once.
             lost: says what a process that ends at once has not saved.
@@ -74,7 +76,8 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        previous = {number: signal.signal(number, self._handle) for number in heard}
         try:
             yield
         finally:

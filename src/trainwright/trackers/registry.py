@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from trainwright.distributed.world import runs_in_kubeflow
 from trainwright.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def is_comet_available() -> bool:
 
 def is_kubeflow_available() -> bool:
     """Returns True in a process of a Kubeflow TrainJob."""
-    return "KUBEFLOW_TRAINER_SERVER_URL" in os.environ and not _is_off("DISABLE_KUBEFLOW_INTEGRATION")
+    return runs_in_kubeflow()
 
 
 # Name for report_to -> module, class, and whether "all" reports to it now; in the order of "all".

@@ -47,7 +47,12 @@ def liger_settings(args: Arguments) -> str | None:
 
 @rule(Stage.ADVICE, "fsdp", "fsdp_config")
 def fsdp_settings(args: Arguments) -> str | None:
-    return _without(args, "fsdp_config", "fsdp")
+    if not args.fsdp:
+        return _without(args, "fsdp_config", "fsdp")
+    from trainwright.config.fsdp_config import without_effect
+
+    idle = without_effect(args.fsdp_config or {}, on_cpu=args.device.type == "cpu")
+    return f"Without effect in fsdp_config: {', '.join(idle)}." if idle else None
 
 
 @rule(Stage.ADVICE, "report_to", *OF_TRACKERS)
