@@ -27,13 +27,14 @@ trainer.train()
 trainer.save_model()
 weights = trainer._engine.whole_weights(trainer.model)
 weights = trainer.model.state_dict() if weights is None else weights
+engine = getattr(trainer._engine, "_train_engine", None)
 tell(
     weights={name: value.double().flatten().tolist() for name, value in weights.items()},
     losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
     world=[args.world_size, args.process_index, args.local_process_index, args.local_rank, args.parallel_mode.name],
     given=[one for one in sys.argv if "local_rank" in one],
     trained_by=type(trainer.deepspeed).__name__,
-    clipping=trainer.deepspeed and trainer.deepspeed.gradient_clipping(),
+    clipping=engine and engine.gradient_clipping(),
     optimizer=type(getattr(trainer.optimizer, "optimizer", trainer.optimizer)).__name__,
 )
 """
