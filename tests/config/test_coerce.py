@@ -114,6 +114,8 @@ def test_a_train_job_of_kubeflow_is_reported_to(given, reports_to, monkeypatch):
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "https://localhost:1")
     for kind in (TrainingArguments, transformers.TrainingArguments):
         assert kind("out", report_to=given, use_cpu=True).report_to == reports_to
+    assert TrainingArguments("out", report_to=None, use_cpu=True).report_to == ["kubeflow"]
+    assert transformers.TrainingArguments("out", report_to=None, use_cpu=True).report_to == [None, "kubeflow"]
     monkeypatch.setenv("DISABLE_KUBEFLOW_INTEGRATION", "true")
     assert "kubeflow" not in TrainingArguments("out", report_to="none").report_to
 

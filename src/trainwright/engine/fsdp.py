@@ -246,7 +246,8 @@ def shared_embeddings_in_the_root(model: Any) -> Iterator[None]:
     Args:
         model: the user's model, perhaps with transformers' methods for its embeddings.
     """
-    known = {getattr(model, f"get_{kind}_embeddings", lambda: None)() for kind in ("input", "output")} - {None}
+    found = [getattr(model, f"get_{kind}_embeddings", lambda: None)() for kind in ("input", "output")]
+    known: set[nn.Module] = {module for module in found if module is not None}
     shared = {parameter for module in known for parameter in module.parameters(recurse=False)}
     if all(module in known for module in model.modules() if shared & {*module.parameters(recurse=False)}):
         yield

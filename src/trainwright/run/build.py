@@ -162,6 +162,16 @@ def make_callbacks(
     return handler
 
 
+def jit_callbacks(handler: CallbackHandler) -> list[JITCheckpointCallback]:
+    """The callbacks that save on request: those of the user, or a new one in the handler, without a trainer yet."""
+    from trainwright.callbacks.preemption import JITCheckpointCallback
+
+    if not any(isinstance(callback, JITCheckpointCallback) for callback in handler.callbacks):
+        handler.add_callback(JITCheckpointCallback)
+    found = [callback for callback in handler.callbacks if isinstance(callback, JITCheckpointCallback)]
+    return [callback for callback in found if callback.trainer is None]
+
+
 def _trackers(args: Any) -> list[type[Any]]:
     """The classes of the trackers that `report_to` names."""
     if args.report_to in ([], None):
@@ -263,16 +273,6 @@ def _patches(args: Any, model: Any) -> Iterator[Any]:
 
 
 # -- a loss -----------------------------------------------------------------------------------------------------------
-
-
-def jit_callbacks(handler: CallbackHandler) -> list[JITCheckpointCallback]:
-    """The callbacks that save on request: those of the user, or a new one in the handler, without a trainer yet."""
-    from trainwright.callbacks.preemption import JITCheckpointCallback
-
-    if not any(isinstance(callback, JITCheckpointCallback) for callback in handler.callbacks):
-        handler.add_callback(JITCheckpointCallback)
-    found = [callback for callback in handler.callbacks if isinstance(callback, JITCheckpointCallback)]
-    return [callback for callback in found if callback.trainer is None]
 
 
 def label_smoother(model: Any, epsilon: float) -> LabelSmoother | None:
