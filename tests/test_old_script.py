@@ -225,9 +225,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 def plans(args: Any) -> list[Any]:
     lengths = resolve.lengths(args, num_batches=6, num_examples=12, total_batch_size=args.train_batch_size)
-    steps = StepPlan.from_values(
-        lengths.values(), micro_batches=resolve.micro_batches(args), max_grad_norm=args.max_grad_norm
-    )
+    steps = StepPlan.from_values(lengths, micro_batches=resolve.micro_batches(args), max_grad_norm=args.max_grad_norm)
     return [
         steps,
         resolve.loader(args, batch_size=args.train_batch_size, seed=args.seed, is_training=True),

@@ -522,12 +522,13 @@ def test_several_evaluation_sets_and_a_metric_of_none_of_them(tmp_path: Path) ->
     assert steps_trained(trainer) == 0
 
 
-def test_metrics_without_labels(tmp_path: Path) -> None:
+def test_metrics_without_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Warned of, since transformers leaves them out without a word."""
     unlabelled = [{"x": item["x"]} for item in data.vectors(4)]
     trainer = make_trainer(tmp_path, eval_dataset=unlabelled, compute_metrics=lambda p: {"a": 1.0})
-    with pytest.raises(errors.DataError) as error:
-        trainer.evaluate()
-    says(error, "compute_metrics", "looked for labels", "found x", "label_names")
+    trainer.evaluate()
+    for word in ("compute_metrics", "looked for labels", "found x", "label_names"):
+        assert word in caplog.text
 
 
 @pytest.mark.parametrize("returned", [None, 0.5, [("a", 1)], "accuracy", 0.0, []])

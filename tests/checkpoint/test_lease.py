@@ -248,3 +248,13 @@ def test_a_run_without_a_lease_takes_it_before_its_first_save(tmp_path: Path) ->
     first.release()
     left_by(tmp_path, host="elsewhere")
     second.confirm()  # nothing shows that this one lives, and the save is not lost for it
+
+
+def test_a_draft_that_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".lease.0123.partial"
+    dead = replace(Holder.of_this_process(), pid=2**22 + 1)
+    left.write_text(json.dumps(asdict(dead)))
+    lease = Lease(tmp_path)
+    assert lease.attempt() is None
+    assert not left.exists()
+    lease.release()

@@ -29,7 +29,8 @@ INTERNAL = (
 MISSING = ("trackers", "errors.needs_package")
 # What cannot be carried out at all: transformers ends in an error too, at the same place or later, of Python or torch.
 UNREADABLE = (
-    "config.aliases", "config.accelerator", "config.constructor", "config.deepspeed_config", "config.enums",
+    "config.aliases", "config.accelerator", "config.coerce.as_enum", "config.constructor", "config.deepspeed_config",
+    "config.deprecated.assign_older_name", "config.deprecated._meaning_for", "config.enums",
     "config.parser", "config.setters", "config.resolve", "config.rules.refuse_unsupported", "optim", "seq2seq_trainer",
     "evaluation", "data.columns", "data.lengths", "data.samplers", "data.balanced_batches",
     "data.sampler_factory.order_by", "patches", "engine", "distributed", "callbacks", "trainer",
@@ -83,7 +84,7 @@ def test_every_justification_has_a_refusal() -> None:
 OWN_FIELDS = {
     "profiled_steps", "share_of_the_layer_above", "rates_by_pattern", "one_way_to_form_batches",
     "a_budget_or_a_batch_size", "formed_batches_have_their_order", "formed_batches_stay_whole",
-    "packing_needs_a_length", "open_end_is_possible",
+    "packing_needs_a_length", "open_end_is_possible", "token_is_text",
 }  # fmt: skip
 # The original raises there too, with devices or processes that a test of one process on a CPU does not have.
 ELSEWHERE = {"nccl_needs_a_gpu", "one_sharding", "sharded_best_needs_full_checkpoints", "bf16_is_supported"}

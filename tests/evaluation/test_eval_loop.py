@@ -14,7 +14,6 @@ from torch.utils.data import IterableDataset
 from transformers import BertConfig, BertForTokenClassification, DataCollatorForTokenClassification
 
 from trainwright import Trainer
-from trainwright.errors import DataError
 
 from .._support.small import data, differing, make_trainer, models, module, train, weights
 
@@ -415,13 +414,14 @@ def test_nothing_but_ignored_labels_is_no_crash(tmp_path: Path) -> None:
     assert np.isnan(trainer.evaluate()["eval_loss"])
 
 
-def test_metrics_of_a_prediction_without_labels_are_left_out(tmp_path: Path) -> None:
+def test_metrics_without_labels_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     unlabelled = [{"x": item["x"]} for item in data.vectors(4)]
     keeps = Keeps()
     assert len(make_trainer(tmp_path, compute_metrics=keeps).predict(unlabelled).predictions) == 4
+    assert "compute_metrics" not in caplog.text
+    make_trainer(tmp_path, compute_metrics=keeps).evaluate(unlabelled)
+    assert "compute_metrics" in caplog.text
     assert keeps.given == []
-    with pytest.raises(DataError):
-        make_trainer(tmp_path, compute_metrics=keeps).evaluate(unlabelled)
 
 
 def test_an_override_of_prediction_step_is_what_counts(tmp_path: Path) -> None:

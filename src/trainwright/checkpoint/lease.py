@@ -147,6 +147,7 @@ class Lease:
                 logger.warning("The run of %s ended without releasing %s; it is taken over.",
                                Holder.read(stale) or "an unknown process", self._folder)  # fmt: skip
                 stale.unlink(missing_ok=True)
+            self._remove_drafts(now)
         except OSError as error:
             logger.warning("%s cannot be claimed for this run alone (%s): another run in it will not be noticed.",
                            self._folder, error)  # fmt: skip
@@ -155,6 +156,14 @@ class Lease:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
         return None
+
+    def _remove_drafts(self, now: float) -> None:
+        """Removes what processes left that were killed while they took a lease."""
+        for draft in self._folder.glob(".lease.*.partial"):
+            holder = Holder.read(draft)
+            is_alive = None if holder is None else holder.is_alive()
+            if is_alive is False or (is_alive is None and now - draft.stat().st_mtime > STALE_S):
+                draft.unlink(missing_ok=True)
 
     def confirm(self) -> None:
         """Makes sure before a save that the lease is this run's. One that nobody has is taken: somebody deleted it, or
