@@ -255,11 +255,11 @@ def as_tensors(name: str, value: Any) -> Callable[[Path], None]:
     return lambda folder: torch.save(value, folder / name)
 
 
-def as_bytes(name: str, value: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes(value) and None
+def as_bytes(name: str, value: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(value)
 
 
-CRAFTED: dict[str, Callable[[Path], None]] = {
+CRAFTED: dict[str, Callable[[Path], object]] = {
     **{f"state {name} {value!r:.9}": state_with(**{name: value}) for name, value in [
         ("global_step", HUGE), ("global_step", None), ("global_step", 2.5), ("epoch", "x"), ("epoch", []),
         ("max_steps", HUGE), ("max_steps", "3"), ("num_train_epochs", HUGE), ("num_input_tokens_seen", [1]),
