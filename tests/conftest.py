@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,10 @@ os.environ |= {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "WANDB_MODE": "disabled",
 }
+# A run keeps ignoring what its process ignored from its start, and a shell starts background jobs without Ctrl-C.
+for _signal in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_signal) == signal.SIG_IGN:
+        signal.signal(_signal, signal.default_int_handler if _signal == signal.SIGINT else signal.SIG_DFL)
 # A launcher's or a user's settings would change what a run does.
 _LAUNCHER = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HF_TOKEN"}
 for _name in [n for n in os.environ if n in _LAUNCHER or n.startswith(("ACCELERATE_", "FSDP_", "TRAINWRIGHT_"))]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,12 @@ def test_a_second_process_is_refused_and_one_after_a_signal_is_not(number: signa
             ):
                 trainer.train(resume_from_checkpoint=resume)
             assert trainer.state.global_step == 0
-        assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+        written = str(tmp_path / "checkpoint-2")  # in the background
+        for _ in range(600):
+            if get_last_checkpoint(tmp_path) == written:
+                break
+            time.sleep(0.1)
+        assert get_last_checkpoint(tmp_path) == written
     finally:
         process.send_signal(number)
         (tmp_path / "go").touch()

@@ -439,7 +439,7 @@ def first_difference(ours: Any, theirs: Any, where: str, used: Counter[Correctio
             return Difference(f"{where}: names", list(ours), list(theirs))
         return _first(first_difference(ours[key], theirs[key], f"{where} > {key}", used) for key in ours)
     if isinstance(ours, (list, tuple)) and isinstance(theirs, (list, tuple)):
-        if "num_non_finite_losses" in ours:  # names of what an event was told
+        if any(isinstance(name, str) and name == "num_non_finite_losses" for name in ours):  # names, told to an event
             ours = [name for name in ours if name != "num_non_finite_losses"]
             used[NON_FINITE] += 1
         found = _first(

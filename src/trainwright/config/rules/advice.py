@@ -45,7 +45,7 @@ def liger_settings(args: Arguments) -> str | None:
     return _without(args, "liger_kernel_config", "use_liger_kernel")
 
 
-@rule(Stage.ADVICE, "fsdp", "fsdp_config")
+@rule(Stage.ADVICE, "fsdp", "fsdp_config", "use_cpu")
 def fsdp_settings(args: Arguments) -> str | None:
     if not args.fsdp:
         return _without(args, "fsdp_config", "fsdp")
