@@ -364,4 +364,5 @@ def peft_lora_with_the_plain_trainer(folder: Path) -> dict[str, Any]:
     )
     data = [{**tokenizer("encoder")(sentence(i, 6)), "labels": i % 2} for i in range(48)]
     args = TrainingArguments(output_dir=str(folder), **SETTINGS)
+    args.loss_weighting = "original"  # BERT ignores the number of items; transformers' arguments take the name, too
     return trained(Trainer(model=model, args=args, train_dataset=data, eval_dataset=data[:8]))
