@@ -232,7 +232,7 @@ def without_tokens(text: str) -> str:
 
 
 def is_count(value: object) -> bool:
-    """Whether a value in a file is a number that a run may have counted to."""
+    """Returns whether a value in a file is a number that a run may have counted to."""
     return isinstance(value, int) and 0 <= value <= sys.maxsize
 
 

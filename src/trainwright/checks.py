@@ -238,7 +238,7 @@ def check_has_samples(dataset: Any) -> None:
 
 
 def check_is_dataset(dataset: Any, description: str) -> None:
-    """Whether torch's DataLoader can read samples.
+    """Returns whether torch's DataLoader can read samples.
 
     Args:
         dataset: of the user.

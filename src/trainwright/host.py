@@ -49,7 +49,7 @@ def is_process_alive(pid: int, *, began: float | None = None) -> bool:
 
 
 def place_of_this_process() -> tuple[str, str]:
-    """Where a process number counts.
+    """Returns where a process number counts.
 
     Returns:
         Name of the machine; its boot and the process namespace (a container has its own), "" where there are none.

@@ -111,7 +111,7 @@ def ignores_item_count(model: Any) -> bool:
 
 
 def _has_mean_loss_function(core: Any) -> bool:
-    """Whether the loss function of a classifier is one for regression or several labels, which takes no count."""
+    """Returns True if the loss of a classifier is one for regression or several labels, which takes no count."""
     config, name = getattr(core, "config", None), getattr(core.loss_function, "__name__", "")
     kind = getattr(config, "problem_type", None)
     is_regression = kind is None and getattr(config, "num_labels", 0) == 1
@@ -122,7 +122,7 @@ def _has_mean_loss_function(core: Any) -> bool:
 
 @functools.cache
 def _drops_keywords(forward: Callable[..., object]) -> bool:
-    """Whether each call of the model's loss function leaves out the keywords that `forward` took."""
+    """Returns whether each call of the model's loss function leaves out the keywords that `forward` took."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
     except (OSError, SyntaxError, TypeError):
@@ -133,7 +133,7 @@ def _drops_keywords(forward: Callable[..., object]) -> bool:
 
 
 def uses_item_count(compute_loss: Callable[..., object]) -> bool:
-    """Whether an override of `compute_loss` reads `num_items_in_batch` itself; True where its code cannot be seen.
+    """Returns True if an override of `compute_loss` reads `num_items_in_batch` itself, or if its code cannot be seen.
 
     One that hands the count to the `compute_loss` above it leaves the decision to the model.
     """

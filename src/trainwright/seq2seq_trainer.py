@@ -96,7 +96,7 @@ class Seq2SeqTrainer(Trainer):
 
     @contextmanager
     def _generation_of_a_call(self, asked: dict[str, Any]) -> Iterator[None]:
-        """What a call says goes before the arguments; an evaluation within it (of one set of several) inherits it."""
+        """Lets what a call says override the arguments, in evaluations within it (one set of several) too."""
         before = self._gen_kwargs
         self._gen_kwargs = resolve.generation(self.args).settings(before | asked)
         try:

@@ -271,11 +271,11 @@ class Trainer:
         self.processing_class = value
 
     def is_local_process_zero(self) -> bool:
-        """Whether this is the main process of this machine."""
+        """Returns whether this is the main process of this machine."""
         return bool(self.args.local_process_index == 0)
 
     def is_world_process_zero(self) -> bool:
-        """Whether this is the main process of all."""
+        """Returns whether this is the main process of all."""
         return bool(self.args.process_index == 0)
 
     def add_callback(self, callback: Any) -> None:
@@ -1013,7 +1013,7 @@ class Trainer:
         )
 
     def _uses_outputs(self) -> bool:
-        """Whether training looks at the model's outputs besides the loss that the model itself computed."""
+        """Returns whether training looks at the model's outputs besides the loss that the model itself computed."""
         is_own = is_overridden(self, "compute_loss", "training_step")
         return is_own or self.label_smoother is not None or self.compute_loss_func is not None
 
@@ -1358,7 +1358,7 @@ class Trainer:
 
     @property
     def only_loss_is_evaluated(self) -> bool:
-        """Whether evaluations give no other metric than the loss: none was brought, and nothing is overridden."""
+        """True if evaluations give no metric but the loss: none was given, and nothing is overridden."""
         loops = ("evaluate", "evaluation_loop", "_evaluate", "prediction_loop")
         return self.compute_metrics is None and not is_overridden(self, *loops)
 
@@ -1384,7 +1384,7 @@ class Trainer:
             self._run = run.ended(before)
 
     def _determine_best_metric(self, metrics: Mapping[str, float], trial: Any) -> bool:
-        """Whether these metrics are the best so far; remembers them if so. NaN is never the best.
+        """Returns whether these metrics are the best so far; remembers them if so. NaN is never the best.
 
         Args:
             metrics: of an evaluation.
@@ -1412,7 +1412,7 @@ class Trainer:
         return Checkpointer(self.args, self._engine, self._services.writer)
 
     def _get_output_dir(self, trial: Any) -> str:
-        """Where this run writes: a trial of a search has a directory of its own."""
+        """Returns where this run writes: a trial of a search has a directory of its own."""
         if trial is None or not self._search.is_under_way:
             return str(self.args.output_dir)
         from trainwright.run import search
@@ -1725,7 +1725,7 @@ class Trainer:
             search.use_arguments(self, search.arguments_of_trial(self._search))
 
     def _name_and_params(self, trial: Any) -> tuple[str | None, dict[str, Any] | None]:
-        """What the record of a run says of its trial."""
+        """Returns what the record of a run says of its trial."""
         if trial is None:
             return None, None
         from trainwright.run import search
@@ -1780,7 +1780,7 @@ class Trainer:
         return invariants.prove(self, num_steps=num_steps)
 
     def _first_look(self, trial: Any) -> Any:
-        """What watches the first step of a run; it has looked at what is known before it."""
+        """Returns what watches the first step of a run; it has looked at what is known before it."""
         if not getattr(self.args, "preflight", True):
             return NULL_OBSERVER
         from trainwright.preflight import first_look

@@ -212,7 +212,7 @@ class CallbackHandler(TrainerCallback):
 
 
 def _read_result(result: object, control: TrainerControl, listener: Listener) -> TrainerControl:
-    """What a callback returned that is no control of ours: another library's control, or a dict of flags.
+    """Returns what a callback returned that is no control of ours: another library's control, or a dict of flags.
 
     Raises:
         CallbackError: it is neither.

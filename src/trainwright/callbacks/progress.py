@@ -212,7 +212,7 @@ def known_steps(state: TrainerState) -> int | None:
 
 
 def is_quiet(args: Arguments) -> bool:
-    """Whether the console shows only errors: `log_level="error"` or above, not a verbosity of transformers."""
+    """Returns whether the console shows only errors: `log_level="error"` or above, not a verbosity of transformers."""
     level = args.log_level if args.should_log else args.log_level_replica
     return level != "passive" and args.get_process_log_level() >= logging.ERROR
 

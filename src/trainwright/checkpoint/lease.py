@@ -77,7 +77,7 @@ class Holder:
         return holder if is_sound else None
 
     def is_alive(self) -> bool | None:
-        """Whether the process lives; None where this process cannot tell."""
+        """Returns whether the process lives; None where this process cannot tell."""
         if self.token in _HELD:
             return True
         if (self.host, self.place) != place_of_this_process():
@@ -101,7 +101,7 @@ class NullLease:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a lease could not be taken: who holds it, and whether that run is known to live."""
+    """Obstacle to taking a lease: who holds it, and whether that run is known to live."""
 
     holder: str
     is_alive: bool
@@ -161,7 +161,8 @@ class Lease:
         """Removes what processes left that were killed while they took a lease."""
         for draft in self._folder.glob(".lease.*.partial"):
             holder = Holder.read(draft)
-            is_alive = None if holder is None else holder.is_alive()
+            # One of this process may be that of another trainer, which takes the lease just now.
+            is_alive = None if holder is None or holder.pid == os.getpid() else holder.is_alive()
             if is_alive is False or (is_alive is None and now - draft.stat().st_mtime > STALE_S):
                 draft.unlink(missing_ok=True)
 
@@ -221,7 +222,7 @@ class Lease:
         return None
 
     def _has_moved(self, path: Path, now: float) -> bool | None:
-        """Whether a lease was touched since it was first seen; False once it is stale, None until either shows."""
+        """Returns True if a lease was touched since it was first seen, False once it is stale, None until then."""
         try:
             touched = path.stat()
         except FileNotFoundError:

@@ -13,14 +13,14 @@ Given = Mapping[str, Any]  # Any: the values of arguments, of all types
 
 
 class OldName(Protocol):
-    """What becomes of one older name."""
+    """Translation of one older name."""
 
     @property
     def advice(self) -> str: ...
 
     @property
     def reads(self) -> type:
-        """What a command line takes a value for: bool, int, float or str."""
+        """Type that a command line takes a value for: bool, int, float or str."""
         ...
 
     def meaning(self, value: Any, given: Given) -> dict[str, Any]:

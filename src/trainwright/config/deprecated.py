@@ -126,7 +126,7 @@ def assign_older_name(args: Any, name: str, value: Any) -> None:
 
 
 def _meaning_for(args: Any, name: str, value: Any) -> dict[str, Any]:
-    """What an older name means to arguments with values: one that was set before may be taken back."""
+    """Returns what an older name means to arguments with values: one that was set before may be taken back."""
     row = OLD_NAMES[name]
     try:
         meaning = row.meaning(value, vars(args))

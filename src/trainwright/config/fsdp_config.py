@@ -109,7 +109,7 @@ def word_of(config: Mapping[str, Any]) -> str:
 
 
 def wrap_policy(config: Mapping[str, Any]) -> str:
-    """Which modules are sharded one by one: by size where only a size is given."""
+    """Returns which modules are sharded one by one: by size where only a size is given."""
     policy = config.get("auto_wrap_policy")
     if policy is not None:
         return str(policy)

@@ -64,7 +64,7 @@ def problem_of_name(args: DataclassInstance, name: str) -> str | None:
 
 
 def is_settled(name: str) -> bool:
-    """Whether a field is settled when the trainer is made, so that trials cannot differ in it."""
+    """Returns whether a field is settled when the trainer is made, so that trials cannot differ in it."""
     return name in SETTINGS and not SETTINGS[name].searchable
 
 

@@ -69,7 +69,7 @@ class Setters:
         loss_only: bool = False,
         jit_mode: bool = False,
     ) -> Self:
-        """When and how to evaluate. `delay`: epochs or steps before the first evaluation.
+        """Sets when and how to evaluate. `delay`: epochs or steps before the first evaluation.
 
         Raises:
             ArgumentError: `steps` of 0, or `jit_mode`, which evaluations no longer have.
@@ -99,7 +99,7 @@ class Setters:
         total_limit: int | None = None,
         on_each_node: bool = False,
     ) -> Self:
-        """When to save, and how many checkpoints to keep."""
+        """Sets when to save, and how many checkpoints to keep."""
         when = SaveStrategy(strategy)
         _require_steps(when, steps)
         return self._set(
@@ -117,7 +117,7 @@ class Setters:
         on_each_node: bool = False,
         replica_level: str = "passive",
     ) -> Self:
-        """When, where and how loudly to log."""
+        """Sets when, where and how loudly to log."""
         when = IntervalStrategy(strategy)
         _require_steps(when, steps)
         names = [report_to] if isinstance(report_to, str) else list(report_to or [])
@@ -210,7 +210,7 @@ class Setters:
         ignore_data_skip: bool = False,
         sampler_seed: int | None = None,
     ) -> Self:
-        """How batches are made and loaded."""
+        """Sets how batches are made and loaded."""
         return self._set(
             per_device_train_batch_size=train_batch_size,
             per_device_eval_batch_size=eval_batch_size,

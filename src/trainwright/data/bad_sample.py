@@ -54,7 +54,7 @@ def _wrapped(exc_info: Any = None, where: str = "in background") -> ExceptionWra
 
 
 def note_of(error: BaseException) -> str:
-    """What is known of the sample, as a sentence; empty where the error was not raised while a batch was fetched."""
+    """Returns what is known of the sample, as a sentence; "" if the error was not raised while a batch was fetched."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     fetches = (number for number, frame in enumerate(frames) if _is_fetch(frame))
     first = next(fetches, None)
@@ -80,7 +80,7 @@ def _is_fetch(frame: FrameType) -> bool:
 
 
 def _note_of_stream(frames: Iterable[FrameType]) -> str:
-    """How far the stream was read, from the frames of `streaming/chunks.py` and `lookahead_buffer.py`."""
+    """Returns how far the stream was read, from the frames of `streaming/chunks.py` and `lookahead_buffer.py`."""
     for frame in frames:
         values = frame.f_locals
         if frame.f_code.co_name == "_chunks_of_items":

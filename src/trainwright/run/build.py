@@ -47,7 +47,7 @@ SLOW_DISK = 100e6  # bytes a second that a save is expected to write before one 
 
 @dataclass(kw_only=True)
 class Services:
-    """What a trainer has in this process besides the user's objects; another process, or a copy, makes its own.
+    """Objects that a trainer has in this process besides the user's objects; another process, or a copy, makes its own.
 
     Attributes:
         engine: the backend; `use_engine` exchanges it.
@@ -354,7 +354,7 @@ def step_plan(args: Any, values: tuple[Any, ...]) -> StepPlan:
 
 
 def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.RunFacts:
-    """What the rules about a whole run need to know; `parts` has the user's objects as attributes."""
+    """Returns what the rules about a whole run need to know; `parts` has the user's objects as attributes."""
     eval_dataset = parts.eval_dataset
     return rules.RunFacts(
         max_steps=None if plan.has_open_end else plan.max_steps,

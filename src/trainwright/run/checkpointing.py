@@ -154,7 +154,7 @@ class Checkpointer:
         )
 
     def may_be_asynchronous(self, hooks: SaveHooks, run: TrainingRun) -> bool:
-        """Whether a save may return before its files are there: not if user code may look at them."""
+        """Returns whether a save may return before its files are there: not if user code may look at them."""
         wanted = getattr(self.args, "save_async", None)
         if wanted is False or run.progress.is_interrupted or not run.is_training:
             return False
@@ -163,7 +163,7 @@ class Checkpointer:
 
     @property
     def form(self) -> WholeForm | ShardedForm:
-        """How the engine's model and optimizer are written; the only question about it."""
+        """Returns the form in which the engine's model and optimizer are written."""
         return ShardedForm() if self.engine.writes_parts else WholeForm()
 
     def write_state(self, hooks: SaveHooks, run: TrainingRun, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is shown of a run and written down about it: its header, the journal, where the time went."""
+"""Output about a run: its header, the journal, where the time went."""
 
 from __future__ import annotations
 

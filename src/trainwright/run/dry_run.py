@@ -54,7 +54,7 @@ def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> None:
 
 
 def names_of_metrics(trainer: Any) -> set[str]:
-    """What an evaluation yields, by one over a single batch of the first evaluation set."""
+    """Returns what an evaluation yields, by one over a single batch of the first evaluation set."""
     with _rehearsing(trainer):
         name = next(iter(trainer.eval_dataset), None) if isinstance(trainer.eval_dataset, dict) else None
         batch = FirstBatch(trainer.get_eval_dataloader(name))
@@ -120,7 +120,7 @@ def _first_batch(trainer: Any, eval_set: str | None) -> FirstBatch:
 
 
 def _metrics_of(trainer: Any, batch: FirstBatch, prefix: str, ignore_keys: list[str] | None) -> dict[str, Any]:
-    """What an evaluation of one batch gives; values that cannot be written down are named."""
+    """Returns what an evaluation of one batch gives; values that cannot be written down are named."""
     with _rehearsing(trainer):
         output = trainer.evaluation_loop(batch, "Evaluation", ignore_keys=ignore_keys, metric_key_prefix=prefix)
     metrics = dict(output.metrics or {})

@@ -114,12 +114,12 @@ def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: An
 
 
 def keeps_all_columns(args: Any, model: Any) -> bool:
-    """Whether every entry of a sample goes to the model."""
+    """Returns whether every entry of a sample goes to the model."""
     return not args.remove_unused_columns or model_facts.takes_any_input(model)
 
 
 def is_columnar(dataset: Any) -> bool:
-    """Whether columns can be removed from a dataset before its samples are read."""
+    """Returns whether columns can be removed from a dataset before its samples are read."""
     return columns.is_columnar(dataset) and not columns.has_transform(dataset)
 
 
@@ -163,7 +163,7 @@ def samples_per_step(dataloader: Any, args: Any) -> int | None:
 
 
 def make_loader(dataloader: Any, device: torch.device) -> Loader:
-    """What the training loop reads: batches of an epoch from any position in it."""
+    """Returns the loader of the training loop: batches of an epoch from any position in it."""
     from trainwright.data.device_prefetch import make_prefetcher
 
     copies = make_prefetcher(dataloader, device)
@@ -171,7 +171,7 @@ def make_loader(dataloader: Any, device: torch.device) -> Loader:
 
 
 def random_states(args: Any) -> Any:
-    """What a run that an error ends needs to save its last step; None where it does not.
+    """Returns what a run that an error ends needs to save its last step; None where it does not.
 
     Not among several processes: those that have no error wait in the next step for the one that has. Nor where the
     weights change during the backward pass: they are between two steps then.

@@ -94,7 +94,7 @@ def load_state(folder: Path) -> TrainerState:
 
 
 def manifest_of(checkpoint: str | None) -> Manifest | None:
-    """What a checkpoint says of itself; None without one, and for one that transformers wrote."""
+    """Returns what a checkpoint says of itself; None without one, and for one that transformers wrote."""
     return None if checkpoint is None else Manifest.read(Path(checkpoint))
 
 
@@ -154,7 +154,7 @@ def initial_state(checkpoint: str | None, stateful: list[Any]) -> TrainerState:
 
 
 def best_of(state: TrainerState, folder: Path) -> str | None:
-    """Where the best checkpoint is now: beside the others, also after all of them were moved together."""
+    """Returns where the best checkpoint is now: beside the others, also after all of them were moved together."""
     recorded = state.best_model_checkpoint
     if recorded is None:
         return None
@@ -169,7 +169,7 @@ def best_of(state: TrainerState, folder: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PendingActions:
-    """What the run of a checkpoint was about to do when a signal or a time limit cut it off.
+    """Actions that the run of a checkpoint was about to take when a signal or a time limit cut it off.
 
     Attributes:
         evaluates: the evaluation after its last step.
@@ -255,7 +255,7 @@ def remaining_plan(
 
 
 def position_in_other_data(cursor: Cursor, loader: Loader, plan: StepPlan, *, step: int) -> Cursor | None:
-    """Where a resume continues if there are more or fewer samples now: as transformers does, which counts steps only.
+    """Returns where a resume continues if there are more or fewer samples now: by the number of steps, as transformers.
 
     Args:
         cursor: of the checkpoint.
@@ -369,7 +369,7 @@ def load_rng(folder: str, *, rank: int, num_processes: int, step: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointArguments:
-    """What is known of the run that wrote a checkpoint.
+    """Facts about the run that wrote a checkpoint.
 
     Attributes:
         num_steps: how long it was to be, in optimizer steps.

@@ -102,7 +102,7 @@ def _restored_afterwards(trainer: Any) -> Iterator[None]:
 
 
 def host_of(trainer: Any) -> TrainerHandle:
-    """What the backend may ask."""
+    """Facts that the backend may ask for."""
     args, output_dir = trainer.args, trainer.args.output_dir
 
     def check(params: Mapping[str, Any]) -> None:
@@ -190,7 +190,7 @@ def _hear(trainer: Any, metrics: dict[str, float]) -> None:
 
 
 def _keep(trainer: Any, search: SearchState) -> None:
-    """What is left of a trial on the disk, beside its checkpoints."""
+    """Returns what is left of a trial on the disk, beside its checkpoints."""
     settings, outcome = search.plan.settings, search.outcome
     if settings.load_best_trial and not outcome.was_pruned:
         trainer.save_model(str(Path(outcome.folder) / MODEL_FOLDER), _internal_call=True)
@@ -201,12 +201,12 @@ def _keep(trainer: Any, search: SearchState) -> None:
 
 
 def folder_of_trial(output_dir: str, offer: TrialSpec, trial: Any, *, hp_name: Callable[[Any], str] | None) -> str:
-    """Where a trial writes: `run-<id>` in the output directory, or the name that `hp_name` gives it."""
+    """Returns where a trial writes: `run-<id>` in the output directory, or the name that `hp_name` gives it."""
     return os.path.join(output_dir, f"run-{offer.id}" if hp_name is None else str(hp_name(trial)))
 
 
 def name_and_params(trial: Any, search: Any) -> tuple[str | None, dict[str, Any]]:
-    """What the record of a run says of its trial; `search` may be none at all."""
+    """Returns what the record of a run says of its trial; `search` may be none at all."""
     given = search.offer.name if search.is_under_way else None
     return (given if search.hp_name is None else search.hp_name(trial)), drawn(trial)
 
@@ -230,7 +230,7 @@ def _load_best_trial(trainer: Any, freeze: Callable[[TrialSpec], Any], best: Bes
 
 
 def _best_folder(output_dir: str, trial_id: str) -> str:
-    """Where the model of a trial lies.
+    """Returns where the model of a trial lies.
 
     Raises:
         CheckpointNotFoundError: it was trained before its model was wanted.

@@ -39,7 +39,7 @@ def run_model(model: Any, inputs: Batch) -> Any:
 
 
 def forward_pass(args: Any) -> Forward:
-    """How a batch is run through the model: with `past_index` a state goes from one batch to the next."""
+    """Forward pass of a run: with `past_index` a state goes from one batch to the next."""
     past_index = getattr(args, "past_index", -1)
     if past_index < 0:
         return run_model
@@ -49,7 +49,7 @@ def forward_pass(args: Any) -> Forward:
 
 
 class TrainingRun:
-    """What one `train()` knows.
+    """State of one `train()`.
 
     Args:
         progress: the record, the flags, the loss and the clock.
@@ -109,7 +109,7 @@ class TrainingRun:
         return cls(RunState(TrainerState() if state is None else state, TrainerControl()), forward_pass(args))
 
     def ended(self, before: TrainingRun) -> TrainingRun:
-        """What stays: the record, and the position, so that a checkpoint can still be written; of a dry run nothing.
+        """Returns what stays: record and position, so that a checkpoint can still be written; of a dry run nothing.
 
         Args:
             before: the run in whose place this one was.
@@ -129,7 +129,7 @@ class TrainingRun:
         return dry
 
     def events(self, handler: Events) -> Events:
-        """What an evaluation tells of itself: to `handler`, in a dry run to nobody."""
+        """Returns what an evaluation tells of itself: to `handler`, in a dry run to nobody."""
         if not self.is_dry:
             return handler
         from trainwright.evaluation.sanity_check import SilentEvents
@@ -264,7 +264,7 @@ class TrainingRun:
 
     @property
     def resume_note(self) -> str:
-        """What a resume in batches of another size changes, in words."""
+        """Returns what a resume in batches of another size changes, in words."""
         return self._resume_note
 
     # -- under way -----------------------------------------------------------------------------------------------------

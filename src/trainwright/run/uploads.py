@@ -111,7 +111,7 @@ class Uploads:
 
 
 def result_of(job: Future[Any], *, raises: bool) -> Any:
-    """What a job gives when it is done; None where its error is not to be raised, and was logged already."""
+    """Returns what a job gives when it is done; None where its error is not to be raised, and was logged already."""
     error = job.exception()
     if error is not None and not raises:
         return None

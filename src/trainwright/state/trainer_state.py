@@ -143,7 +143,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {  # of the fields that a resume re
 
 
 def _is_of_a_run(value: object) -> bool:
-    """Whether a run could have come to a value: whole numbers of 64 bits."""
+    """Returns whether a run could have come to a value: whole numbers of 64 bits."""
     return not isinstance(value, int) or abs(value) <= sys.maxsize
 
 

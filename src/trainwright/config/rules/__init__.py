@@ -55,12 +55,12 @@ def violations(args: Arguments, facts: RunFacts = NOTHING_KNOWN) -> list[str]:
 
 
 def advise(args: Arguments) -> list[str]:
-    """What is set but has no effect beside the other settings."""
+    """Returns what is set but has no effect beside the other settings."""
     return [message for one in of_stage(Stage.ADVICE) if (message := one.message(args, NOTHING_KNOWN))]
 
 
 def cautions(args: Arguments, facts: RunFacts) -> list[str]:
-    """What is set and does nothing in this run, or not what it seems to ask for."""
+    """Returns what is set and does nothing in this run, or not what it seems to ask for."""
     return [message for one in of_stage(Stage.WARNING) if (message := one.message(args, facts))]
 
 

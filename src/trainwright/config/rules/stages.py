@@ -14,7 +14,7 @@ Check = TypeVar("Check", bound=Callable[..., "str | None"])
 
 
 class Stage(Enum):
-    """When a rule is checked."""
+    """Stage at which a rule is checked."""
 
     CONSTRUCTION = "construction"  # the arguments show it by themselves; an error when they are made
     START = "start"  # the run shows it; an error when it starts
@@ -27,7 +27,7 @@ OF_THE_RUN = (Stage.START, Stage.WARNING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What is known when training starts. None: not known, and then no rule speaks about it."""
+    """Facts that are known when training starts. None: not known, and then no rule speaks about it."""
 
     max_steps: int | None = None
     num_epochs: float | None = None
