@@ -39,12 +39,7 @@ def reporting() -> Iterator[None]:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Prints text, without the control characters and the keys of others that may be in it.
-
-    Args:
-        text: lines.
-        err: to stderr.
-    """
+    """Prints text, without the control characters and the keys of others that may be in it; with `err` to stderr."""
     typer.echo(without_tokens(printable(text, lines=True)), err=err)
 
 

@@ -100,11 +100,7 @@ class TrainingArguments(
         return resolve.world_of(self._typed)
 
     def _start_process_group(self, *, even_alone: bool = False) -> World:
-        """Starts the process group of this run, if there is none. Arguments start it nowhere else.
-
-        Args:
-            even_alone: also where this is the only process.
-        """
+        """Starts the run's process group, if there is none (`even_alone`: also for one process), and only here."""
         world = self.world
         if world.world_size > 1:
             start_group(world, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)

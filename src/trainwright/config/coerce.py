@@ -32,11 +32,7 @@ STEP_FIELDS = names_with("steps")
 
 
 def coerce(args: Arguments) -> Problems:
-    """Brings all fields of `args` to their one form.
-
-    Returns:
-        Messages about values that have no such form.
-    """
+    """Brings all fields of `args` to their one form; returns messages about values that have no such form."""
     return [problem for coerce_some in COERCIONS for problem in coerce_some(args)]
 
 
@@ -111,11 +107,7 @@ def _enums(args: Arguments) -> Problems:
 
 
 def as_enum(name: str, value: Any) -> Any:  # Any: a word or a member of any enum; a member of the field's enum
-    """The value of a field as a member of its enum; older words mean what they mean today.
-
-    Raises:
-        ArgumentError: there is no such value.
-    """
+    """The value of a field as a member of its enum; older words mean what they mean today. Raises ArgumentError."""
     word = value.value if isinstance(value, Enum) else value  # by value, so that the enums of transformers serve too
     older = SETTINGS[name].older_values
     if isinstance(word, str) and word in older:

@@ -44,11 +44,7 @@ PLAIN = {"scheduler.params.warmup_min_lr": 0, "fp16.auto_cast": False}  # what "
 
 
 def read(config: Mapping[str, Any] | str) -> JSONObject:
-    """A configuration from a dict, a file, or the base64 text that some launchers make of one.
-
-    Raises:
-        ArgumentError: there is no such file, or it is no JSON.
-    """
+    """A configuration from a dict, a file, or the base64 text that some launchers make of one; or ArgumentError."""
     if not isinstance(config, str):
         return copy.deepcopy(dict(config))
     try:
@@ -62,10 +58,7 @@ def read(config: Mapping[str, Any] | str) -> JSONObject:
 
 
 def settled(config: Mapping[str, Any] | str, values: Mapping[str, Any]) -> JSONObject:
-    """The configuration with its "auto" values filled in, except those that are known late.
-
-    Args:
-        values: by place, what the arguments say.
+    """The configuration with its "auto" values filled in from `values` (by place), except those that are known late.
 
     Raises:
         ArgumentError: it fights the arguments (both values shown), or has "auto" where nothing can fill it in.

@@ -100,22 +100,14 @@ def unknown_message(name: str, known: Collection[str]) -> str:
 
 
 def read_older_name(args: Any, name: str) -> Any:
-    """The value of an older name, from those of today's.
-
-    Raises:
-        AttributeError: there is no such name.
-    """
+    """The value of an older name, from those of today's; AttributeError for a name that is none."""
     if name not in OLD_NAMES:
         raise AttributeError(f"{type(args).__name__!r} object has no attribute {name!r}")
     return OLD_NAMES[name].current(args)
 
 
 def assign_older_name(args: Any, name: str, value: Any) -> None:
-    """Assigns what an older name means to arguments that were made already, in the form that construction gives it.
-
-    Raises:
-        ArgumentError: it means nothing today, or has no such value.
-    """
+    """Assigns what an older name means to made arguments, in construction's form; ArgumentError: it means nothing."""
     meaning = _meaning_for(args, name, value)
     if meaning:
         warnings.warn(f"{name} is an older name: {OLD_NAMES[name].advice}.", LegacyNameWarning, stacklevel=3)

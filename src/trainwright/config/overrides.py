@@ -29,9 +29,7 @@ A = TypeVar("A", bound="DataclassInstance")
 
 
 def with_overrides(args: A, values: Mapping[str, Any]) -> A:
-    """Copies `args` with these values, coerces them, and checks them against the rules. `args` stays as it is.
-
-    Fields that are settled when the trainer is made keep their value.
+    """Copies `args` with these values, coerced and checked by the rules. Fields settled with the trainer keep theirs.
 
     Raises:
         ArgumentError: values that are out of range, or that contradict each other.
@@ -87,11 +85,7 @@ def problem_of_value(args: DataclassInstance, name: str, value: Any) -> str | No
 
 
 def converted(args: DataclassInstance, name: str, value: Any) -> Any:
-    """A value as its field holds it: numbers of libraries become Python's, whole fields get whole numbers.
-
-    Raises:
-        ValueError: it is of another kind.
-    """
+    """A value as its field holds it (Python's numbers, whole for whole fields); ValueError for another kind."""
     value = python_number(value)
     kinds = _kinds(args, name)
     is_plain = kinds & {"bool", "int", "float", "str"}

@@ -16,14 +16,7 @@ _PART = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)")
 
 
 def parse_duration(value: Any) -> float:  # Any: what a user passed
-    """Parses a length of time: "90s", "20min", "8h", "1h30m", or a number of seconds.
-
-    Returns:
-        Seconds.
-
-    Raises:
-        ValueError: `value` means no length of time above 0.
-    """
+    """Parses "90s", "20min", "8h", "1h30m" or a number of seconds above 0 into seconds; else raises ValueError."""
     if isinstance(value, Real) and not isinstance(value, bool):
         result = float(value)
     elif isinstance(value, str):
@@ -62,11 +55,7 @@ class StepRange(NamedTuple):
 
 
 def parse_steps(value: Any) -> StepRange:  # Any: what a user passed
-    """Parses the steps that a profiler traces: "10-15", or a number of steps.
-
-    Raises:
-        ValueError: `value` names no steps.
-    """
+    """Parses the steps that a profiler traces: "10-15", or a number of steps; else raises ValueError."""
     text = str(value).strip() if isinstance(value, (str, Integral)) and not isinstance(value, bool) else ""
     match = re.fullmatch(r"(?:(?P<first>\d+)\s*-\s*)?(?P<last>\d+)", text)
     if match is None:

@@ -287,11 +287,7 @@ def generation(args: Arguments) -> plans.GenerationPlan:
 
 
 def micro_batches(args: Arguments) -> int:
-    """Micro-batches of an optimizer step; `accelerator_config` may say it too.
-
-    Raises:
-        ArgumentError: both say it, and differ.
-    """
+    """Micro-batches of a step; `accelerator_config` may say it too: an ArgumentError where both do and differ."""
     steps: int = args.gradient_accumulation_steps
     other = (_accelerator(args).gradient_accumulation_kwargs or {}).get("num_steps")
     if other is None or other == steps:

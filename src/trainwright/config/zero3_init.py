@@ -19,17 +19,14 @@ MARKER_MODULE = "transformers.integrations.deepspeed"
 
 
 def mark(config: Mapping[str, Any], *, on_cpu: bool) -> Any:  # transformers' HfDeepSpeedConfig
-    """Has transformers partition the models that it makes. The process group exists already.
+    """Has transformers partition the models that it makes, in the process group that exists already.
 
     Args:
-        config: configuration of DeepSpeed, without "auto" where a value is known.
+        config: of DeepSpeed, without "auto" where a value is known.
         on_cpu: whether the models are trained on the CPU.
 
     Returns:
         The object that transformers holds a weak reference to: models are partitioned as long as it lives.
-
-    Raises:
-        MissingPackageError: DeepSpeed is not installed.
     """
     load(on_cpu=on_cpu)
     import deepspeed.comm
@@ -72,14 +69,7 @@ def _marked(module: ModuleType | None) -> Any:
 
 
 def load(*, on_cpu: bool) -> None:
-    """Imports DeepSpeed for a type of device.
-
-    Args:
-        on_cpu: whether DeepSpeed works on the CPU.
-
-    Raises:
-        MissingPackageError: DeepSpeed is not installed.
-    """
+    """Imports DeepSpeed for the CPU or for GPUs; MissingPackageError where it is not installed."""
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with needs_package(

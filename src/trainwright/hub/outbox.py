@@ -79,12 +79,7 @@ class Outbox:
         self._lock = threading.Lock()
 
     def put(self, ticket: Ticket, *, linked: Mapping[str, Path], copied: Mapping[str, Path] | None = None) -> Upload:
-        """Adds an upload: there as a whole, or not at all.
-
-        Args:
-            linked: files that nobody changes any more, by their path in the upload.
-            copied: files that somebody may change.
-        """
+        """Adds an upload, as a whole or not at all: linked files that nobody changes any more, and copied ones."""
         name = f"{time.time_ns():020d}-{next(self._numbers)}"
         partial, final = self.folder / f"{name}{PARTIAL}", self.folder / name
         with self._lock:

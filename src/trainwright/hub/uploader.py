@@ -141,8 +141,7 @@ class Uploader:
         """Makes the repository if need be, and returns its name; the short one where the Hub is away.
 
         Raises:
-            HfHubHTTPError: the Hub refuses: no login, no permission.
-            ValueError: the name cannot be one.
+            HfHubHTTPError, ValueError: the Hub refuses (no login, no permission), or the name cannot be one.
         """
         try:
             return self._repo()
@@ -169,11 +168,7 @@ class Uploader:
     def push_checkpoint(
         self, checkpoint: Path, *, strategy: str, message: str, step: int, when_there: WhenThere, starts: bool
     ) -> None:
-        """Uploads the model of a checkpoint, and by strategy the checkpoint, as soon as its files are there.
-
-        Args:
-            starts: whether it is sent now; if not, it waits for the end of the training.
-        """
+        """Uploads the model of a checkpoint, by strategy all of it, once it is there (`starts`) or at the end."""
         path = file_selection.path_of_checkpoint(strategy, checkpoint)
         jobs: list[Job] = [Future() for _ in range(1 if path is None else 2)] if starts else []
         self.progress = self.progress if self.is_busy else PushInProgress()
@@ -247,11 +242,9 @@ class Uploader:
 
     def push_root(self, message: str | None, *, client: HubClient | None = None, revision: str | None = None,
                   holds: bool = False, step: int = 0) -> Job:  # fmt: skip
-        """Uploads the output directory.
+        """Uploads the output directory, by a `client` with another token than the run's if there is one.
 
-        Args:
-            client: with another token than the run's.
-            holds: keep a copy until the Hub has it: training goes on meanwhile and changes the files.
+        `holds` keeps a copy until the Hub has it: training goes on meanwhile and changes the files.
         """
         revision = self._revision if revision is None else revision
         ticket = Ticket(repo=self.repo, revision=revision, message=message or "Upload model", step=step)
@@ -267,10 +260,7 @@ class Uploader:
         return self._lane.submit(send)
 
     def finish(self, *, unless: Callable[[], bool] = bool) -> list[Upload]:
-        """Waits for what is under way and makes up for what was put off or failed; returns what the Hub lacks still.
-
-        Returns at once when `unless` says so.
-        """
+        """Waits for uploads, makes up for failed ones, returns what the Hub lacks; at once when `unless` says so."""
         if self.is_busy:
             logger.info("Waiting for an upload to the Hub.")
             self.progress.wait_until_done(unless=unless)

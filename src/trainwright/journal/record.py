@@ -130,8 +130,7 @@ def read(path: str | Path, run_id: str | None = None) -> Record:
     """Reads a run from its journal (or its directory): the one of `run_id`, or the last that began.
 
     Raises:
-        FileNotFoundError: there is no journal.
-        ValueError: it has no such run.
+        FileNotFoundError, ValueError: there is no journal, or it has no such run.
     """
     path = Path(path)
     entries = list(lines(path / JOURNAL_NAME if path.is_dir() else path))

@@ -83,15 +83,7 @@ def log_findings(report: CheckReport) -> None:
 def known_facts(
     trainer: AnyTrainer, plan: StepPlan | None, folder: str, *, optimizer: Optimizer | None, is_brief: bool
 ) -> CheckFacts:
-    """Returns what is known of a run before its first batch.
-
-    Args:
-        trainer: whose run it is.
-        plan: how long it is; None without training data.
-        folder: where checkpoints go.
-        optimizer: None where it is not made yet.
-        is_brief: only problems are wanted, and quickly.
-    """
+    """Returns what is known of a run before its first batch; `is_brief`: only problems are wanted, and quickly."""
     args, engine = trainer.args, trainer._engine
     optimizer_bytes = 0 if args.save_only_model else disk_space.estimated_optimizer_bytes(trainer.model)
     is_comparable = not steps_in_backward(args) and engine.trains_bare
@@ -115,7 +107,7 @@ def known_facts(
 
 
 def parameters_without_gradient(model: nn.Module) -> tuple[str, ...]:
-    """Returns the names of trainable parameters without a gradient; empty where none has one, as the engine keeps them.
+    """Returns the trainable parameters without a gradient; empty where none has one, as the engine keeps them.
 
     One without elements is another process's.
     """

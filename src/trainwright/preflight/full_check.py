@@ -23,13 +23,7 @@ WORTH_REPEATING_S = 5.0  # a first step that was quicker is taken again: the fir
 
 
 def full_check(trainer: AnyTrainer, *, plans_memory: bool, budget: Any) -> CheckReport:
-    """Every check over everything that can be found out.
-
-    Args:
-        trainer: stays as it is.
-        plans_memory: also plan the memory of a step.
-        budget: of memory; see `Trainer.check`.
-    """
+    """Every check over everything that can be found out; `plans_memory` adds the memory plan, see `Trainer.check`."""
     with left_as_it_was(trainer.model):
         copied = copy_of(trainer)
         facts = _known(trainer, copied)

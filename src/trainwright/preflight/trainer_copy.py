@@ -20,10 +20,7 @@ AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class
 def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **parts: Any) -> AnyTrainer:
     """A trainer like this one, with services and a run of its own; trackers and the user's callbacks stay out.
 
-    Args:
-        trainer: lends its datasets, hooks and engine.
-        settings: fields of the arguments and their values.
-        parts: attributes that differ: `model`, `optimizer`, `eval_dataset`, ...
+    `settings` are fields of the arguments that differ, `parts` attributes that do: `model`, `optimizer`, ...
     """
     args = copy.copy(trainer.args)
     for name, value in (settings or {}).items():

@@ -31,12 +31,7 @@ Curve = tuple[str, Sequence[float], Sequence[float]]  # name, steps, values
 
 
 def write_report(run: str | Path, output: str | Path | None = None) -> Path:
-    """Writes the report of a run (its output directory, or its journal) and returns where: `report.html` beside it.
-
-    Raises:
-        FileNotFoundError: there is no journal.
-        MissingPackageError: plotly is not installed.
-    """
+    """Writes the report of a run (its directory, or its journal): `report.html` beside it, whose path it returns."""
     run = Path(run)
     folder = run if run.is_dir() else run.parent
     path = folder / "report.html" if output is None else Path(output)

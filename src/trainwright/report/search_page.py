@@ -18,12 +18,7 @@ def has_search(folder: str | Path) -> bool:
 
 
 def write_search_report(folder: str | Path, output: str | Path | None = None) -> Path:
-    """Writes the report of the search in a directory and returns where: `report.html` in it.
-
-    Raises:
-        FileNotFoundError: there was no search.
-        MissingPackageError: plotly is not installed.
-    """
+    """Writes the report of the search in a directory: `report.html` in it, whose path it returns."""
     folder = Path(folder)
     path = folder / "report.html" if output is None else Path(output)
     path.write_text(search_page(SearchRecord.read(folder), title=folder.resolve().name), encoding="utf-8")

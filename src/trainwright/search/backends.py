@@ -41,8 +41,7 @@ def select_backend(name: object) -> tuple[HPSearchBackend, SearchBackend]:
     """Returns the backend of a name, or the first installed one for None.
 
     Raises:
-        ArgumentError: the name is unknown.
-        MissingPackageError: the backend is not installed, or none is.
+        ArgumentError, MissingPackageError: the name is unknown, or its package is not installed.
     """
     chosen = _installed() if name is None else _known(getattr(name, "value", name))
     is_available, module, kind, package = BACKENDS[chosen]

@@ -179,23 +179,13 @@ class SearchBackend(Protocol):
         ...
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
-        """Checks space and options before the first trial.
-
-        Raises:
-            SearchSpaceError: one of them cannot work.
-        """
+        """Checks space and options before the first trial; SearchSpaceError: one of them cannot work."""
         ...
 
     def report(self, trial: Trial, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
-        """Reports an evaluation to the backend.
+        """Reports an evaluation, the last entry of `outcome.curve`; returns whether the trial should end here.
 
-        Args:
-            trial: the running trial.
-            outcome: its result so far; the last entry of `curve` is new.
-            save: writes a checkpoint into a directory; None where none is due.
-
-        Returns:
-            Whether the trial should end here.
+        `save` writes a checkpoint into a directory; None where none is due.
         """
         ...
 
@@ -204,14 +194,7 @@ class SearchBackend(Protocol):
         ...
 
     def run(self, host: TrainerHandle, plan: SearchPlan) -> BestRun | list[BestRun]:
-        """Runs all trials.
-
-        Returns:
-            The best one; with several objectives, those that no other one dominates.
-
-        Raises:
-            SearchError: no trial was completed.
-        """
+        """Runs all trials; returns the best, of several objectives the undominated ones. SearchError: none ended."""
         ...
 
 

@@ -172,11 +172,7 @@ def _once_more(trial: FrozenTrial, user_attrs: JSONObject) -> FrozenTrial:
 
 
 def best_of(study: optuna.Study, attempts: TrialRunner) -> BestRun | list[BestRun]:
-    """Returns the best trial of the study, including those of earlier runs.
-
-    Raises:
-        SearchError: none was completed.
-    """
+    """Returns the best trial of the study, including those of earlier runs; SearchError: none was completed."""
     if not any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)):
         attempts.require_one()
         raise SearchError("No trial of the study came to its end, so there is no best one.")

@@ -115,12 +115,7 @@ class RayBackend:
 
 
 def train_one(config: JSONObject, make: Callable[[], TrainerHandle]) -> None:
-    """Runs a trial in its own process; resumes from its checkpoint where Ray moved it.
-
-    Args:
-        config: parameters that Ray drew.
-        make: makes the trainer in this process.
-    """
+    """Runs a trial in its own process, with the trainer of `make`; resumes from its checkpoint where Ray moved it."""
     host = make()
     given = ray.tune.get_checkpoint()
     with nullcontext() if given is None else given.as_directory() as folder:

@@ -78,8 +78,7 @@ class SearchRecord:
         """Reads the record of the search in a directory.
 
         Raises:
-            FileNotFoundError: there was none.
-            ValueError: the file is no such record.
+            FileNotFoundError, ValueError: there was none; the file is no such record.
         """
         values = read_json(Path(folder) / SEARCH_NAME, max_bytes=MAX_BYTES)
         try:

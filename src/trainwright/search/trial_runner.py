@@ -39,15 +39,7 @@ class TrialRunner:
                 self.record.trials = SearchRecord.read(host.args.output_dir).trials
 
     def run(self, offer: TrialSpec, trial: Trial) -> TrialResult:
-        """Runs one trial, in all processes that train together.
-
-        Args:
-            offer: the trial.
-            trial: the backend's object for it.
-
-        Raises:
-            Exception: the error of the trial, which is in the record then.
-        """
+        """Runs one trial in all processes that train together; its error is raised, and in the record then."""
         begun = time.monotonic()
 
         def note(entry: TrialRecord) -> None:
@@ -96,11 +88,7 @@ class TrialRunner:
                 shutil.rmtree(Path(one.folder) / MODEL_FOLDER, ignore_errors=True)
 
     def require_one(self) -> None:
-        """Checks after the last trial that one was completed.
-
-        Raises:
-            SearchError: none was; lists the reasons.
-        """
+        """Raises SearchError with the reasons if, after the last trial, none was completed."""
         if not self.record.finished():
             reasons = self.record.errors()
             raise SearchError(
@@ -110,11 +98,6 @@ class TrialRunner:
 
 
 def follow(host: TrainerHandle, freeze: Callable[[TrialSpec], Trial]) -> None:
-    """Trains each trial that the main process offers, in the other processes, until there are no more.
-
-    Args:
-        host: functions of the trainer.
-        freeze: makes the backend's object of a trial.
-    """
+    """Trains each trial that the main process offers, in the other processes, until there are no more."""
     while (offer := host.agree(lambda: None)) is not None:
         host.run(offer, freeze(offer))

@@ -23,14 +23,7 @@ CHOICES = {"failed_trials": ("continue", "stop"), "pruned_checkpoints": ("keep",
 def make_plan(
     *, space: Any, num_trials: object, direction: Any, compute_objective: object, options: Params
 ) -> SearchPlan:
-    """Makes the plan of a search.
-
-    Args:
-        space: `hp_space`; a function, or None.
-        num_trials: `n_trials`, at least 1.
-        direction: "minimize" or "maximize", or a list of these.
-        compute_objective: function of an evaluation's metrics, or None.
-        options: other keywords: settings of ours, and of the backend.
+    """Makes the plan of a search from the arguments of `hyperparameter_search`; `options` are ours and others.
 
     Raises:
         SearchSpaceError: a value is not allowed; names the allowed ones.
@@ -60,12 +53,7 @@ def make_plan(
 
 
 def check_trainer_objects(*, model_init: object, train_dataset: object, eval_dataset: object) -> None:
-    """Checks that a trainer has the objects that a search needs.
-
-    Raises:
-        MissingModelError: there is no `model_init`, so all trials would train one model.
-        DataError: there is no training or evaluation set.
-    """
+    """Raises MissingModelError without `model_init` (all trials would train one model), DataError without data."""
     if model_init is None:
         raise MissingModelError(
             "hyperparameter_search needs a new model for each trial, and this trainer was given a model. Pass "
@@ -78,11 +66,7 @@ def check_trainer_objects(*, model_init: object, train_dataset: object, eval_dat
 
 
 def check_names(args: Arguments, params: object) -> None:
-    """Checks that there are the arguments which a space varies. Warns once of those that trials cannot differ in.
-
-    Raises:
-        SearchSpaceError: names all that there are not.
-    """
+    """Refuses names that are no arguments; warns once of those that trials cannot differ in."""
     if not isinstance(params, Mapping):
         raise SearchSpaceError(
             f"hp_space returned {type(params).__name__}; it must return a dict from names of arguments to values."
@@ -101,26 +85,13 @@ def _warn_of_settled(names: tuple[str, ...]) -> None:
 
 
 def check_values(args: Arguments, values: Iterable[tuple[str, object]]) -> None:
-    """Checks that their fields can hold these values.
-
-    Raises:
-        SearchSpaceError: names those that cannot be held.
-    """
+    """Raises SearchSpaceError that names the values which their fields cannot hold."""
     varied = [(name, value) for name, value in values if not overrides.is_settled(name)]
     _refuse(problem for name, value in varied if (problem := overrides.problem_of_value(args, name, value)))
 
 
 def check_options(given: Params, known: Iterable[str], *, backend: str) -> None:
-    """Checks that the backend takes the other keywords.
-
-    Args:
-        given: keywords of the call.
-        known: names that the backend takes.
-        backend: its name, for the message.
-
-    Raises:
-        SearchSpaceError: names an unknown one, and the nearest known one.
-    """
+    """Refuses other keywords of the call that the backend does not take, with the nearest that it takes."""
     ours = [field.name for field in dataclasses.fields(SearchSettings)]
     names = [*known, *ours]
     for name in given:
@@ -133,15 +104,7 @@ def check_options(given: Params, known: Iterable[str], *, backend: str) -> None:
 
 
 def checked_objective(compute: Callable[..., Objective], metrics: JSONObject, plan: SearchPlan) -> Objective:
-    """Computes the objective of an evaluation.
-
-    Args:
-        compute: the user's `compute_objective`.
-        metrics: of the evaluation.
-        plan: settings of the search.
-
-    Returns:
-        A float; a list of floats where there are several directions.
+    """Computes the objective of an evaluation: a float, or a list where there are several directions.
 
     Raises:
         SearchSpaceError: the number of values is not that of the directions.

@@ -46,12 +46,7 @@ class TrackerThread:
         self._has_warned = False
 
     def submit(self, call: Call, *, missed: Call | None = None) -> None:
-        """Queues a call.
-
-        Args:
-            call: runs on the tracker's thread, up to three times if it raises.
-            missed: runs (on either thread) if the call is dropped; None for calls without values.
-        """
+        """Queues a call, tried three times at most; `missed` runs (on either thread) if it is dropped; None: none."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=f"tracker-{self.name}", daemon=True)
             self._thread.start()
@@ -69,14 +64,7 @@ class TrackerThread:
         return self._thread is not None
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Waits until all queued calls are made.
-
-        Args:
-            timeout_s: longest wait in seconds; None for 10.
-
-        Returns:
-            False if calls are left after that time.
-        """
+        """Waits until all queued calls are made, 10 seconds by default; returns False if calls are left then."""
         limit = time.monotonic() + (FLUSH_TIMEOUT_S if timeout_s is None else timeout_s)
         with self._calls.all_tasks_done:
             while self._calls.unfinished_tasks:

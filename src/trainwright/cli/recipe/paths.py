@@ -25,11 +25,7 @@ class PlaceError(ValueError):
 
 
 def absolute(text: str, base: Path) -> str:
-    """Makes a path absolute: relative to the directory `base`, or in a package.
-
-    Raises:
-        PlaceError: the package is not installed.
-    """
+    """Makes a path absolute: relative to the directory `base`, or in a package (PlaceError: it is not installed)."""
     if text.startswith(SCHEME):
         return _in_package(text)
     return str((base / Path(text).expanduser()).absolute())
@@ -46,11 +42,7 @@ def model_place(text: str, base: Path) -> str:
 
 
 def files(text: str) -> list[Path]:
-    """Returns the files of an absolute path or pattern, in order.
-
-    Raises:
-        PlaceError: there is none.
-    """
+    """Returns the files of an absolute path or pattern, in order; PlaceError where there is none."""
     path = Path(text)
     if not any(sign in text for sign in MAGIC):
         if not path.exists():

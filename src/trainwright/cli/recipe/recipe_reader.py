@@ -24,12 +24,7 @@ KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "t
 
 
 def read_tree(file: FilePath, overrides: Sequence[str] = ()) -> Tree:
-    """Reads a file and applies overrides of the form `a.b=value`.
-
-    Raises:
-        OSError: it cannot be read.
-        RecipeError: it is no YAML, or an override names nothing that is known.
-    """
+    """Reads a file and applies overrides `a.b=value`; RecipeError: it is no YAML, or one names nothing known."""
     tree = parse(file.read_text(encoding="utf-8"), str(file))
     problems = []
     for override in overrides:
@@ -50,11 +45,7 @@ def read_tree(file: FilePath, overrides: Sequence[str] = ()) -> Tree:
 
 
 def checked(tree: Tree, base: FilePath) -> Recipe:
-    """Makes the recipe of a tree; relative paths start in the directory `base`.
-
-    Raises:
-        RecipeError: lists every problem with its line.
-    """
+    """Makes the recipe of a tree, paths relative to `base`; RecipeError lists every problem with its line."""
     value = tree.value
     tree.refuse([*(wrong := list(_problems(tree))), *(_values_of_known_names(value, base) if wrong else ())])
     data, model, training = dict(value["data"]), dict(value.get("model") or {}), dict(value.get("training") or {})

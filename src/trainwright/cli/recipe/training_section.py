@@ -51,11 +51,7 @@ def resolved_training(training: Mapping[str, object], base: Path, task: str) -> 
 
 
 def make_arguments(training: Mapping[str, Any], *, generates: bool) -> TrainingArguments:
-    """Makes the arguments of a run; with `generates` those of a Seq2SeqTrainer.
-
-    Raises:
-        ArgumentError: lists all problems of them.
-    """
+    """Makes the arguments of a run, with `generates` those of a Seq2SeqTrainer; ArgumentError lists all problems."""
     return arguments_class(generates=generates)(**training)
 
 

@@ -115,11 +115,7 @@ def parse(text: str, name: str) -> Tree:
 
 
 def scalar(text: str) -> Any:  # of YAML's types
-    """Parses a value as in a file.
-
-    Raises:
-        RecipeError: it is no YAML, or none that a file may have.
-    """
+    """Parses a value as in a file; RecipeError: it is no YAML, or none that a file may have."""
     tree = Tree("value", lines=text.splitlines())
     return _value(tree, text)
 

@@ -123,12 +123,7 @@ def _of_files(
 
 
 def opened(cell: object, base: Path) -> Image.Image:
-    """Opens an image of PIL from a path relative to `base`, or returns a cell that is one.
-
-    Raises:
-        DataError: the cell is neither.
-        MissingPackageError: pillow is not installed.
-    """
+    """Opens an image of PIL from a path relative to `base`, or returns a cell that is one; DataError: it is neither."""
     with needs_package("Image files need the package pillow: pip install pillow"):
         from PIL import Image
     if isinstance(cell, Image.Image):

@@ -35,11 +35,7 @@ class Labels:
 
 
 def find_labels(material: TaskSource, role: str) -> Labels:
-    """Returns the labels of a column, as the recipe names them or as found.
-
-    Raises:
-        RecipeError: a row has another label.
-    """
+    """Returns the labels of a column, as the recipe names them or as found; RecipeError: a row has another one."""
     cells = {name: material.column(rows, role) for name, rows in material.parts}
     for part, column in cells.items():
         num_empty = sum(cell is None or cell == "" for cell in column)

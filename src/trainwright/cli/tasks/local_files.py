@@ -23,11 +23,7 @@ MAX_CELL = 1 << 30  # characters: a text may be a whole book
 
 
 def read_rows(path: Path, data: DataPart) -> Iterator[Row]:
-    """The rows of a file, or the images of a directory.
-
-    Raises:
-        DataError: the file is not what its suffix (or `format`) says.
-    """
+    """The rows of a file, or the images of a directory; DataError: it is not what its suffix (or `format`) says."""
     kind = format_of(path, data.format)
     try:
         yield from READERS[kind](path, data)

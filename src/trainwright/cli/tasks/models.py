@@ -19,12 +19,7 @@ from trainwright.errors import did_you_mean
 def load_config(
     material: TaskSource, tokenizer: PreTrainedTokenizerBase | None = None, **settings: object
 ) -> ModelConfig:
-    """Loads or makes the model's configuration.
-
-    Args:
-        material: data and recipe.
-        tokenizer: sets the size of the vocabulary and the special tokens.
-        **settings: values that the data decide, such as the labels.
+    """Loads or makes the model's configuration, with the tokenizer's vocabulary, and `settings` that the data decide.
 
     Raises:
         RecipeError: there is none, its kind is not known, or the recipe sets what it does not have.
@@ -111,11 +106,7 @@ NO_LIMIT = 1 << 30  # a tokenizer without a limit says a number beyond any text
 def load_tokenizer(
     material: TaskSource, args: TrainingArguments, roles: Sequence[str], *, begins: bool = True
 ) -> PreTrainedTokenizerBase:
-    """Loads or learns the tokenizer of a run; a learned one is the same in every process, and after a resume.
-
-    Raises:
-        RecipeError: there is none where the recipe says.
-    """
+    """Loads or learns the tokenizer of a run; a learned one is the same in every process, and after a resume."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers that load data are forked later
     from transformers import AutoTokenizer
 
@@ -168,13 +159,7 @@ def _learned_once(
 
 
 def learn(corpus: Iterable[str], part: LearnPart, *, begins: bool = True) -> PreTrainedTokenizerBase:
-    """Learns a tokenizer.
-
-    Args:
-        corpus: the texts.
-        part: kind and size.
-        begins: whether texts begin with a special token, besides the one that ends them.
-    """
+    """Learns a tokenizer; with `begins`, texts begin with a special token, besides the one that ends them."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 

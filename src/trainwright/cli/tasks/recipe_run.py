@@ -44,11 +44,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def make_trainer(recipe: Recipe, tree: Tree, say: Callable[[str, str], None]) -> Trainer:
-    """Reads the data, loads the model, and puts both into a trainer.
-
-    Raises:
-        RecipeError: data, model and settings do not fit; nothing was trained.
-    """
+    """Puts data and model into a trainer; RecipeError: they do not fit the settings, and nothing was trained."""
     from trainwright.data.seeding import set_seed
     from trainwright.seq2seq_trainer import Seq2SeqTrainer
     from trainwright.trainer import Trainer
@@ -129,11 +125,7 @@ def refuse_a_second_run(recipe: Recipe, tree: Tree) -> None:
 
 
 def read_run(folder: Path, overrides: Sequence[str]) -> tuple[Recipe, Tree]:
-    """Reads the recipe of a run, or of the run of a checkpoint, set to resume.
-
-    Raises:
-        RecipeError: the directory is none of such a run.
-    """
+    """Reads the recipe of a run, or of the run of a checkpoint, set to resume; RecipeError: there is none."""
     is_checkpoint = folder.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
     run_folder = folder.parent if is_checkpoint else folder
     path = run_folder / RECIPE_NAME

@@ -59,7 +59,6 @@ def load(recipe: Recipe, tree: Tree) -> TaskSource:
 
     Raises:
         RecipeError: files or columns are not there, or no row is left.
-        DataError: a file is not of its format.
     """
     material = TaskSource(recipe, tree, [], [])
     try:

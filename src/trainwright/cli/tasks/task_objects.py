@@ -47,12 +47,7 @@ def shown(names: list[str], most: int = 8) -> str:
 
 
 def encoded(rows: Rows, encode: Callable[[Columns], Columns]) -> Dataset:
-    """Encodes rows into samples, of which there may be more or fewer than rows.
-
-    Args:
-        rows: cells by column.
-        encode: converts columns of a thousand rows into columns of samples.
-    """
+    """Encodes rows, a thousand at a time (columns to columns), into samples, of which there may be more or fewer."""
     if hasattr(rows, "column_names"):
         return rows.map(encode, batched=True, batch_size=BATCH, remove_columns=rows.column_names)
     samples: list[Row] = []

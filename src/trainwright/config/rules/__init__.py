@@ -65,11 +65,7 @@ def cautions(args: Arguments, facts: RunFacts) -> list[str]:
 
 
 def refuse_unsupported(args: Arguments) -> None:
-    """Refuses settings that this version does not carry out: nothing is accepted and then ignored.
-
-    Raises:
-        NotYetError: names every such setting and what to do meanwhile.
-    """
+    """Raises one NotYetError about all settings that this version does not carry out, with what to do meanwhile."""
     asked = [
         f"{name}={value!r} is not there yet. {one.instead}"
         for name, one in SETTINGS.items()

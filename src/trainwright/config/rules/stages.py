@@ -64,11 +64,7 @@ RULES: list[Rule] = []
 
 
 def rule(stage: Stage, *names: str) -> Callable[[Check], Check]:
-    """Registers a function as a rule of a stage about these fields.
-
-    Raises:
-        ValueError: there is no such field.
-    """
+    """Registers a function as a rule of a stage about these fields; ValueError where there is no such field."""
     if unknown := set(names) - set(SETTINGS):
         raise ValueError(f"A rule is about {sorted(unknown)}, which are no fields.")
 

@@ -110,11 +110,7 @@ def in_words(size: int) -> str:
 
 
 def parse_size(text: int | float | str | None) -> int | None:
-    """Parses a size in bytes: "24GB", "80 GiB", or a number.
-
-    Raises:
-        ArgumentError: it is no size.
-    """
+    """Parses a size in bytes: "24GB", "80 GiB", or a number; ArgumentError: it is none."""
     if text is None or isinstance(text, (int, float)):
         return None if text is None else int(text)
     found = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", text)

@@ -38,11 +38,7 @@ COPIES = 5  # of the weights, that a measured step takes
 
 
 def plan_memory(trainer: AnyTrainer, budget: int | float | str | None) -> MemoryPlan:
-    """Returns the memory of a step, and the changes of settings that would make it fit.
-
-    Raises:
-        ArgumentError: several processes train, or there is nothing to train on.
-    """
+    """Returns the memory of a step, and the changes of settings that would make it fit."""
     if not trainer._engine.trains_bare or trainer.train_dataset is None:
         raise ArgumentError(
             "The memory plan needs a trainer with a train_dataset, in one process that holds the whole model. Start "
@@ -111,11 +107,7 @@ def predicted_peak(trainer: AnyTrainer, settings: dict[str, Any]) -> PeakMemory:
 
 
 def measured_peak(trainer: AnyTrainer, error: Exception) -> PeakMemory:
-    """The peak of a step, by real ones on a quarter and on half of its samples: memory grows evenly with them.
-
-    Raises:
-        ModelError: there is no memory for that; `error` is why it could not be predicted.
-    """
+    """The peak of a step, by real ones on a quarter and on half of its samples: memory grows evenly with them."""
     size = build.num_bytes(trainer.model)
     if size * COPIES > _memory_of(trainer._engine.device):
         raise ModelError(
@@ -276,12 +268,7 @@ ANOTHER = "another optimizer: other numbers"
 
 
 def changes(args: Arguments, *, can_bf16: bool) -> Iterator[tuple[Settings, str]]:
-    """Yields settings that take less memory, with their price: first each alone, then together.
-
-    Args:
-        args: arguments of the run.
-        can_bf16: whether the device computes in bfloat16.
-    """
+    """Yields settings that take less memory, with their price: first each alone, then together."""
     size, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
     by_samples = not batch_formers(args)
     factors = [k for k in (2, 4, 8, 16, 32, 64) if size % k == 0] if by_samples else []

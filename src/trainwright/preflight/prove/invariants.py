@@ -137,12 +137,9 @@ def _quietly(trainer: AnyTrainer) -> Iterator[None]:
 def short_copy(
     trainer: AnyTrainer, folder: str, *, has_dropout: bool = True, parts: JSONObject | None = None, **settings: Any
 ) -> Any:
-    """A copy of the trainer with copies of what a run changes, and the seed of a fresh start.
+    """A copy of the trainer with copies of what a run changes, and the seed of a fresh start; it writes into `folder`.
 
     Args:
-        trainer: stays as it is.
-        folder: where the copy writes.
-        has_dropout: keep the model's.
         parts: further attributes that differ.
         settings: fields of the arguments that differ.
 

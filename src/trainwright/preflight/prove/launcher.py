@@ -81,7 +81,6 @@ def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = T
         recipe: "trainer" and "arguments" are classes, "settings" and "parts" what they are called with.
 
     Raises:
-        pickle.PicklingError, TypeError, AttributeError: the recipe cannot be handed to another process.
         ProcessFailedError: a process failed, or took too long.
     """
     text = pickle.dumps(recipe)
