@@ -13,31 +13,19 @@ OPEN_END = sys.maxsize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """Length of a run, in epochs, steps and batches.
+    """Length of a run, in epochs, steps and batches."""
 
-    Attributes:
-        num_epochs: epochs begun (the last one may be cut short); very large where the data has no length.
-        steps_per_epoch: optimizer steps in a full epoch.
-        batches_per_epoch: micro-batches in a full epoch, per process.
-        max_steps: optimizer steps of the whole run; OPEN_END where the run ends with the data, whenever that is.
-        micro_batches: micro-batches in an optimizer step (gradient accumulation).
-        num_examples: samples in the training data.
-        num_train_samples: samples that the whole run trains on, repeats counted.
-        total_batch_size: samples per optimizer step over all processes.
-        max_grad_norm: gradients are scaled down to this norm; 0 leaves them alone.
-        shift: optimizer steps done beyond those that the position in the data stands for, after resumes with steps of
-            another size.
-    """
-
-    num_epochs: int
-    steps_per_epoch: int
-    batches_per_epoch: int
-    max_steps: int
-    micro_batches: int
-    num_examples: int
-    num_train_samples: float
-    total_batch_size: int
-    max_grad_norm: float = 1.0
+    num_epochs: int  # epochs begun (the last one may be cut short); very large where the data has no length
+    steps_per_epoch: int  # optimizer steps in a full epoch
+    batches_per_epoch: int  # micro-batches in a full epoch, per process
+    max_steps: int  # optimizer steps of the whole run; OPEN_END where the run ends with the data, whenever that is
+    micro_batches: int  # micro-batches in an optimizer step (gradient accumulation)
+    num_examples: int  # samples in the training data
+    num_train_samples: float  # samples that the whole run trains on, repeats counted
+    total_batch_size: int  # samples per optimizer step over all processes
+    max_grad_norm: float = 1.0  # gradients are scaled down to this norm; 0 leaves them alone
+    # optimizer steps done beyond those that the position in the data stands for, after resumes with steps of
+    # another size
     shift: int = 0
 
     @property
@@ -67,17 +55,12 @@ class LoaderPlan:
     """Settings of a loader.
 
     Attributes:
-        batch_size: samples per batch on this process.
-        seed: base of the order of samples; epoch e is shuffled with `seed + e`.
-        shuffle_method: "permutation" draws an array of indices, "feistel" computes each, "auto" that for many samples.
-        seed_samples: what is random in a sample is a function of seed, epoch and sample.
         rank, num_processes: this process, and how many share the data.
-        even_tail: a tail that does not fill a batch of all processes is split evenly among them.
         workers, prefetch_factor, ...: passed to torch's DataLoader.
     """
 
-    batch_size: int
-    seed: int
+    batch_size: int  # samples per batch on this process
+    seed: int  # base of the order of samples; epoch e is shuffled with `seed + e`
     drop_last: bool = False
     workers: int = 0
     pin_memory: bool = False
@@ -86,11 +69,12 @@ class LoaderPlan:
     multiprocessing_context: str | None = None
     in_order: bool = True
     seeded: bool = True  # False: the order is drawn from torch's global generator
+    # "permutation" draws an array of indices, "feistel" computes each, "auto" that for many samples
     shuffle_method: str = "auto"
-    seed_samples: bool = False
+    seed_samples: bool = False  # what is random in a sample is a function of seed, epoch and sample
     rank: int = 0
     num_processes: int = 1
-    even_tail: bool = True
+    even_tail: bool = True  # a tail that does not fill a batch of all processes is split evenly among them
     is_training: bool = False
 
 
@@ -99,46 +83,30 @@ class SamplingPlan:
     """Order of samples, and which samples form a batch.
 
     Attributes:
-        strategy: "random", "sequential", "group_by_length" or "batch_rebalance".
-        batch_size: samples per batch on a process; rows where they are packed.
         micro_batches, num_processes: batches of an optimizer step on a process, and processes.
-        seed: base of the orders that are a function of seed and epoch.
-        length_of: entry of a sample whose length counts.
-        length_column: column that has the lengths, if the dataset has it.
-        max_tokens: budget of a batch in tokens; None: batches have a fixed number of samples.
-        pad_to: batches are padded to a multiple of so many tokens.
-        row_length: tokens of a packed row; None: samples are not packed.
-        splits_long: a sample longer than a row is split over rows.
-        drop_last: leave out what does not fill the last batch or window.
-        show_progress: reading lengths shows its progress when it takes long.
     """
 
-    strategy: str
-    batch_size: int
+    strategy: str  # "random", "sequential", "group_by_length" or "batch_rebalance"
+    batch_size: int  # samples per batch on a process; rows where they are packed
     micro_batches: int
     num_processes: int
-    seed: int
-    length_of: str = "input_ids"
-    length_column: str | None = None
-    max_tokens: int | None = None
-    pad_to: int | None = None
-    row_length: int | None = None
-    splits_long: bool = False
-    drop_last: bool = False
-    show_progress: bool = False
+    seed: int  # base of the orders that are a function of seed and epoch
+    length_of: str = "input_ids"  # entry of a sample whose length counts
+    length_column: str | None = None  # column that has the lengths, if the dataset has it
+    max_tokens: int | None = None  # budget of a batch in tokens; None: batches have a fixed number of samples
+    pad_to: int | None = None  # batches are padded to a multiple of so many tokens
+    row_length: int | None = None  # tokens of a packed row; None: samples are not packed
+    splits_long: bool = False  # a sample longer than a row is split over rows
+    drop_last: bool = False  # leave out what does not fill the last batch or window
+    show_progress: bool = False  # reading lengths shows its progress when it takes long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionPlan:
-    """Numbers' formats.
+    """Numbers' formats."""
 
-    Attributes:
-        mixed: "no", "bf16" or "fp16": the forward pass runs under autocast to this type.
-        tf32: matrix products on the GPU in TF32; None leaves torch's setting alone.
-    """
-
-    mixed: str = "no"
-    tf32: bool | None = None
+    mixed: str = "no"  # "no", "bf16" or "fp16": the forward pass runs under autocast to this type
+    tf32: bool | None = None  # matrix products on the GPU in TF32; None leaves torch's setting alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,24 +119,17 @@ class CompilePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DDPPlan:
-    """Settings of data parallelism with whole models; None leaves a setting to torch.
-
-    Attributes:
-        timeout_s: a collective operation that takes longer fails.
-        find_unused_parameters: None: looked for, unless activations are recomputed.
-        recomputes_activations: activation checkpointing is on.
-        sync_each_batch: gradients are averaged after every micro-batch, not once in a window.
-        environment: variables that a launcher did not set under the names that torch reads.
-    """
+    """Settings of data parallelism with whole models; None leaves a setting to torch."""
 
     backend: str | None = None
-    timeout_s: float = 1800
-    find_unused_parameters: bool | None = None
+    timeout_s: float = 1800  # a collective operation that takes longer fails
+    find_unused_parameters: bool | None = None  # None: looked for, unless activations are recomputed
     bucket_cap_mb: int | None = None
     broadcast_buffers: bool | None = None
     static_graph: bool | None = None
-    recomputes_activations: bool = False
-    sync_each_batch: bool = False
+    recomputes_activations: bool = False  # activation checkpointing is on
+    sync_each_batch: bool = False  # gradients are averaged after every micro-batch, not once in a window
+    # variables that a launcher did not set under the names that torch reads
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -186,24 +147,17 @@ class LoadersOfOthers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FSDPPlan:
-    """Settings of FSDP: sharding of parameters, gradients and states over processes.
+    """Settings of FSDP: sharding of parameters, gradients and states over processes."""
 
-    Attributes:
-        settings: as `fsdp_config` has them, without prefixes; None: what `accelerate launch` was configured with.
-    """
-
+    # as `fsdp_config` has them, without prefixes; None: what `accelerate launch` was configured with
     settings: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedPlan:
-    """DeepSpeed's configuration.
+    """DeepSpeed's configuration."""
 
-    Attributes:
-        config: with its "auto" values filled in, as far as the arguments tell them.
-    """
-
-    config: Mapping[str, Any]
+    config: Mapping[str, Any]  # with its "auto" values filled in, as far as the arguments tell them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,21 +165,16 @@ class ParallelPlan:
     """Numbers of processes for each kind of parallelism.
 
     Attributes:
-        dp_replicate: copies of the model, each with batches of its own.
-        dp_shard: processes with batches of their own that hold a copy's parameters in parts.
-        tp: processes that compute each layer of one batch together.
         cp, sp: processes that have parts of one batch's sequences; in torch's way, and in DeepSpeed's.
-        in_model: the model was brought in parts.
-        given: accelerate's ParallelismConfig, which is not imported here; None: nobody made one.
     """
 
-    dp_replicate: int = 1
-    dp_shard: int = 1
-    tp: int = 1
+    dp_replicate: int = 1  # copies of the model, each with batches of its own
+    dp_shard: int = 1  # processes with batches of their own that hold a copy's parameters in parts
+    tp: int = 1  # processes that compute each layer of one batch together
     cp: int = 1
     sp: int = 1
-    in_model: bool = False
-    given: Any = None
+    in_model: bool = False  # the model was brought in parts
+    given: Any = None  # accelerate's ParallelismConfig, which is not imported here; None: nobody made one
 
     @property
     def num_together(self) -> int:
@@ -259,27 +208,16 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlan:
-    """Retention of checkpoints, and reasons for a save besides the interval of steps.
+    """Retention of checkpoints, and reasons for a save besides the interval of steps."""
 
-    Attributes:
-        keep_last: checkpoints of this run kept, the best one counted in; None keeps all.
-        keep_every_steps: beyond those, the checkpoints of multiples of so many steps.
-        keep_every_s: beyond those, one checkpoint for each such time.
-        save_every_s: longest time between two saves.
-        max_train_s: time in which a `train()` saves and ends.
-        saves_on_interrupt: a run that a signal ends saves its last finished step.
-        saves_on_exception: so does one that an error ends.
-        requeues: the job goes back into the cluster's queue after a signal.
-    """
-
-    keep_last: int | None = None
-    keep_every_steps: int | None = None
-    keep_every_s: float | None = None
-    save_every_s: float | None = None
-    max_train_s: float | None = None
-    saves_on_interrupt: bool = False
-    saves_on_exception: bool = False
-    requeues: bool = False
+    keep_last: int | None = None  # checkpoints of this run kept, the best one counted in; None keeps all
+    keep_every_steps: int | None = None  # beyond those, the checkpoints of multiples of so many steps
+    keep_every_s: float | None = None  # beyond those, one checkpoint for each such time
+    save_every_s: float | None = None  # longest time between two saves
+    max_train_s: float | None = None  # time in which a `train()` saves and ends
+    saves_on_interrupt: bool = False  # a run that a signal ends saves its last finished step
+    saves_on_exception: bool = False  # so does one that an error ends
+    requeues: bool = False  # the job goes back into the cluster's queue after a signal
 
     @property
     def may_save(self) -> bool:
@@ -289,19 +227,12 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationPlan:
-    """Settings of generation in an evaluation.
+    """Settings of generation in an evaluation."""
 
-    Attributes:
-        predicts: predictions are generated tokens, not logits.
-        config: a GenerationConfig, or where to find one; None: the model's own.
-        max_length: length of what is generated, where a call does not say it.
-        num_beams: beams, where a call does not say it.
-    """
-
-    predicts: bool = False
-    config: Any = None
-    max_length: int | None = None
-    num_beams: int | None = None
+    predicts: bool = False  # predictions are generated tokens, not logits
+    config: Any = None  # a GenerationConfig, or where to find one; None: the model's own
+    max_length: int | None = None  # length of what is generated, where a call does not say it
+    num_beams: int | None = None  # beams, where a call does not say it
 
     def settings(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Keywords of `generate` for a call that asked for these."""
@@ -315,24 +246,13 @@ class GenerationPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalPlan:
-    """Settings of an evaluation.
+    """Settings of an evaluation."""
 
-    Attributes:
-        batch_size: samples per batch on this process.
-        move_every: batches after which results leave the device; None: at the end.
-        concat_batches: False hands metrics a list of batches instead of one array.
-        include: extras for metrics, "inputs" and "loss".
-        streams_metrics: metrics take one batch at a time (`batch_eval_metrics`).
-        skip_non_finite: batches whose loss is not finite are left out of its mean.
-        memory_share: of the free memory; results beyond it lie in a file.
-        spill_folder: where that file is; None: the system's folder for temporary files.
-    """
-
-    batch_size: int
-    move_every: int | None = None
-    concat_batches: bool = True
-    include: tuple[str, ...] = ()
-    streams_metrics: bool = False
-    skip_non_finite: bool = True
-    memory_share: float = 0.6
-    spill_folder: str | None = None
+    batch_size: int  # samples per batch on this process
+    move_every: int | None = None  # batches after which results leave the device; None: at the end
+    concat_batches: bool = True  # False hands metrics a list of batches instead of one array
+    include: tuple[str, ...] = ()  # extras for metrics, "inputs" and "loss"
+    streams_metrics: bool = False  # metrics take one batch at a time (`batch_eval_metrics`)
+    skip_non_finite: bool = True  # batches whose loss is not finite are left out of its mean
+    memory_share: float = 0.6  # of the free memory; results beyond it lie in a file
+    spill_folder: str | None = None  # where that file is; None: the system's folder for temporary files

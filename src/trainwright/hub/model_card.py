@@ -74,15 +74,7 @@ Logs: TypeAlias = Mapping[str, Any]  # numbers, and what else the user logs
 
 @dataclass(frozen=True, kw_only=True)
 class CardContent:
-    """Contents of a model card.
-
-    Attributes:
-        results: (metric, value) of the last evaluation.
-        history: (step, epoch, training loss, metrics) of each evaluation.
-        losses: name -> (step, value) of each log, for the picture.
-        settings: hyperparameters in words.
-        versions: package -> version.
-    """
+    """Contents of a model card."""
 
     model_name: str
     base_model: str | None = None
@@ -93,11 +85,11 @@ class CardContent:
     language: str | None = None
     license: str | None = None
     tags: Names = None
-    results: Mapping[str, float] = field(default_factory=dict)
-    history: Sequence[Logs] = ()
-    losses: Losses = field(default_factory=dict)
-    settings: Mapping[str, object] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
+    results: Mapping[str, float] = field(default_factory=dict)  # (metric, value) of the last evaluation
+    history: Sequence[Logs] = ()  # (step, epoch, training loss, metrics) of each evaluation
+    losses: Losses = field(default_factory=dict)  # name -> (step, value) of each log, for the picture
+    settings: Mapping[str, object] = field(default_factory=dict)  # hyperparameters in words
+    versions: Mapping[str, str] = field(default_factory=dict)  # package -> version
     is_adapter: bool = False
 
 

@@ -30,21 +30,13 @@ TICKET_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Ticket:
-    """Destination of an upload, and the message of its commit.
+    """Destination of an upload, and the message of its commit."""
 
-    Attributes:
-        repo: repository; None while its owner's name is not known, since the service was away.
-        path: directory in the repository; empty: its root.
-        revision: branch; None: the main one.
-        message: of the commit.
-        step: optimizer step that the files are of.
-    """
-
-    repo: str | None
-    path: str = ""
-    revision: str | None = None
-    message: str = ""
-    step: int = 0
+    repo: str | None  # repository; None while its owner's name is not known, since the service was away
+    path: str = ""  # directory in the repository; empty: its root
+    revision: str | None = None  # branch; None: the main one
+    message: str = ""  # of the commit
+    step: int = 0  # optimizer step that the files are of
 
     @property
     def place(self) -> tuple[str | None, str]:

@@ -88,16 +88,11 @@ def append(path: Path, line: str) -> None:
 
 @dataclass
 class Record:
-    """Record of one run from its journal.
+    """Record of one run from its journal."""
 
-    Attributes:
-        run_id: id of the run.
-        entries: those that count, in order.
-        values: name -> step -> value: one value for each name and step.
-    """
-
-    run_id: str
-    entries: list[Entry] = field(default_factory=list)
+    run_id: str  # id of the run
+    entries: list[Entry] = field(default_factory=list)  # those that count, in order
+    # name -> step -> value: one value for each name and step
     values: dict[str, dict[int, object]] = field(default_factory=dict)
 
     def of(self, kind: str) -> list[Entry]:

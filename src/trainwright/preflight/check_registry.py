@@ -99,37 +99,16 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStep:
-    """Results of the first optimizer step.
+    """Results of the first optimizer step."""
 
-    Attributes:
-        loss: of its window, as it is logged; None where it was not read.
-        without_gradient: trainable parameters that the backward pass did not reach.
-        seconds: how long it took; None where that says nothing about the steps to come.
-    """
-
-    loss: float | None
-    without_gradient: tuple[str, ...] = ()
-    seconds: float | None = None
+    loss: float | None  # of its window, as it is logged; None where it was not read
+    without_gradient: tuple[str, ...] = ()  # trainable parameters that the backward pass did not reach
+    seconds: float | None = None  # how long it took; None where that says nothing about the steps to come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFacts:
-    """Facts for the checks; None for an unknown one, without which its checks do not run.
-
-    Attributes:
-        batches: micro-batches of the first step, as the collator made them.
-        columns: entries of a sample, before those that the model does not take are dropped.
-        taken: entries that the model takes, or its collator asks for; None where nothing is dropped.
-        label_names: inputs that are labels.
-        loss_is_the_models: nothing of the user's stands between the model's loss and the step's.
-        failure: what went wrong when a batch or a step was tried.
-        folder: where checkpoints go.
-        checkpoint_bytes: estimated size of one.
-        free_bytes: on the disk of `folder`.
-        rehearse: evaluates one batch as an evaluation would; returns the names of its metrics, or raises.
-        max_elements: parameters that are looked at one by one; more take too long before every run.
-        is_brief: only what is wrong is wanted.
-    """
+    """Facts for the checks; None for an unknown one, without which its checks do not run."""
 
     args: Arguments  # any TrainingArguments
     model: nn.Module
@@ -137,21 +116,23 @@ class CheckFacts:
     processing_class: object = None
     optimizer: Optimizer | None = None
     plan: StepPlan | None = None
-    batches: Sequence[Batch] | None = None
-    columns: tuple[str, ...] | None = None
+    batches: Sequence[Batch] | None = None  # micro-batches of the first step, as the collator made them
+    columns: tuple[str, ...] | None = None  # entries of a sample, before those that the model does not take are dropped
+    # entries that the model takes, or its collator asks for; None where nothing is dropped
     taken: frozenset[str] | None = None
-    label_names: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()  # inputs that are labels
     can_return_loss: bool = False
-    loss_is_the_models: bool = True
+    loss_is_the_models: bool = True  # nothing of the user's stands between the model's loss and the step's
     step: FirstStep | None = None
-    failure: str | None = None
-    folder: Path | None = None
-    checkpoint_bytes: int | None = None
-    free_bytes: int | None = None
+    failure: str | None = None  # what went wrong when a batch or a step was tried
+    folder: Path | None = None  # where checkpoints go
+    checkpoint_bytes: int | None = None  # estimated size of one
+    free_bytes: int | None = None  # on the disk of `folder`
+    # evaluates one batch as an evaluation would; returns the names of its metrics, or raises
     rehearse: Callable[[], Iterable[str]] | None = None
     supports_bf16: bool | None = None
-    max_elements: int | None = None
-    is_brief: bool = False
+    max_elements: int | None = None  # parameters that are looked at one by one; more take too long before every run
+    is_brief: bool = False  # only what is wrong is wanted
 
 
 # How a person calls the facts that may be missing.
@@ -171,18 +152,12 @@ Look = Callable[[CheckFacts], Iterator[Finding]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One row.
-
-    Attributes:
-        when: the first moment at which it is cheap; every later moment of a check-up has its facts too.
-        needs: facts without which it cannot look.
-        about: what it looks at, in a few words.
-    """
+    """One row."""
 
     name: str
-    when: Moment
-    needs: tuple[str, ...]
-    about: str
+    when: Moment  # the first moment at which it is cheap; every later moment of a check-up has its facts too
+    needs: tuple[str, ...]  # facts without which it cannot look
+    about: str  # what it looks at, in a few words
     look: Look
 
 

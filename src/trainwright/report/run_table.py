@@ -17,21 +17,15 @@ STOPPED = ("SystemExit", "KeyboardInterrupt", "Interrupted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """One run.
-
-    Attributes:
-        seconds: that it trained, pauses between a stop and a resume left out.
-        best: name and value of the metric that decides which checkpoint is best.
-        written_at: seconds since 1970.
-    """
+    """One run."""
 
     name: str
     state: str
     step: int
     max_steps: int | None
-    best: tuple[str, float] | None
-    seconds: float
-    written_at: float
+    best: tuple[str, float] | None  # name and value of the metric that decides which checkpoint is best
+    seconds: float  # that it trained, pauses between a stop and a resume left out
+    written_at: float  # seconds since 1970
 
     @property
     def best_text(self) -> str:

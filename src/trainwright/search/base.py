@@ -57,19 +57,14 @@ class SearchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPlan:
-    """Settings of a search.
-
-    Attributes:
-        directions: "minimize" or "maximize" for each objective.
-        space: maps a trial (None for backends that draw themselves) to parameters, or to domains.
-        options: keywords for the backend's library.
-    """
+    """Settings of a search."""
 
     num_trials: int
-    directions: tuple[str, ...]
+    directions: tuple[str, ...]  # "minimize" or "maximize" for each objective
+    # maps a trial (None for backends that draw themselves) to parameters, or to domains
     space: Callable[[Trial], Params]
     settings: SearchSettings
-    options: Params
+    options: Params  # keywords for the backend's library
 
     @property
     def is_multi(self) -> bool:
@@ -78,35 +73,22 @@ class SearchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSpec:
-    """Trial that is about to run, as all its processes know it.
-
-    Attributes:
-        params: its values of arguments.
-        checkpoint: checkpoint of an earlier attempt; None to start from the beginning.
-        name: name of the run, where the backend gives it one.
-    """
+    """Trial that is about to run, as all its processes know it."""
 
     id: str
-    params: Params
-    checkpoint: str | None = None
-    name: str | None = None
+    params: Params  # its values of arguments
+    checkpoint: str | None = None  # checkpoint of an earlier attempt; None to start from the beginning
+    name: str | None = None  # name of the run, where the backend gives it one
 
 
 @dataclass(slots=True, kw_only=True)
 class TrialResult:
-    """Result of a trial.
+    """Result of a trial."""
 
-    Attributes:
-        objective: of the last evaluation.
-        curve: (step, objective) of every evaluation.
-        was_pruned: whether it was ended early, because it was worse than others.
-        was_heard: whether an evaluation during training was reported to the backend.
-    """
-
-    objective: Objective = None
-    curve: list[tuple[int, Objective]] = field(default_factory=list)
-    was_pruned: bool = False
-    was_heard: bool = False
+    objective: Objective = None  # of the last evaluation
+    curve: list[tuple[int, Objective]] = field(default_factory=list)  # (step, objective) of every evaluation
+    was_pruned: bool = False  # whether it was ended early, because it was worse than others
+    was_heard: bool = False  # whether an evaluation during training was reported to the backend
     metrics: JSONObject = field(default_factory=dict)
     folder: str = ""
 
@@ -116,23 +98,18 @@ class TrainerHandle:
     """Functions of the trainer for a backend.
 
     Attributes:
-        args: the trainer's arguments; no trial changes them.
-        run: trains a trial and returns its result; raises if it fails.
-        check: raises if a trial cannot be trained with these parameters.
-        folder_of: returns the directory of a trial.
-        find_checkpoint: returns the newest complete checkpoint in a directory of a trial.
         agree: calls a function on the main process and returns its result on all.
-        pack: returns a function that makes the trainer again in another process, and returns its handle.
     """
 
-    args: Arguments
+    args: Arguments  # the trainer's arguments; no trial changes them
     is_main: bool
     num_processes: int
-    run: Callable[[TrialSpec, Trial], TrialResult]
-    check: Callable[[Params], None]
-    folder_of: Callable[[TrialSpec, Trial], str]
-    find_checkpoint: Callable[[str], str | None]
+    run: Callable[[TrialSpec, Trial], TrialResult]  # trains a trial and returns its result; raises if it fails
+    check: Callable[[Params], None]  # raises if a trial cannot be trained with these parameters
+    folder_of: Callable[[TrialSpec, Trial], str]  # returns the directory of a trial
+    find_checkpoint: Callable[[str], str | None]  # returns the newest complete checkpoint in a directory of a trial
     agree: Callable[[Callable[[], Any]], Any]  # of the type that the function returns
+    # returns a function that makes the trainer again in another process, and returns its handle
     pack: Callable[[], Callable[[], TrainerHandle]]
 
 
@@ -141,38 +118,29 @@ class SearchState:
     """State of a running search in the trainer.
 
     Attributes:
-        name: the backend's.
         space, hp_name, compute_objective: as given to `hyperparameter_search`, or their defaults.
-        objective: of the last evaluation of the running trial.
-        args: the trainer's arguments from before the search.
-        callback_states: states of the callbacks from before the first trial.
         offer, outcome: of the running trial.
     """
 
     backend: SearchBackend
     plan: SearchPlan
-    args: Arguments
-    callback_states: JSONObject
-    name: object = None
+    args: Arguments  # the trainer's arguments from before the search
+    callback_states: JSONObject  # states of the callbacks from before the first trial
+    name: object = None  # the backend's
     space: Callable[[Trial], Params] | None = None
     hp_name: Callable[[Trial], str] | None = None
     compute_objective: Callable[[dict[str, float]], Objective]
-    objective: Objective = None
+    objective: Objective = None  # of the last evaluation of the running trial
     is_under_way: ClassVar[bool] = True
     offer: TrialSpec = field(default_factory=lambda: TrialSpec(id="", params={}))
     outcome: TrialResult = field(default_factory=TrialResult)
 
 
 class SearchBackend(Protocol):
-    """Library that decides which trials there are.
+    """Library that decides which trials there are."""
 
-    Attributes:
-        name: value of `backend`.
-        tracker: tracker by which it gets evaluations; None if it gets them by `report`.
-    """
-
-    name: str
-    tracker: str | None
+    name: str  # value of `backend`
+    tracker: str | None  # tracker by which it gets evaluations; None if it gets them by `report`
 
     def default_space(self, trial: Trial) -> Params:
         """Returns the parameters (or domains) of transformers' default space."""

@@ -22,23 +22,16 @@ FINISHED, PRUNED, FAILED, INTERRUPTED = "finished", "pruned", "failed", "interru
 
 @dataclass(slots=True)
 class TrialRecord:
-    """Record of one trial.
-
-    Attributes:
-        values: the objectives; empty where it has none.
-        curve: (step, objectives) of each evaluation.
-        error: reason of its failure.
-        folder: its directory.
-    """
+    """Record of one trial."""
 
     id: str
     state: str
     params: JSONObject = field(default_factory=dict)
-    values: list[float] = field(default_factory=list)
-    curve: list[list[object]] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)  # the objectives; empty where it has none
+    curve: list[list[object]] = field(default_factory=list)  # (step, objectives) of each evaluation
     metrics: JSONObject = field(default_factory=dict)
-    error: str | None = None
-    folder: str = ""
+    error: str | None = None  # reason of its failure
+    folder: str = ""  # its directory
     seconds: float | None = None
 
 

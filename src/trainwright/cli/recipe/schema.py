@@ -81,24 +81,15 @@ class DataPart:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """Requirements of a task.
-
-    Attributes:
-        builder: function in cli/tasks that makes the objects of the task, as `module.name`.
-        model_class: class of transformers that loads the model.
-        needs: roles that must have a column.
-        takes: roles that may have a column.
-        generates: whether evaluation writes text, so that there are settings of generation.
-        only: entries of `data` that have an effect in this task and not in every other.
-    """
+    """Requirements of a task."""
 
     title: str
-    builder: str
-    model_class: str
-    needs: tuple[str, ...]
-    takes: tuple[str, ...] = ()
-    generates: bool = False
-    only: tuple[str, ...] = ()
+    builder: str  # function in cli/tasks that makes the objects of the task, as `module.name`
+    model_class: str  # class of transformers that loads the model
+    needs: tuple[str, ...]  # roles that must have a column
+    takes: tuple[str, ...] = ()  # roles that may have a column
+    generates: bool = False  # whether evaluation writes text, so that there are settings of generation
+    only: tuple[str, ...] = ()  # entries of `data` that have an effect in this task and not in every other
 
 
 TASKS: dict[str, TaskSpec] = {
@@ -130,16 +121,12 @@ TASKS: dict[str, TaskSpec] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A file that was read and checked: paths are absolute, and every entry is of its type.
-
-    Attributes:
-        training: arguments of TrainingArguments, as they were given.
-    """
+    """A file that was read and checked: paths are absolute, and every entry is of its type."""
 
     task: str
     model: ModelPart
     data: DataPart
-    training: JSONObject
+    training: JSONObject  # arguments of TrainingArguments, as they were given
 
     @property
     def spec(self) -> TaskSpec:

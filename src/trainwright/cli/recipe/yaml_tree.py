@@ -54,19 +54,12 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456
 
 @dataclass
 class Tree:
-    """Mapping that was read, with the places of its parts.
+    """Mapping that was read, with the places of its parts."""
 
-    Attributes:
-        name: name of the file in errors.
-        value: plain dicts, lists and scalars.
-        places: path of keys -> its line, or the option that set it.
-        lines: of the file.
-    """
-
-    name: str
-    value: JSONObject = field(default_factory=dict)
-    places: dict[Path, int | str] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
+    name: str  # name of the file in errors
+    value: JSONObject = field(default_factory=dict)  # plain dicts, lists and scalars
+    places: dict[Path, int | str] = field(default_factory=dict)  # path of keys -> its line, or the option that set it
+    lines: list[str] = field(default_factory=list)  # of the file
 
     def place(self, path: Path) -> int | str:
         """Returns the place of a path, or of its nearest parent."""

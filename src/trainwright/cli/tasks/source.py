@@ -27,11 +27,10 @@ class TaskSource:
 
     Attributes:
         train, eval: rows; `eval` is empty where nothing is held out.
-        tree: places of the entries in the file.
     """
 
     recipe: Recipe
-    tree: Tree
+    tree: Tree  # places of the entries in the file
     train: Rows
     eval: Rows
 

@@ -28,7 +28,6 @@ class TaskObjects:
 
     Attributes:
         train, eval: samples; `eval` is None where nothing is held out.
-        about: short text for the console.
     """
 
     model: nn.Module
@@ -38,7 +37,7 @@ class TaskObjects:
     data_collator: Callable[..., object] | None = None
     compute_metrics: Callable[..., dict[str, float]] | None = None
     preprocess_logits: Callable[..., object] | None = None
-    about: str = ""
+    about: str = ""  # short text for the console
 
 
 def shown(names: list[str], most: int = 8) -> str:

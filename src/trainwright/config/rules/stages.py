@@ -45,16 +45,11 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One check. It returns a message that names a cause and a cure, or None.
-
-    Attributes:
-        fields: all fields that the check reads.
-        check: takes the arguments; where the run shows something, its facts too.
-    """
+    """One check. It returns a message that names a cause and a cure, or None."""
 
     stage: Stage
-    fields: frozenset[str]
-    check: Callable[..., str | None]
+    fields: frozenset[str]  # all fields that the check reads
+    check: Callable[..., str | None]  # takes the arguments; where the run shows something, its facts too
 
     def message(self, args: Arguments, facts: RunFacts) -> str | None:
         return self.check(args, facts) if self.stage in OF_THE_RUN else self.check(args)
