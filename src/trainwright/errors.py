@@ -66,6 +66,18 @@ class CheckpointWriteError(CheckpointError, OSError):
     """A checkpoint that could not be brought to the disk; those before it are untouched."""
 
 
+class BadStepError(TrainwrightError, ArithmeticError):
+    """A guard ended the run because of a bad step, before its update."""
+
+
+class NonFiniteError(BadStepError):
+    """The loss or the gradient of a step is not finite."""
+
+
+class SpikeError(BadStepError):
+    """The loss or the norm of the gradient of a step is far above those before it."""
+
+
 class MetricError(TrainwrightError, KeyError):
     """A metric that was named but that no evaluation produces."""
 

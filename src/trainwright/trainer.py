@@ -913,7 +913,8 @@ class Trainer:
         try:
             loss = rule.apply(loss, batch, num_items_in_batch, micro_batches=micro_batches, share=share)
             clock.mark(BACKWARD)
-            engine.backward(loss)
+            mark = run.guard.first_gradient(loss)
+            engine.backward(loss) if mark is None else engine.backward(loss, gradient=mark)
         except (AttributeError, TypeError, RuntimeError) as error:
             checks.explain_loss(loss, self.model, error)
             raise
@@ -1107,11 +1108,12 @@ class Trainer:
         if not (control.should_log or control.should_evaluate or control.should_save):
             return
         before = progress.clock.mark(LOGGING)
+        run.guard.settle()
         self.store_flos()
         if control.should_log and self.state.global_step > progress.step_last_logged:
             loss, num_non_finite = run.drain_loss(num_workers=self.args.dataloader_num_workers)
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
-            self.log(step_logs(loss, grad_norm, rate, num_non_finite), start_time)
+            self.log(step_logs(loss, grad_norm, rate, num_non_finite) | run.guard.show(), start_time)
         if self.control.should_evaluate:
             progress.clock.mark(EVALUATION)
             metrics = self._evaluate(trial, ignore_keys_for_eval)
@@ -1494,6 +1496,8 @@ class Trainer:
             start_time: of the run, as `time.time()`.
         """
         run, services, progress = self._run, self._services, self._run.progress
+        run.guard.settle()
+        run.guard.show()
         train_loss, num_steps, num_samples = run.finish(num_train_samples=num_train_samples)
         counts_tokens = self.args.include_num_input_tokens_seen != "no"
         tokens = progress.state.num_input_tokens_seen - progress.first_tokens if counts_tokens else None

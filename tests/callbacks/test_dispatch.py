@@ -15,6 +15,7 @@ from trainwright.callbacks.base import EVENTS
 from trainwright.state.clock import LOGGING
 
 from .._support.small import data, make_trainer, models
+from ..contract.surface import EVENTS_OF_OURS
 
 
 class Hears(TrainerCallback):
@@ -52,9 +53,9 @@ def run(**flags: bool) -> Any:
 
 
 def test_the_events_are_those_of_transformers() -> None:
-    """And `on_exception`, which theirs does not have."""
+    """And two that theirs does not have."""
     theirs = {name for name in vars(transformers.TrainerCallback) if name.startswith("on_")}
-    assert set(EVENTS) == theirs | {"on_exception"}
+    assert set(EVENTS) == theirs | set(EVENTS_OF_OURS)
     assert [name for name in vars(TrainerCallback) if name.startswith("on_")] == list(EVENTS)
 
 
@@ -150,7 +151,7 @@ def test_the_flags_that_an_event_answers_are_cleared_before_anyone_hears_of_it(e
     assert {flag for flag in FLAGS if not seen[flag]} == {*CLEARED.get(event, [])}
 
 
-@pytest.mark.parametrize("event", [event for event in EVENTS if event != "on_exception"])
+@pytest.mark.parametrize("event", [event for event in EVENTS if event not in EVENTS_OF_OURS])
 def test_the_handlers_own_methods_do_what_those_of_transformers_do(event: str) -> None:
     """Code that drives callbacks by hand: `handler.on_log(args, state, control, logs)`."""
     extra = {"on_log": "logs", "on_evaluate": "metrics", "on_predict": "metrics"}.get(event)

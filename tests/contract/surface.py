@@ -234,7 +234,7 @@ EVENTS = (
     "on_epoch_end",
     "on_train_end",
 )
-EVENTS_OF_OURS = ("on_exception",)
+EVENTS_OF_OURS = ("on_exception", "on_incident")
 METRICS = {
     "train": (
         "train_runtime",

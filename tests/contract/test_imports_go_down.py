@@ -20,7 +20,7 @@ PICTURE = (
     ("preflight",),  # imported when it is asked for
     ("run", "checks"),
     ("hub", "trackers", "search"),
-    ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks", "patches"),
+    ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks", "guard", "patches"),
     ("config", "journal", "hooks", "loss_normalization"),
     ("distributed",),
     ("state", "model_facts", "tensor_tree", "errors", "host", "_types"),  # the ground

@@ -13,6 +13,7 @@ from . import (  # noqa: F401 -- they fill the table
     distributed_fields,
     evaluation_fields,
     generation_fields,
+    guard_fields,
     hub_fields,
     length_fields,
     logging_fields,

@@ -35,6 +35,7 @@ EVENTS = (
     "on_epoch_end",
     "on_train_end",
     "on_exception",
+    "on_incident",
 )
 
 
@@ -179,6 +180,24 @@ class TrainerCallback:
             state: as for every event.
             control: as for every event.
             **kwargs: `exception`, the error; and the objects of every event.
+
+        Returns:
+            A control object that replaces the current one, or None.
+        """
+
+    def on_incident(
+        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
+    ) -> TrainerControl | None:
+        """Runs when a guard finds a bad step: its loss or gradient is not finite.
+
+        On a GPU a fused optimizer has skipped the update by itself, and the event comes one step later, or at the
+        next log, evaluation or save. An error in the callback ends training.
+
+        Args:
+            args: as for every event; see the class.
+            state: as for every event.
+            control: as for every event.
+            **kwargs: `incident`, with `kind`, `step`, `action`, `values` and `text`; and the objects of every event.
 
         Returns:
             A control object that replaces the current one, or None.

@@ -226,6 +226,19 @@ class CheckpointPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GuardPlan:
+    """What is done with a bad step.
+
+    Attributes:
+        on_nonfinite: loss or gradient is not finite: skip, stop, warn or ignore.
+        max_skipped_steps: skipped steps in a row after which the run ends; 0: any number.
+    """
+
+    on_nonfinite: str = "skip"
+    max_skipped_steps: int = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationPlan:
     """Settings of generation in an evaluation."""
 

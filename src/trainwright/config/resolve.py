@@ -257,6 +257,13 @@ def checkpoint(args: Arguments) -> plans.CheckpointPlan:
     )
 
 
+def guard(args: Arguments) -> plans.GuardPlan:
+    """The policies for bad steps."""
+    return plans.GuardPlan(
+        on_nonfinite=value_of(args, "on_nonfinite"), max_skipped_steps=value_of(args, "max_skipped_steps")
+    )
+
+
 def profiled(args: Arguments) -> StepRange | None:
     """The steps to trace; None where nobody asked."""
     steps = value_of(args, "profile")

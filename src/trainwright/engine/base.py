@@ -187,6 +187,11 @@ class Engine:
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
 
+    @property
+    def updates_in_clip(self) -> bool:
+        """True if `clip` updates the weights too, so that nothing can be decided between the two."""
+        return False
+
     def step(self, optimizer: Optimizer) -> bool:
         """Updates the weights.
 

@@ -185,6 +185,10 @@ class DeepSpeedEngine(DistributedEngine):
         norm = self._train_engine.get_global_grad_norm()
         return torch.as_tensor(math.nan if norm is None else norm)
 
+    @property
+    def updates_in_clip(self) -> bool:
+        return True
+
     def _update(self) -> None:
         if self._was_applied is None:
             self._train_engine.step()

@@ -74,6 +74,10 @@ class JournalListener:
         self.journal.write("failed", step=state.global_step, error=type(error).__name__, traceback=text)
         self.end()
 
+    def on_incident(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        incident: Any = kwargs["incident"]  # a guard.Incident, or what a user's code fires
+        self.incident(incident.step, incident.text)
+
     def incident(self, step: int, text: str) -> None:
         """Records an incident."""
         self.journal.write("incident", step=step, text=text)

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._types import Batch
 from trainwright.config.plans import StepPlan
-from trainwright.hooks import BatchSource, Events, FirstStepObserver, LoopEngine, RandomStates
+from trainwright.hooks import BatchSource, Events, FirstStepObserver, LoopEngine, RandomStates, StepGuard
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
 from trainwright.loss_normalization import LossRule
 
@@ -57,6 +57,7 @@ class LoopContext:
         saves_on_interrupt: a run that a signal ends saves its last finished step.
         random_states: set where a run that an error ends saves its last finished step too; with them it stands there
             as if nothing had been drawn since.
+        guard: decides whether an update is made.
         first_look: watches the first step of this run.
         smaller_batches: tries a window again that did not fit into memory; None: the error ends the run.
     """
@@ -70,6 +71,7 @@ class LoopContext:
     rule: LossRule
     events: Events
     start: RunStart
+    guard: StepGuard
     scheduler_follows_metrics: bool = False
     first_look: FirstStepObserver = NULL_OBSERVER
     smaller_batches: MicroBatchRetry | None = None

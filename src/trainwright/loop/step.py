@@ -96,8 +96,9 @@ def update_weights(session: LoopContext, run: RunState, hooks: TrainHooks) -> Up
     grad_norm = hooks._clip_grad_norm(model) if session.plan.max_grad_norm > 0 else None
     grad_norm = hooks._get_grad_norm(model, grad_norm=grad_norm)
     events.fire("on_pre_optimizer_step", run)
+    is_permitted = session.guard.permits(run, grad_norm)
     run.is_updating = True
-    was_applied = session.engine.step(session.optimizer)
+    was_applied = is_permitted and session.engine.step(session.optimizer)
     events.fire("on_optimizer_step", run)
     learning_rate = hooks._get_learning_rate()  # the rate of this step, before the schedule moves on
     if was_applied and not session.scheduler_follows_metrics:

@@ -128,6 +128,7 @@ class Checkpointer:
         Raises:
             CheckpointWriteError: it cannot be written, and `save_failure` is "stop".
         """
+        run.guard.settle()
         state = run.progress.state
         step, best = state.global_step, state.best_global_step
         world, cursor = self.args.world_size, run.cursor()

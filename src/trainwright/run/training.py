@@ -18,7 +18,8 @@ from trainwright.config.plans import StepPlan
 from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine
 from trainwright.errors import NestedCallError
-from trainwright.hooks import Events, FirstStepObserver
+from trainwright.guard.step_guard import NULL_GUARD, make_guard
+from trainwright.hooks import Events, FirstStepObserver, StepGuard
 from trainwright.journal.timeline import DataWait
 from trainwright.loop.context import LoopContext, RunStart
 from trainwright.loss_normalization import LossRule
@@ -66,6 +67,7 @@ class TrainingRun:
         batch_size: samples of a micro-batch, per device.
         loss_rule: the arithmetic of its loss, settled when it starts; None: asked for at every step.
         context: what the loop works with.
+        guard: decides about its updates.
         pending_actions: what its checkpoint's run was about to do.
         checkpoint_args: the arguments of the checkpoint that it resumes from; None for a fresh run.
         changed_args: what differs from them, as lines.
@@ -89,6 +91,7 @@ class TrainingRun:
         self.batch_size = 0
         self.loss_rule: LossRule | None = None
         self.context: LoopContext | None = None
+        self.guard: StepGuard = NULL_GUARD
         self.pending_actions = PendingActions()
         self.checkpoint_args: CheckpointArguments | None = None
         self.changed_args: list[str] = []
@@ -246,6 +249,15 @@ class TrainingRun:
             collect=engine.stacked if engine.num_replicas > 1 else None,
         )
         self._data_wait = DataWait(self.progress.clock)
+        self.guard = make_guard(
+            resolve.guard(args),
+            lambda incident: parts["events"].fire("on_incident", self.progress, incident=incident),
+            optimizer=parts["optimizer"],
+            scheduler=None if schedules.follows_metrics(parts["scheduler"]) else parts["scheduler"],
+            device=engine.device,
+            has_scaler=getattr(engine.accelerator, "scaler", None) is not None,
+            updates_late=not engine.updates_in_clip,
+        )
         pending = self.pending_actions
         self.context = LoopContext(
             engine=engine,
@@ -256,6 +268,7 @@ class TrainingRun:
             scheduler_follows_metrics=schedules.follows_metrics(parts["scheduler"]),
             saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
             random_states=input_pipeline.random_states(args),
+            guard=self.guard,
             first_look=first_look,
             smaller_batches=smaller_batches(args, engine),
             **parts,
@@ -282,6 +295,7 @@ class TrainingRun:
             services.memory_tracker.abandon()
             raise
         finally:
+            self.guard.close()
             self.is_training = False
 
     def check_not_training(self) -> None:

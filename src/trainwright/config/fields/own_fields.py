@@ -200,6 +200,18 @@ class OurFields(FieldGroup, group="Ours"):
         searchable=True,
         choices=("auto", "permutation", "feistel"),
     )
+    on_nonfinite: str = setting(
+        "skip",
+        "When loss or gradient is not finite: skip the update, stop before it, warn and update, ignore.",
+        **TUNABLE,
+        choices=("skip", "stop", "warn", "ignore"),
+    )
+    max_skipped_steps: int = setting(
+        20,
+        "Skipped steps in a row after which training stops with an error (0: any number).",
+        **TUNABLE,
+        limits=Range(0, whole=True),
+    )
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)

@@ -1,0 +1,1 @@
+"""Guards: what happens with a step whose loss or gradient is not usable."""

@@ -1,0 +1,71 @@
+"""IncidentLog: counts skipped steps, reports incidents, and ends a run that skips too many. It decides no step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from trainwright.errors import BadStepError, NonFiniteError, SpikeError
+from trainwright.guard.incident import SPIKE, Incident
+
+logger = logging.getLogger(__name__)
+
+MOST_SHOWN = 5  # incidents of one log that are shown one by one
+
+
+class IncidentLog:
+    """Incidents of one run.
+
+    Args:
+        report: called with each incident as soon as the host knows of it.
+        max_skipped: consecutive skipped steps after which a run ends; 0: any number.
+
+    Attributes:
+        num_skipped: skipped steps of this `train()`.
+        in_a_row: skipped steps since the last accepted one.
+    """
+
+    def __init__(self, report: Callable[[Incident], None], *, max_skipped: int) -> None:
+        self._report = report
+        self._max_skipped = max_skipped
+        self._unshown: list[Incident] = []
+        self.num_skipped = 0
+        self.in_a_row = 0
+
+    def accept(self) -> None:
+        """Counts a step whose update was made."""
+        self.in_a_row = 0
+
+    def add(self, incident: Incident) -> None:
+        """Counts and reports a bad step.
+
+        Args:
+            incident: of the step.
+
+        Raises:
+            NonFiniteError, SpikeError: the policy stops the run, or too many steps in a row were skipped.
+        """
+        self._unshown.append(incident)
+        if incident.action == "skip":
+            self.num_skipped += 1
+            self.in_a_row += 1
+        self._report(incident)
+        if incident.action == "stop":
+            raise _error_of(incident)(incident.text)
+        if 0 < self._max_skipped <= self.in_a_row:
+            raise _error_of(incident)(
+                f"{self.in_a_row} steps in a row were skipped (max_skipped_steps={self._max_skipped}). {incident.text}"
+            )
+
+    def show(self) -> None:
+        """Logs the incidents since the last call, as a warning."""
+        incidents, self._unshown = self._unshown, []
+        for incident in incidents[:MOST_SHOWN]:
+            logger.warning("%s", incident.text)
+        if len(incidents) > MOST_SHOWN:
+            steps = ", ".join(str(incident.step) for incident in incidents[MOST_SHOWN:])
+            logger.warning("Bad steps too: %s.", steps)
+
+
+def _error_of(incident: Incident) -> type[BadStepError]:
+    return SpikeError if incident.kind == SPIKE else NonFiniteError

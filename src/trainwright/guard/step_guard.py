@@ -1,0 +1,305 @@
+"""Guards of a step: whether an update is made, decided between clipping and the optimizer. Two kinds, and one for none.
+
+A step is bad if the norm of its gradients is not finite. The norm is the one that clipping computes (measured where
+`max_grad_norm` is 0, for the log). A loss that is not finite makes it so: `first_gradient` begins the backward pass with
+1 + 0 * loss, which is 1 to the bit for a finite loss, and NaN otherwise. NaN multiplied by any derivative is NaN, so all
+gradients of the window are. The averaging of gradients carries that to every process, so that all processes decide
+alike without an exchange of their own: DDP's sum of NaN and anything is NaN, and the norm of sharded gradients (FSDP) is
+one of all processes.
+
+`HostGuard` reads the norm before the update. On the CPU that is a copy of eight bytes within main memory, which
+waits for nothing, so every optimizer is guarded this way there: a skipped step calls neither the optimizer nor
+the schedule. On a GPU it waits for the backward pass, once a step.
+
+`DeviceGuard` waits for nothing: torch's fused optimizers take a device scalar `found_inf` and leave weights, states
+and step counts alone where it is 1. The host learns of a skipped step later: the flag is copied asynchronously, and
+read before the next update, when the device has long passed it, or before a log, an evaluation or a save. Until then
+the schedule is one step ahead, so `settle` puts it back. With a linear schedule from 1.0 to 0 over 10 steps, step 3 bad:
+
+    step  rate used  found_inf  schedule after the step  settle() before the next update   the same, step 3 left out
+    1     1.0        0          0.9                      keeps 0.9                          1.0
+    2     0.9        0          0.8                      keeps 0.8                          0.9
+    3     (0.8)      1          0.7                      puts 0.8 back                      -
+    4     0.8        0          0.7                      keeps 0.7                          0.8
+
+The first update of an optimizer without a state is read back too: torch's fused SGD would keep the uninitialized
+momentum that it allocates for a skipped first step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainwright._types import Optimizer, Scheduler
+from trainwright.config.plans import GuardPlan
+from trainwright.guard.incident import NON_FINITE, Incident
+from trainwright.guard.incident_log import IncidentLog
+from trainwright.state.run_state import RunState
+
+if TYPE_CHECKING:
+    from trainwright.hooks import StepGuard
+
+GradNorm = torch.Tensor | float | None
+NOT_FINITE = "loss or gradient is not finite"
+
+
+class NullGuard:
+    """Guard of runs that let every update through."""
+
+    def permits(self, run: RunState, grad_norm: GradNorm) -> bool:
+        """Returns True."""
+        return True
+
+    def first_gradient(self, loss: torch.Tensor) -> torch.Tensor | None:
+        """Returns None: the backward pass begins with 1."""
+        return None
+
+    def settle(self) -> None:
+        """Does nothing: no decision is open."""
+
+    def show(self) -> dict[str, float]:
+        """Returns no values for a log."""
+        return {}
+
+    def close(self) -> None:
+        """Does nothing: the optimizer was not changed."""
+
+
+NULL_GUARD = NullGuard()
+
+
+class LossMark:
+    """First gradients of backward passes, which are NaN where a loss is not finite."""
+
+    def __init__(self) -> None:
+        self._one, self._zero = torch.tensor(1.0), torch.tensor(0.0)
+
+    def __call__(self, loss: torch.Tensor) -> torch.Tensor | None:
+        """Returns 1 + 0 * loss; None for what is no scalar, which the backward pass itself refuses."""
+        if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
+            return None
+        if self._one.dtype != loss.dtype or self._one.device != loss.device:
+            self._one, self._zero = torch.ones_like(loss), torch.zeros_like(loss)
+        return torch.addcmul(self._one, loss.detach(), self._zero)
+
+
+class HostGuard:
+    """Reads the norm before each update.
+
+    Args:
+        policy: `on_nonfinite`: "skip", "warn" or "stop".
+        log: takes the incidents.
+    """
+
+    def __init__(self, policy: str, log: IncidentLog) -> None:
+        self._policy = policy
+        self._log = log
+        self._slot = torch.zeros((), dtype=torch.float64)  # host memory, read through `_view` without torch
+        self._view = self._slot.numpy()
+        self.first_gradient = no_mark if policy == "warn" else LossMark()
+
+    def permits(self, run: RunState, grad_norm: GradNorm) -> bool:
+        """Decides about the update of the current step.
+
+        Args:
+            run: at the step before.
+            grad_norm: of the window, before clipping.
+
+        Returns:
+            False if the update must not be made.
+
+        Raises:
+            NonFiniteError: the policy is to stop, or too many steps in a row were skipped.
+        """
+        norm = self._read(grad_norm)
+        if math.isfinite(norm):
+            self._log.accept()
+            return True
+        self._log.add(
+            Incident(
+                kind=NON_FINITE,
+                step=run.state.global_step + 1,
+                action=self._policy,
+                what=NOT_FINITE,
+                values={"grad_norm": norm},
+            )
+        )
+        return self._policy == "warn"
+
+    def _read(self, grad_norm: GradNorm) -> float:
+        if not isinstance(grad_norm, torch.Tensor):
+            return 0.0 if grad_norm is None else grad_norm
+        self._slot.copy_(grad_norm)
+        return float(self._view)
+
+    def settle(self) -> None:
+        """Does nothing: what is decided is known."""
+
+    def show(self) -> dict[str, float]:
+        """Logs new incidents; returns the values that a log has of them."""
+        return shown(self._log)
+
+    def close(self) -> None:
+        """Does nothing: the optimizer was not changed."""
+
+
+class DeviceGuard:
+    """Hands the decision to a fused optimizer on its device, and learns of it one step later.
+
+    Args:
+        policy: `on_nonfinite`: "skip", "warn" or "stop".
+        log: takes the incidents.
+        optimizer: honours `found_inf`.
+        scheduler: stepped after each update; None: nothing is to be put back.
+        device: of the gradients.
+    """
+
+    def __init__(
+        self, policy: str, log: IncidentLog, optimizer: Optimizer, scheduler: Scheduler, *, device: torch.device
+    ) -> None:
+        self._policy = policy
+        self._log = log
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._at_once = HostGuard(policy, log)
+        self._found_inf = torch.zeros((), device=device)
+        self._copy = torch.zeros((), pin_memory=device.type == "cuda")
+        self._view = self._copy.numpy()
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self._waiting: tuple[int, Callable[[], None]] | None = None  # a step whose flag is not read, and its undoing
+        self.first_gradient = self._at_once.first_gradient
+
+    def permits(self, run: RunState, grad_norm: GradNorm) -> bool:
+        """Decides about the update of the current step on the device; see `HostGuard.permits`."""
+        self.settle()
+        if not isinstance(grad_norm, torch.Tensor) or not self._optimizer.state:
+            self._found_inf.zero_()
+            return self._at_once.permits(run, grad_norm)
+        torch.ne(grad_norm * 0.0, 0.0, out=self._found_inf)
+        self._copy.copy_(self._found_inf, non_blocking=True)
+        if self._event is not None:
+            self._event.record()
+        is_made = self._policy == "warn"
+        if not is_made:
+            self._optimizer.found_inf = self._found_inf
+        self._waiting = run.state.global_step + 1, nothing if is_made else schedule_memory(self._scheduler)
+        return True
+
+    def settle(self) -> None:
+        """Reads the flag of the last update, and puts the schedule back if it was skipped.
+
+        Raises:
+            NonFiniteError: the policy is to stop, or too many steps in a row were skipped.
+        """
+        if self._waiting is None:
+            return
+        (step, undo), self._waiting = self._waiting, None
+        if self._event is not None:
+            self._event.synchronize()
+        if float(self._view) == 0.0:
+            self._log.accept()
+            return
+        undo()
+        self._log.add(Incident(kind=NON_FINITE, step=step, action=self._policy, what=NOT_FINITE))
+
+    def show(self) -> dict[str, float]:
+        """Logs new incidents; returns the values that a log has of them."""
+        return shown(self._log)
+
+    def close(self) -> None:
+        """Takes the flag from the optimizer, which may be used by others."""
+        if hasattr(self._optimizer, "found_inf"):
+            del self._optimizer.found_inf
+
+
+def make_guard(
+    plan: GuardPlan,
+    report: Callable[[Incident], None],
+    *,
+    optimizer: Optimizer,
+    scheduler: Scheduler,
+    device: torch.device,
+    has_scaler: bool,
+    updates_late: bool,
+) -> StepGuard:
+    """Makes the guard of a run.
+
+    Args:
+        plan: the policies.
+        report: called with each incident.
+        optimizer: of the run.
+        scheduler: of the run.
+        device: of the gradients.
+        has_scaler: a loss scale (fp16) skips what overflows; its skips are no incidents.
+        updates_late: the engine and the optimizer update the weights after the norm is known.
+
+    Returns:
+        The guard.
+    """
+    if plan.on_nonfinite == "ignore" or has_scaler or not updates_late or steps_in_backward(optimizer):
+        return NULL_GUARD
+    log = IncidentLog(report, max_skipped=plan.max_skipped_steps)
+    if device.type == "cuda" and takes_found_inf(optimizer):
+        return DeviceGuard(plan.on_nonfinite, log, optimizer, scheduler, device=device)
+    return HostGuard(plan.on_nonfinite, log)
+
+
+def steps_in_backward(optimizer: Optimizer) -> bool:
+    """Returns True if an optimizer updates the weights in the backward pass, before there is a norm."""
+    return hasattr(optimizer, "fused_backward") or hasattr(optimizer, "optimizer_dict")
+
+
+def takes_found_inf(optimizer: Optimizer) -> bool:
+    """Returns True if an optimizer is one of torch's that read `found_inf` (fused), with rates that are numbers."""
+    is_torch = type(optimizer).__module__.startswith("torch.optim")
+    reads = is_torch and getattr(optimizer, "_step_supports_amp_scaling", False)
+    return bool(reads) and not any(isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups)
+
+
+def schedule_memory(scheduler: Scheduler) -> Callable[[], None]:
+    """Remembers where a schedule and the groups of its optimizer are.
+
+    Shallow copies are enough: a step of torch's schedules replaces values, and changes none in place.
+
+    Args:
+        scheduler: with the schedules that it is composed of.
+
+    Returns:
+        A function that puts them back.
+    """
+    schedules = list(_parts(scheduler))
+    before = [(one, dict(vars(one))) for one in schedules]
+    groups = [(group, dict(group)) for group in schedules[0].optimizer.param_groups] if schedules else []
+
+    def undo() -> None:
+        for one, attributes in before:
+            vars(one).update(attributes)
+        for group, values in groups:
+            group.update(values)
+
+    return undo
+
+
+def _parts(scheduler: Any) -> list[LRScheduler]:  # Any: a schedule of the user's need not be one of torch's
+    if not isinstance(scheduler, LRScheduler):
+        return []
+    return [scheduler, *(part for one in vars(scheduler).get("_schedulers", ()) for part in _parts(one))]
+
+
+def no_mark(loss: torch.Tensor) -> None:
+    """First gradient of a run whose updates are all made: the backward pass begins with 1."""
+
+
+def nothing() -> None:
+    """Puts nothing back."""
+
+
+def shown(log: IncidentLog) -> dict[str, float]:
+    """Logs new incidents; returns the values that a log of the run has of them."""
+    log.show()
+    return {"guard/skipped_steps": log.num_skipped} if log.num_skipped else {}
