@@ -37,6 +37,7 @@ SCALER_NAME = "scaler.pt"
 SCHEDULER_NAME = "scheduler.pt"
 RNG_STATE_NAME = "rng_state.pth"
 DATA_POSITION_NAME = "data_position.pth"
+GUARD_STATE_NAME = "guard_state.json"
 MANIFEST_NAME = "manifest.json"
 
 IGNORE_INDEX = -100  # a label that no loss counts

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright.errors import NonFiniteError
+from trainwright.errors import NonFiniteError, SpikeError
 
 from .bench import Bench, samples, weights
 from .table import shows
@@ -42,3 +42,41 @@ def too_many_skipped_steps_end_training(bench: Bench) -> None:
     bench.train(train_dataset=data)
     with pytest.raises(NonFiniteError, match="2 steps in a row were skipped"):
         bench.train(train_dataset=data, max_skipped_steps=2)
+
+
+def spiky() -> list[dict[str, Any]]:
+    rows = samples()
+    rows[9]["x"] = rows[9]["x"] * 1e4
+    return rows
+
+
+def skipped(bench: Bench, **settings: Any) -> int:
+    shared = {"train_sampling_strategy": "sequential", "spike_warmup": 3, "logging_steps": 6}
+    trainer = bench.train(train_dataset=spiky(), **{**shared, "on_spike": "skip", **settings})
+    return int(trainer.state.log_history[0].get("guard/skipped_steps", 0))
+
+
+@shows("on_spike")
+def a_spike_is_skipped_where_that_is_asked_for(bench: Bench) -> None:
+    assert skipped(bench, on_spike="skip") == 1
+    assert skipped(bench, on_spike="off") == 0
+    with pytest.raises(SpikeError, match="robust deviations"):
+        skipped(bench, on_spike="stop")
+
+
+@shows("spike_threshold")
+def a_higher_threshold_lets_more_through(bench: Bench) -> None:
+    assert skipped(bench) == 1
+    assert skipped(bench, spike_threshold=1e9) == 0
+
+
+@shows("spike_warmup")
+def no_step_is_a_spike_before_so_many(bench: Bench) -> None:
+    assert skipped(bench, spike_warmup=4) == 1
+    assert skipped(bench, spike_warmup=5) == 0
+
+
+@shows("spike_window")
+def a_spike_is_compared_with_so_many_steps(bench: Bench) -> None:
+    """A window of one step knows no spread, so that each rise is a spike."""
+    assert skipped(bench, spike_warmup=1, spike_window=1) > skipped(bench, spike_window=12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -14,17 +15,23 @@ from safetensors import safe_open
 from torch.optim import Optimizer
 
 from trainwright._types import (
+    GUARD_STATE_NAME,
     OPTIMIZER_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
     TRAINING_ARGS_JSON_NAME,
     TRAINING_ARGS_NAME,
+    JSONObject,
     StateDict,
+    is_count,
+    read_json,
 )
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.rng import numpy_globals
 from trainwright.config.protocol import Arguments
 from trainwright.errors import CheckpointError
+
+MAX_GUARD_BYTES = 64 << 20  # of the file of guards
 
 
 class Stateful(Protocol):
@@ -91,6 +98,34 @@ def load_scheduler(scheduler: Stateful, folder: Path) -> None:
     """
     _check_is_there(folder, SCHEDULER_NAME)
     scheduler.load_state_dict(_load(folder / SCHEDULER_NAME))
+
+
+def save_guard(state: JSONObject, folder: Path) -> None:
+    """Writes what guards remember of the steps before; nothing where that is nothing."""
+    if state:
+        (folder / GUARD_STATE_NAME).write_text(json.dumps(state), encoding="utf-8")
+
+
+def load_guard(folder: Path) -> JSONObject:
+    """Returns what guards remembered; empty where no file says anything.
+
+    Raises:
+        CheckpointError: the file holds what no run writes.
+    """
+    path = folder / GUARD_STATE_NAME
+    if not path.is_file():
+        return {}
+    try:
+        state: JSONObject = read_json(path, max_bytes=MAX_GUARD_BYTES)
+        histories = state.get("accepted", {}).values()
+        is_sound = is_count(state.get("skipped_in_a_row", 0)) and all(
+            isinstance(value, float) and math.isfinite(value) for history in histories for value in history
+        )
+    except (ValueError, TypeError, AttributeError):
+        is_sound = False
+    if not is_sound:
+        raise CheckpointError(f"{path} holds values that no run writes. Name another checkpoint, or delete the file.")
+    return state
 
 
 def _check_is_there(folder: Path, name: str) -> None:

@@ -231,10 +231,18 @@ class GuardPlan:
 
     Attributes:
         on_nonfinite: loss or gradient is not finite: skip, stop, warn or ignore.
+        on_spike: loss or norm is far above those before: off, warn, skip or stop.
+        spike_threshold: how far, in robust deviations.
+        spike_window: accepted steps that are compared with.
+        spike_warmup: accepted steps before the first comparison.
         max_skipped_steps: skipped steps in a row after which the run ends; 0: any number.
     """
 
     on_nonfinite: str = "skip"
+    on_spike: str = "off"
+    spike_threshold: float = 6.0
+    spike_window: int = 128
+    spike_warmup: int = 64
     max_skipped_steps: int = 20
 
 

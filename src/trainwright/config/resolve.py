@@ -259,9 +259,7 @@ def checkpoint(args: Arguments) -> plans.CheckpointPlan:
 
 def guard(args: Arguments) -> plans.GuardPlan:
     """The policies for bad steps."""
-    return plans.GuardPlan(
-        on_nonfinite=value_of(args, "on_nonfinite"), max_skipped_steps=value_of(args, "max_skipped_steps")
-    )
+    return plans.GuardPlan(**{field.name: value_of(args, field.name) for field in fields(plans.GuardPlan)})
 
 
 def profiled(args: Arguments) -> StepRange | None:

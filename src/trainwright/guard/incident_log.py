@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from trainwright._types import JSONObject
 from trainwright.errors import BadStepError, NonFiniteError, SpikeError
 from trainwright.guard.incident import SPIKE, Incident
 
@@ -56,6 +57,14 @@ class IncidentLog:
             raise _error_of(incident)(
                 f"{self.in_a_row} steps in a row were skipped (max_skipped_steps={self._max_skipped}). {incident.text}"
             )
+
+    def state(self) -> JSONObject:
+        """Returns the skipped steps before this one, if any."""
+        return {"skipped_in_a_row": self.in_a_row} if self.in_a_row else {}
+
+    def load(self, state: JSONObject) -> None:
+        """Continues the count of skipped steps."""
+        self.in_a_row = state.get("skipped_in_a_row", 0)
 
     def show(self) -> None:
         """Logs the incidents since the last call, as a warning."""

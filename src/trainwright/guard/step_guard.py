@@ -1,11 +1,13 @@
 """Guards of a step: whether an update is made, decided between clipping and the optimizer. Two kinds, and one for none.
 
 A step is bad if the norm of its gradients is not finite. The norm is the one that clipping computes (measured where
-`max_grad_norm` is 0, for the log). A loss that is not finite makes it so: `first_gradient` begins the backward pass with
-1 + 0 * loss, which is 1 to the bit for a finite loss, and NaN otherwise. NaN multiplied by any derivative is NaN, so all
-gradients of the window are. The averaging of gradients carries that to every process, so that all processes decide
-alike without an exchange of their own: DDP's sum of NaN and anything is NaN, and the norm of sharded gradients (FSDP) is
-one of all processes.
+`max_grad_norm` is 0, for the log). A loss that is not finite makes it so: `first_gradient` begins the backward pass
+with 1 + 0 * loss, which is 1 to the bit for a finite loss, and NaN otherwise. NaN multiplied by any derivative is NaN,
+so all gradients of the window are. The averaging of gradients carries that to every process, so that all processes
+decide alike without an exchange of their own: DDP's sum of NaN and anything is NaN, and the norm of sharded gradients
+(FSDP) is one of all processes.
+
+A step is a spike if its loss or its norm is far above those before it (`history.py`).
 
 `HostGuard` reads the norm before the update. On the CPU that is a copy of eight bytes within main memory, which
 waits for nothing, so every optimizer is guarded this way there: a skipped step calls neither the optimizer nor
@@ -14,37 +16,40 @@ the schedule. On a GPU it waits for the backward pass, once a step.
 `DeviceGuard` waits for nothing: torch's fused optimizers take a device scalar `found_inf` and leave weights, states
 and step counts alone where it is 1. The host learns of a skipped step later: the flag is copied asynchronously, and
 read before the next update, when the device has long passed it, or before a log, an evaluation or a save. Until then
-the schedule is one step ahead, so `settle` puts it back. With a linear schedule from 1.0 to 0 over 10 steps, step 3 bad:
+the schedule is one step ahead, so `settle` puts it back. A linear schedule from 1.0 to 0 over 10 steps, step 3 bad:
 
-    step  rate used  found_inf  schedule after the step  settle() before the next update   the same, step 3 left out
-    1     1.0        0          0.9                      keeps 0.9                          1.0
-    2     0.9        0          0.8                      keeps 0.8                          0.9
-    3     (0.8)      1          0.7                      puts 0.8 back                      -
-    4     0.8        0          0.7                      keeps 0.7                          0.8
+    step  rate used  found_inf  schedule after the step  settle() before the next update  the same, step 3 left out
+    1     1.0        0          0.9                      keeps 0.9                        1.0
+    2     0.9        0          0.8                      keeps 0.8                        0.9
+    3     (0.8)      1          0.7                      puts 0.8 back                    -
+    4     0.8        0          0.7                      keeps 0.7                        0.8
 
-The first update of an optimizer without a state is read back too: torch's fused SGD would keep the uninitialized
-momentum that it allocates for a skipped first step.
+Policies for spikes need numbers that the host has, so with `on_spike` a run has a `HostGuard` on GPUs too. The first
+update of an optimizer without a state is read back as well: torch's fused SGD would keep the uninitialized momentum
+that it allocates for a skipped first step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainwright._types import Optimizer, Scheduler
+from trainwright._types import JSONObject, Optimizer, Scheduler
 from trainwright.config.plans import GuardPlan
-from trainwright.guard.incident import NON_FINITE, Incident
+from trainwright.guard.history import SpikeHistory
+from trainwright.guard.incident import NON_FINITE, SPIKE, Incident
 from trainwright.guard.incident_log import IncidentLog
 from trainwright.state.run_state import RunState
 
 if TYPE_CHECKING:
     from trainwright.hooks import StepGuard
 
-GradNorm = torch.Tensor | float | None
+GradNorm: TypeAlias = torch.Tensor | float | None
+Mean: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 NOT_FINITE = "loss or gradient is not finite"
 
 
@@ -61,6 +66,13 @@ class NullGuard:
 
     def settle(self) -> None:
         """Does nothing: no decision is open."""
+
+    def state(self) -> JSONObject:
+        """Returns nothing to save."""
+        return {}
+
+    def load(self, state: JSONObject) -> None:
+        """Does nothing with what another guard has saved."""
 
     def show(self) -> dict[str, float]:
         """Returns no values for a log."""
@@ -88,20 +100,67 @@ class LossMark:
         return torch.addcmul(self._one, loss.detach(), self._zero)
 
 
-class HostGuard:
-    """Reads the norm before each update.
+class Spikes:
+    """Histories of loss and norm, and the policy for spikes in them.
 
     Args:
-        policy: `on_nonfinite`: "skip", "warn" or "stop".
-        log: takes the incidents.
+        plan: the policy, and what a spike is.
+        mean: mean of a scalar over the processes.
     """
 
-    def __init__(self, policy: str, log: IncidentLog) -> None:
+    def __init__(self, plan: GuardPlan, mean: Mean) -> None:
+        self.policy = plan.on_spike
+        self.mean = mean
+        self._threshold = plan.spike_threshold
+        self._histories = {
+            name: SpikeHistory(window=plan.spike_window, warmup=plan.spike_warmup, threshold=plan.spike_threshold)
+            for name in ("loss", "grad_norm")
+        }
+
+    def find(self, values: Mapping[str, float]) -> str:
+        """Compares the values of a step with those before it, and adds them if the update will be made.
+
+        Args:
+            values: by name of their history.
+
+        Returns:
+            The spikes, in words; empty where there are none.
+        """
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        spikes = [name for name, value in finite.items() if self._histories[name].is_spike(value)]
+        if not spikes or self.policy == "warn":
+            for name, value in finite.items():
+                self._histories[name].add(value)
+        told = " and ".join(f"{name} {values[name]:.4g}" for name in spikes)
+        return f"{told} beyond {self._threshold:g} robust deviations of the accepted steps before it" if told else ""
+
+    @property
+    def values(self) -> dict[str, list[float]]:
+        """Accepted values by name; names without any are left out."""
+        return {name: history.values for name, history in self._histories.items() if history.values}
+
+    def load(self, values: Mapping[str, list[float]]) -> None:
+        """Continues from accepted values."""
+        for name, history in self._histories.items():
+            history.load(values.get(name, ()))
+
+
+class HostGuard:
+    """Reads the norm before each update, and with a policy for spikes the loss.
+
+    Args:
+        policy: `on_nonfinite`: "skip", "warn", "stop" or "ignore".
+        log: takes the incidents.
+        spikes: finds spikes in loss and norm; None: nobody asks.
+    """
+
+    def __init__(self, policy: str, log: IncidentLog, spikes: Spikes | None = None) -> None:
         self._policy = policy
         self._log = log
+        self._spikes = spikes
         self._slot = torch.zeros((), dtype=torch.float64)  # host memory, read through `_view` without torch
         self._view = self._slot.numpy()
-        self.first_gradient = no_mark if policy == "warn" else LossMark()
+        self.first_gradient = LossMark() if policy in ("skip", "stop") else no_mark
 
     def permits(self, run: RunState, grad_norm: GradNorm) -> bool:
         """Decides about the update of the current step.
@@ -114,31 +173,45 @@ class HostGuard:
             False if the update must not be made.
 
         Raises:
-            NonFiniteError: the policy is to stop, or too many steps in a row were skipped.
+            NonFiniteError, SpikeError: the policy is to stop, or too many steps in a row were skipped.
         """
         norm = self._read(grad_norm)
-        if math.isfinite(norm):
-            self._log.accept()
-            return True
-        self._log.add(
-            Incident(
-                kind=NON_FINITE,
-                step=run.state.global_step + 1,
-                action=self._policy,
-                what=NOT_FINITE,
-                values={"grad_norm": norm},
-            )
-        )
-        return self._policy == "warn"
+        if not math.isfinite(norm):
+            if self._policy == "ignore":
+                return True
+            return self._refuse(run, NON_FINITE, self._policy, NOT_FINITE, {"grad_norm": norm})
+        if self._spikes is not None:
+            values = {"loss": self._read(self._spikes.mean(run.meter.of_this_step())), "grad_norm": norm}
+            what = self._spikes.find(values)
+            if what:
+                return self._refuse(run, SPIKE, self._spikes.policy, what, values)
+        self._log.accept()
+        return True
 
-    def _read(self, grad_norm: GradNorm) -> float:
-        if not isinstance(grad_norm, torch.Tensor):
-            return 0.0 if grad_norm is None else grad_norm
-        self._slot.copy_(grad_norm)
+    def _refuse(self, run: RunState, kind: str, action: str, what: str, values: dict[str, float]) -> bool:
+        step = run.state.global_step + 1
+        self._log.add(Incident(kind=kind, step=step, action=action, what=what, values=values))
+        return action == "warn"
+
+    def _read(self, value: GradNorm) -> float:
+        if not isinstance(value, torch.Tensor):
+            return 0.0 if value is None else value
+        self._slot.copy_(value)
         return float(self._view)
 
     def settle(self) -> None:
         """Does nothing: what is decided is known."""
+
+    def state(self) -> JSONObject:
+        """Returns what a checkpoint has of this guard; empty where nothing happened yet."""
+        values = {} if self._spikes is None else self._spikes.values
+        return {**self._log.state(), **({"accepted": values} if values else {})}
+
+    def load(self, state: JSONObject) -> None:
+        """Continues from what `state` returned."""
+        self._log.load(state)
+        if self._spikes is not None:
+            self._spikes.load(state.get("accepted", {}))
 
     def show(self) -> dict[str, float]:
         """Logs new incidents; returns the values that a log has of them."""
@@ -207,6 +280,14 @@ class DeviceGuard:
         undo()
         self._log.add(Incident(kind=NON_FINITE, step=step, action=self._policy, what=NOT_FINITE))
 
+    def state(self) -> JSONObject:
+        """Returns what a checkpoint has of this guard, after `settle`."""
+        return self._at_once.state()
+
+    def load(self, state: JSONObject) -> None:
+        """Continues from what `state` returned."""
+        self._at_once.load(state)
+
     def show(self) -> dict[str, float]:
         """Logs new incidents; returns the values that a log has of them."""
         return shown(self._log)
@@ -224,6 +305,7 @@ def make_guard(
     optimizer: Optimizer,
     scheduler: Scheduler,
     device: torch.device,
+    mean: Mean,
     has_scaler: bool,
     updates_late: bool,
 ) -> StepGuard:
@@ -235,18 +317,23 @@ def make_guard(
         optimizer: of the run.
         scheduler: of the run.
         device: of the gradients.
+        mean: mean of a scalar over the processes, where there are several; called only for spikes.
         has_scaler: a loss scale (fp16) skips what overflows; its skips are no incidents.
         updates_late: the engine and the optimizer update the weights after the norm is known.
 
     Returns:
         The guard.
     """
-    if plan.on_nonfinite == "ignore" or has_scaler or not updates_late or steps_in_backward(optimizer):
+    policy = "ignore" if has_scaler else plan.on_nonfinite
+    has_nothing_to_do = policy == "ignore" and plan.on_spike == "off"
+    if has_nothing_to_do or not updates_late or steps_in_backward(optimizer):
         return NULL_GUARD
     log = IncidentLog(report, max_skipped=plan.max_skipped_steps)
+    if plan.on_spike != "off":
+        return HostGuard(policy, log, Spikes(plan, mean))
     if device.type == "cuda" and takes_found_inf(optimizer):
-        return DeviceGuard(plan.on_nonfinite, log, optimizer, scheduler, device=device)
-    return HostGuard(plan.on_nonfinite, log)
+        return DeviceGuard(policy, log, optimizer, scheduler, device=device)
+    return HostGuard(policy, log)
 
 
 def steps_in_backward(optimizer: Optimizer) -> bool:

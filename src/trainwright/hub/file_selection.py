@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from trainwright._types import (
+    GUARD_STATE_NAME,
     MANIFEST_NAME,
     OPTIMIZER_NAME,
     PREFIX_CHECKPOINT_DIR,
@@ -27,7 +28,8 @@ NOT_FROM_ROOT = ("_*", f"{PREFIX_CHECKPOINT_DIR}-*", "journal.jsonl", ".*.partia
                  ".lease-*", ".git/*", ".cache/*")  # fmt: skip
 # Of a checkpoint: what only a resume needs is no part of the model.
 NOT_OF_THE_MODEL = (OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME, "rng_state*.pth", "data_position*.pth",
-                    TRAINER_STATE_NAME, MANIFEST_NAME, "optimizer.bin", "optimizer_*/*", "pytorch_model_*",
+                    TRAINER_STATE_NAME, MANIFEST_NAME, GUARD_STATE_NAME, "optimizer.bin", "optimizer_*/*",
+                    "pytorch_model_*",
                     "global_step*/*", "latest")  # fmt: skip
 
 

@@ -56,6 +56,7 @@ CONTENTS = (
     Part("optimizer and schedule", lambda c, hooks, run, to: hooks._save_optimizer_and_scheduler(str(to)), True),
     Part("scale of losses (fp16)", lambda c, hooks, run, to: hooks._save_scaler(str(to)), True),
     Part("random states, position of the data", lambda c, hooks, run, to: hooks._save_rng_state(str(to)), True),
+    Part("guards: accepted values, skipped steps", lambda c, hooks, run, to: c.write_guard(run, to), True),
     Part("record of the run, states of callbacks", lambda c, hooks, run, to: c.write_state(hooks, run, to)),
 )  # beside it the manifest, which the store writes last: sizes, digests, the cursor
 
@@ -205,6 +206,11 @@ class Checkpointer:
         self.form.write_optimizer(self, optimizer, folder)
         if self.args.should_save:
             training_state.save_scheduler(scheduler, folder)
+
+    def write_guard(self, run: TrainingRun, folder: Path) -> None:
+        """What the guards remember of the steps before."""
+        if self.args.should_save:
+            training_state.save_guard(run.guard.state(), folder)
 
     def write_random_states(self, run: TrainingRun, folder: Path) -> None:
         """Random states and data positions of all processes, in files of their own; the writing process writes them.

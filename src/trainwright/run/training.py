@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from trainwright._types import Batch
+from trainwright.checkpoint import training_state
 from trainwright.checkpoint.lease import Lease, NullLease, take
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
@@ -255,9 +257,12 @@ class TrainingRun:
             optimizer=parts["optimizer"],
             scheduler=None if schedules.follows_metrics(parts["scheduler"]) else parts["scheduler"],
             device=engine.device,
+            mean=lambda loss: engine.stacked(loss).mean(),
             has_scaler=getattr(engine.accelerator, "scaler", None) is not None,
             updates_late=not engine.updates_in_clip,
         )
+        if checkpoint is not None:
+            self.guard.load(training_state.load_guard(Path(checkpoint)))
         pending = self.pending_actions
         self.context = LoopContext(
             engine=engine,

@@ -76,6 +76,12 @@ class LossMeter:
         """Marks the end of an optimizer step: the mean that replaces a non-finite loss is one over steps."""
         self._num_steps.append(self.count)
 
+    def of_this_step(self) -> torch.Tensor:
+        """Returns the sum of the losses since the last step ended, on the device."""
+        number = self.count - (self._num_steps[-1] if self._num_steps else 0)
+        losses = [*(packed for packed in self._packed), *(loss.reshape(1).float() for loss in self._losses)]
+        return torch.cat(losses)[-number:].sum()
+
     @property
     def count(self) -> int:
         """Number of losses added since the last drain."""

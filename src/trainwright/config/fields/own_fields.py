@@ -9,6 +9,7 @@ from typing import Any
 
 from trainwright.config.fields.setting import (
     BY_RULES,
+    COUNT,
     FIXED,
     MAYBE_COUNT,
     NOT_NEGATIVE,
@@ -205,6 +206,22 @@ class OurFields(FieldGroup, group="Ours"):
         "When loss or gradient is not finite: skip the update, stop before it, warn and update, ignore.",
         **TUNABLE,
         choices=("skip", "stop", "warn", "ignore"),
+    )
+    on_spike: str = setting(
+        "off",
+        "When loss or gradient norm is far above the steps before: warn, skip the update, stop (off: nothing).",
+        **TUNABLE,
+        choices=("off", "warn", "skip", "stop"),
+    )
+    spike_threshold: float = setting(
+        6.0,
+        "A spike is further above the median than so many robust deviations (1.4826 times the MAD).",
+        **TUNABLE,
+        limits=Range(0, open_low=True),
+    )
+    spike_window: int = setting(128, "Accepted steps that on_spike compares a step with.", **TUNABLE, limits=COUNT)
+    spike_warmup: int = setting(
+        64, "Accepted steps before on_spike compares the first one; at most spike_window.", **TUNABLE, limits=COUNT
     )
     max_skipped_steps: int = setting(
         20,
