@@ -66,6 +66,10 @@ class CheckpointWriteError(CheckpointError, OSError):
     """A checkpoint that could not be brought to the disk; those before it are untouched."""
 
 
+class NonFiniteWeightsError(CheckpointError):
+    """A checkpoint whose weights are not finite, and which is therefore not written over a good one."""
+
+
 class BadStepError(TrainwrightError, ArithmeticError):
     """A guard ended the run because of a bad step, before its update."""
 

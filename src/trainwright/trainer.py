@@ -1432,7 +1432,8 @@ class Trainer:
             CheckpointWriteError: it cannot be written, and `save_failure` is "stop".
         """
         self.store_flos()
-        run, checkpointer, store = self._run, self._checkpointer, CheckpointStore(self._get_output_dir(trial))
+        run, checkpointer = self._run, self._checkpointer
+        store = checkpointer.store(self._get_output_dir(trial), self.model)
         checkpointer.save(self, run, store, asynchronous=checkpointer.may_be_asynchronous(self, run))
         run.progress.saved_step = checkpointer.writer.newest
         if self.args.push_to_hub:

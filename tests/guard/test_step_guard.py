@@ -12,7 +12,7 @@ import trainwright
 from trainwright.config.plans import GuardPlan
 from trainwright.errors import NonFiniteError
 from trainwright.guard import step_guard
-from trainwright.guard.incident_log import IncidentLog
+from trainwright.guard.incidents import IncidentLog
 from trainwright.run import training
 
 from ..contract import doubles

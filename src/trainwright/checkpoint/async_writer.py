@@ -25,7 +25,7 @@ from trainwright.checkpoint.deferred_io import IMMEDIATE, DeferredSink, FileSink
 from trainwright.checkpoint.host_copy import HostBuffers
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.errors import CheckpointError, CheckpointWriteError
+from trainwright.errors import CheckpointError, CheckpointWriteError, NonFiniteWeightsError
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,8 @@ class CheckpointWriter:
 
             self._begin(finish) if in_background else finish()
         except BaseException as error:
-            self.newest = before
+            if not isinstance(error, NonFiniteWeightsError):  # all processes count that step as dealt with
+                self.newest = before
             if parted:
                 raise
             self._raise_or_report(error)
@@ -192,7 +193,7 @@ class CheckpointWriter:
         self._thread = None
         error, self._error = self._error, None
         if error is not None:
-            self.newest = None
+            self.newest = self.newest if isinstance(error, NonFiniteWeightsError) else None
             self._raise_or_report(error)
 
     def end(self) -> None:
@@ -210,6 +211,9 @@ class CheckpointWriter:
             logger.error("%s", without_tokens(str(error)))
 
     def _raise_or_report(self, error: BaseException) -> None:
+        if isinstance(error, NonFiniteWeightsError):
+            logger.error("%s", without_tokens(str(error)))
+            return
         if not (self._goes_on and isinstance(error, CheckpointWriteError)):
             raise error
         logger.error("%s Training goes on (save_failure='continue').", without_tokens(str(error)))

@@ -18,8 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, replacing
+from trainwright.checkpoint.finite import WeightCheck
 from trainwright.checkpoint.manifest import DIGEST, FileEntry, Manifest, describe_files, files_below, find_problem
-from trainwright.errors import CheckpointError, CheckpointNotFoundError
+from trainwright.errors import CheckpointError, CheckpointNotFoundError, NonFiniteWeightsError
 from trainwright.host import is_process_alive
 
 logger = logging.getLogger(__name__)
@@ -31,14 +32,21 @@ _BESIDE = re.compile(
 )
 
 
+ANY_WEIGHTS = WeightCheck()
 _IN_USE: set[Path] = set()  # staging directories that this process is writing, maybe behind training's back
 
 
 class CheckpointStore:
-    """Store of the checkpoints below one output directory."""
+    """Store of the checkpoints below one output directory.
 
-    def __init__(self, root: str | Path) -> None:
+    Args:
+        root: the directory.
+        weights: what is asked of the weights of a checkpoint that is committed.
+    """
+
+    def __init__(self, root: str | Path, *, weights: WeightCheck = ANY_WEIGHTS) -> None:
         self.root = Path(root)
+        self._weights = weights
         self._token = f"t{uuid.uuid4().hex[:8]}"  # another store of this process has directories of its own
 
     def path(self, step: int) -> Path:
@@ -53,6 +61,10 @@ class CheckpointStore:
         manifests = {step: Manifest.read(path) for step, path in _finals(self.root)}
         return {step for step, manifest in manifests.items() if manifest is not None and manifest.run_id == run_id}
 
+    def non_finite(self) -> set[int]:
+        """Returns the steps of the checkpoints whose weights are marked as not finite."""
+        return {step for step, path in _finals(self.root) if non_finite_mark(path) is not None}
+
     def stage(self, step: int) -> Path:
         """Makes an empty directory to write a checkpoint into."""
         staging = self._beside(step, "staging")
@@ -65,12 +77,31 @@ class CheckpointStore:
         """Flushes, lists and renames a staged checkpoint; returns its final path.
 
         Files that somebody wrote under the final name meanwhile are kept, unless the checkpoint has them too. Large
-        files that are as they were in this run's checkpoint before it share its place on the disk.
+        files that are as they were in this run's checkpoint before it share its place on the disk. Weights that are not
+        finite are marked in the manifest.
+
+        Args:
+            staging: the directory of the staged checkpoint.
+            manifest: without its files.
+
+        Raises:
+            NonFiniteWeightsError: they are not, the check is strict, and the run has a checkpoint to go back to.
         """
         final = self.path(manifest.step)
         if final.exists() and Manifest.read(final) is None:
             _merge(final, staging)
         files = describe_files(staging)
+        bad = self._weights.find(staging)
+        if bad is not None:
+            name, tensor = bad
+            good = max(self.owned_by(manifest.run_id) - self.non_finite(), default=None)
+            if self._weights.is_strict and good is not None:
+                raise NonFiniteWeightsError(
+                    f"Checkpoint {final} is not written: {tensor} in {name} is not finite. {self.path(good)} is the "
+                    "newest one whose weights are finite. Lower the learning rate, or look at the data of that step; "
+                    "on_nonfinite='ignore' writes such checkpoints too."
+                )
+            files[name]["non_finite"] = tensor
         before = max(self.owned_by(manifest.run_id), default=None)
         if before is not None:
             link_unchanged(staging, files, self.path(before))
@@ -136,11 +167,19 @@ class CheckpointStore:
         """
         self._finish_commits()
         for path in _newest_first(self.root):
-            problem = why_not(path)
+            problem = non_finite_mark(path) or why_not(path)
             if problem is None:
                 return path
             logger.warning("Checkpoint %s is skipped: %s. Trying the one before it.", path, problem)
         return None
+
+
+def non_finite_mark(folder: Path) -> str | None:
+    """Returns what the manifest of a checkpoint says of weights that are not finite; None where they are."""
+    manifest = Manifest.read(folder)
+    entries = {} if manifest is None else manifest.files
+    marked = ((name, entry["non_finite"]) for name, entry in entries.items() if "non_finite" in entry)
+    return next((f"{tensor} in {name} is not finite" for name, tensor in marked), None)
 
 
 def verified(path: str | Path) -> Path:

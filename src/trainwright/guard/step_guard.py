@@ -41,8 +41,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright._types import JSONObject, Optimizer, Scheduler
 from trainwright.config.plans import GuardPlan
 from trainwright.guard.history import SpikeHistory
-from trainwright.guard.incident import NON_FINITE, SPIKE, Incident
-from trainwright.guard.incident_log import IncidentLog
+from trainwright.guard.incidents import NON_FINITE, SPIKE, Incident, IncidentLog
 from trainwright.state.run_state import RunState
 
 if TYPE_CHECKING:

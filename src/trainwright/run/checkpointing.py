@@ -16,6 +16,7 @@ from trainwright import checks
 from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
+from trainwright.checkpoint.finite import WeightCheck
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.retention import Keep, Saved, milestones, to_remove
 from trainwright.checkpoint.store import CheckpointStore
@@ -154,6 +155,12 @@ class Checkpointer:
             write=write,
             after=lambda: rotate(store, self.args, run_id=manifest.run_id, newest=step, best=best),
         )
+
+    def store(self, folder: str, model: Any) -> CheckpointStore:
+        """The store below a directory, which refuses weights that are not finite unless such steps are ignored."""
+        buffers = frozenset(name for name, _ in self.engine.unwrap(model).named_buffers())
+        is_strict = resolve.guard(self.args).on_nonfinite != "ignore"
+        return CheckpointStore(folder, weights=WeightCheck(is_strict=is_strict, buffers=buffers))
 
     def may_be_asynchronous(self, hooks: SaveHooks, run: TrainingRun) -> bool:
         """Returns whether a save may return before its files are there: not if user code may look at them."""
@@ -397,6 +404,8 @@ def keep_only_best(store: CheckpointStore, args: Any, run: TrainingRun) -> None:
 
 
 def written_by(store: CheckpointStore, run_id: str) -> list[Saved]:
-    """The checkpoints of a run."""
-    manifests = ((step, Manifest.read(store.path(step))) for step in store.steps())
+    """The checkpoints of a run but those whose weights are not finite, which take no place of a good one."""
+    bad = store.non_finite()
+    finite = (step for step in store.steps() if step not in bad)
+    manifests = ((step, Manifest.read(store.path(step))) for step in finite)
     return [Saved(step, m.written_at) for step, m in manifests if m is not None and m.run_id == run_id]

@@ -1,17 +1,49 @@
-"""IncidentLog: counts skipped steps, reports incidents, and ends a run that skips too many. It decides no step."""
+"""Incidents: records of bad steps, counted and reported; a run that skips too many ends. No step is decided."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from trainwright._types import JSONObject
 from trainwright.errors import BadStepError, NonFiniteError, SpikeError
-from trainwright.guard.incident import SPIKE, Incident
 
 logger = logging.getLogger(__name__)
 
+NON_FINITE, SPIKE = "nonfinite", "spike"
+
+_DONE = {
+    "skip": "the update was skipped: weights, optimizer and schedule are as before the step",
+    "warn": "the update was made",
+    "stop": "training stops before the update",
+}
+
 MOST_SHOWN = 5  # incidents of one log that are shown one by one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One bad step.
+
+    Attributes:
+        kind: "nonfinite" or "spike".
+        step: number of the optimizer step, from 1.
+        action: "skip", "warn" or "stop".
+        what: what was bad, in words.
+        values: measurements of the step by name, where they were read.
+    """
+
+    kind: str
+    step: int
+    action: str
+    what: str
+    values: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The incident as a sentence."""
+        return f"Step {self.step}: {self.what}; {_DONE[self.action]}."
 
 
 class IncidentLog:

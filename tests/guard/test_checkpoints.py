@@ -1,0 +1,88 @@
+"""Checkpoints whose weights are not finite: not written over good ones, or marked, and never taken for good."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+import trainwright
+from trainwright.checkpoint.finite import PIECE, WeightCheck
+from trainwright.checkpoint.store import CheckpointStore, non_finite_mark
+
+from .poisoned import POISONS, trained, trainer
+
+SAVES = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1}
+NAN_AT_3 = {4: POISONS["nan"]}
+
+
+@pytest.mark.parametrize("save_async", [True, False])
+def test_no_such_checkpoint_is_written_over_a_good_one(
+    save_async: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {**SAVES, "on_nonfinite": "warn", "save_async": save_async, "save_total_limit": 2}
+    with caplog.at_level(logging.ERROR, logger="trainwright"):
+        one = trained(tmp_path, poison=NAN_AT_3, settings=settings)
+    assert one.state.global_step == 6
+    assert CheckpointStore(tmp_path).steps() == [1, 2]
+    assert "checkpoint-3 is not written: " in caplog.text
+    assert "is not finite" in caplog.text
+    assert CheckpointStore(tmp_path).latest() == tmp_path / "checkpoint-2"
+
+
+def test_with_ignore_they_are_marked_and_nothing_takes_them_for_good(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {**SAVES, "on_nonfinite": "ignore", "save_total_limit": 2}
+    trained(tmp_path, poison=NAN_AT_3, settings=settings)
+    store = CheckpointStore(tmp_path)
+    assert {1, 2} <= set(store.steps())
+    assert store.non_finite() == set(store.steps()) - {1, 2} != set()
+    assert "is not finite" in str(non_finite_mark(store.path(6)))
+    with caplog.at_level(logging.WARNING, logger="trainwright"):
+        assert store.latest() == store.path(2)
+    resumed = trainer(tmp_path, settings={**settings, "max_steps": 3})
+    resumed.train(resume_from_checkpoint=True)
+    assert all(bool(value.isfinite().all()) for value in resumed.model.state_dict().values())
+
+
+def test_the_first_checkpoint_is_written_since_nothing_better_is_there(tmp_path: Path) -> None:
+    trained(tmp_path, poison={0: POISONS["nan"]}, settings={**SAVES, "on_nonfinite": "warn", "max_steps": 2})
+    store = CheckpointStore(tmp_path)
+    assert store.steps() == [1, 2]
+    assert store.non_finite() == {1, 2}
+    assert store.latest() is None
+
+
+def test_guarded_runs_write_finite_weights_only(tmp_path: Path) -> None:
+    trained(tmp_path, poison=NAN_AT_3, settings=SAVES)
+    store = CheckpointStore(tmp_path)
+    assert store.steps() == [1, 2, 3, 4, 5, 6]
+    assert store.non_finite() == set()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("place", [0, PIECE, PIECE + 4])
+def test_each_element_is_looked_at(place: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = {"a": torch.full((3,), torch.finfo(dtype).max, dtype=dtype), "b": torch.zeros(PIECE + 5, dtype=dtype),
+               "count": torch.tensor(3), "mask": torch.full((2,), -torch.inf, dtype=dtype)}  # fmt: skip
+    check = WeightCheck(buffers=frozenset({"mask"}))
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file(tensors, path)
+    assert check.find(tmp_path) is None
+    for value in (torch.nan, torch.inf, -torch.inf):
+        tensors["b"][place] = value
+        safetensors.torch.save_file(tensors, path)
+        assert check.find(tmp_path) == ("model.safetensors", "b")
+
+
+def test_a_callback_that_breaks_the_weights_is_caught_too(tmp_path: Path) -> None:
+    class Breaks(trainwright.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 5:
+                next(kwargs["model"].parameters()).data[0] = torch.inf
+
+    trained(tmp_path, settings=SAVES, callbacks=[Breaks()])
+    assert CheckpointStore(tmp_path).steps() == [1, 2, 3, 4]
