@@ -141,5 +141,6 @@ PROTECTED: list[tuple[str, tuple[str, ...]]] = [
         "rules.static_graph_sees_every_batch", "checks.check_ends_together", "rules.parts_on_one_disk",
         "rules.parts_keep_their_type")),
     ("An `output_dir` with the checkpoints of another run", ("run.checkpointing", "run.training", "checkpoint.lease")),
+    ("20 steps in a row whose loss or gradient is not finite", ("guard.incidents",)),
     ("A name in the space of a search that is no field", ("search", "config.overrides")),
 ]  # fmt: skip

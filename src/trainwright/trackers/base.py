@@ -34,7 +34,7 @@ ENDS = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "
 
 
 def rewrite_logs(d: Mapping[str, object]) -> Values:
-    """Groups logs for trackers: `eval_x` as `eval/x`, `test_x` as `test/x`, all else as `train/x`.
+    """Groups logs for trackers: `eval_x` as `eval/x`, `test_x` as `test/x`, `guard/x` as it is, all else as `train/x`.
 
     Args:
         d: name -> value.
@@ -45,7 +45,8 @@ def rewrite_logs(d: Mapping[str, object]) -> Values:
     renamed: Values = {}
     for name, value in d.items():
         kind, _, rest = name.partition("_")
-        renamed[f"{kind}/{rest}" if kind in ("eval", "test") and name != kind else f"train/{name}"] = value
+        grouped = f"{kind}/{rest}" if kind in ("eval", "test") and name != kind else f"train/{name}"
+        renamed[name if name.startswith("guard/") else grouped] = value
     return renamed
 
 
