@@ -147,6 +147,8 @@ def _constant(value: float, like: torch.Tensor) -> Any:
 def losses(side: Side, folder: Path, at: dict[int, float], **settings: Any) -> list[float]:
     model = models.seeded(Stumbles)
     model.at = at
+    if side is OURS:  # its gradients are finite, so the original trains on
+        settings["on_nonfinite"] = "ignore"
     trainer = make_trainer(folder, side, model=model, train_dataset=data.vectors(26), **settings)
     trainer.train()
     return [entry[name] for entry in trainer.state.log_history for name in ("loss", "train_loss") if name in entry]
