@@ -1,7 +1,7 @@
 """Whether the weights of a staged checkpoint are finite, read from their files right after the digests.
 
-The files were just written, so their pages are in memory; a pass over 1 GB takes about the time of its digest. Buffers
-are not looked at: masks and ranges that are observed begin with infinities.
+The files were just written, so their pages are in memory. Buffers are not looked at: masks and ranges that are observed
+begin with infinities.
 """
 
 from __future__ import annotations
