@@ -52,5 +52,6 @@ class WeightCheck:
 def _is_finite(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
         return True
-    pieces = tensor.reshape(-1).split(PIECE)
-    return all(bool(torch.isfinite(torch.stack(torch.aminmax(piece))).all()) for piece in pieces if len(piece))
+    flat = tensor.reshape(-1)
+    pieces = (flat[start : start + PIECE] for start in range(0, len(flat), PIECE))
+    return all(bool(torch.isfinite(torch.stack(torch.aminmax(piece))).all()) for piece in pieces)

@@ -242,7 +242,7 @@ class DeviceGuard:
         self._found_inf = torch.zeros((), device=device)
         self._copy = torch.zeros((), pin_memory=device.type == "cuda")
         self._view = self._copy.numpy()
-        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._waiting: tuple[int, Callable[[], None]] | None = None  # a step whose flag is not read, and its undoing
         self.first_gradient = self._at_once.first_gradient
 
