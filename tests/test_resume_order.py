@@ -96,7 +96,7 @@ def epochs_of(seen: list[int]) -> list[list[int]]:
 
 
 @changes
-@pytest.mark.parametrize("stop_at", [2, 8])
+@pytest.mark.parametrize("stop_at", [2, pytest.param(8, marks=pytest.mark.costly)])
 def test_each_sample_once_in_each_epoch(name: str, stop_at: int, tmp_path: Path) -> None:
     before, now = CHANGES[name]
     whole = trained(tmp_path / "whole", **before).seen

@@ -19,7 +19,7 @@ from .rows import BERT, DICT, LLAMA, PADDED, TUPLE, Parts, Row, Task
 from .run import trainer_of
 from .sides import OURS, REFERENCE, Log, Outcome, Side, are_equal, differing, without_clock
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.costly]
 
 CLASSIFIERS = (BERT, DICT, TUPLE)
 

@@ -6,7 +6,7 @@ from .golden import MARKS
 from .rows import ALL, BERT, DICT, LLAMA, T5, TUPLE, Row, each, own_loss, seq2seq
 from .run import assert_same_as_the_original, originals
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.costly]
 
 ROWS: list[Row] = [
     *each(ALL, "bf16", bf16=True),
