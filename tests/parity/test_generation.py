@@ -26,7 +26,11 @@ REFERENCE = Side("transformers", transformers.Seq2SeqTrainer, transformers.Seq2S
 EOS = 2
 
 # The warning is one of the original's.
-pytestmark = [*MARKS, pytest.mark.costly, pytest.mark.filterwarnings("ignore:Using the model-agnostic default:UserWarning")]
+pytestmark = [
+    *MARKS,
+    pytest.mark.costly,
+    pytest.mark.filterwarnings("ignore:Using the model-agnostic default:UserWarning"),
+]
 
 
 def bart() -> nn.Module:
