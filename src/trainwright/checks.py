@@ -21,11 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_metrics(args: Any, compute_metrics: Any) -> None:
-    """Metrics that take one batch at a time must be able to.
-
-    Raises:
-        ArgumentError: `batch_eval_metrics` with a function that does not take `compute_result`.
-    """
+    """Metrics that take one batch at a time must take `compute_result`; else an ArgumentError."""
     if not args.batch_eval_metrics or compute_metrics is None:
         return
     if not model_facts.takes_argument(compute_metrics, "compute_result"):
@@ -36,17 +32,10 @@ def check_metrics(args: Any, compute_metrics: Any) -> None:
 
 
 def raise_no_loss(model: Any, inputs: Mapping[str, Any], outputs: Any, loss: object, *, made_by: object) -> NoReturn:
-    """A loss that is no tensor: says what the model returned, and what it was given.
+    """A loss that is no tensor: a ModelError says what the model returned, and what it was given.
 
-    Args:
-        model: of the user, or wrapped.
-        inputs: the batch that it was given.
-        outputs: what it returned.
-        loss: taken out of the outputs, or what the loss function returned.
-        made_by: the user's loss function; None where the loss is the model's.
-
-    Raises:
-        ModelError: always.
+    `loss` was taken out of the outputs, or `made_by` the user's loss function; that is None where the loss is the
+    model's.
     """
     if made_by is not None or loss is not None:
         _raise_no_tensor(loss, "compute_loss_func" if made_by is not None else type(model).__name__)
@@ -61,13 +50,7 @@ def raise_no_loss(model: Any, inputs: Mapping[str, Any], outputs: Any, loss: obj
 def explain_loss(loss: object, model: Any, error: Exception) -> None:
     """Raises a ModelError where an error in the backward pass comes from the kind of loss; else returns.
 
-    Args:
-        loss: what `compute_loss` returned, or the same scaled for the window.
-        model: the user's.
-        error: what was raised.
-
-    Raises:
-        ModelError: from the error; says what is wrong with the loss, and what to change.
+    The loss is what `compute_loss` returned, or the same scaled for the window.
     """
     if not isinstance(loss, torch.Tensor):
         _raise_no_tensor(loss, "compute_loss", error)
@@ -105,12 +88,7 @@ def _raise_no_tensor(loss: object, maker: str, error: Exception | None = None) -
 
 
 def check_models(model: Any, model_init: Any) -> None:
-    """Exactly one of the two.
-
-    Raises:
-        MissingModelError: none of them.
-        ModelError: both.
-    """
+    """Raises MissingModelError for neither a model nor a `model_init`, and ModelError for both."""
     if model is None and model_init is None:
         raise MissingModelError(
             "Trainer got neither a model nor a model_init. Pass model=..., or model_init=a function that makes one."
@@ -122,11 +100,7 @@ def check_models(model: Any, model_init: Any) -> None:
 
 
 def check_head(model: Any, base_model_names: Iterable[str]) -> None:
-    """Refuses a base model, which has no head to train.
-
-    Raises:
-        ModelError: names the class and what to load instead.
-    """
+    """Raises ModelError for a base model, which has no head to train; names what to load instead."""
     core = model_facts.core_model(model)
     if type(core).__name__ in base_model_names:
         raise ModelError(
@@ -173,11 +147,7 @@ def check_datasets(
 
 
 def check_optimizers(args: Any, optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any, model_init: Any) -> None:
-    """Ways to bring an optimizer that exclude each other, and settings that an optimizer of one's own cannot obey.
-
-    Raises:
-        ArgumentError: names both.
-    """
+    """Raises ArgumentError for two optimizers, and for settings that an optimizer of one's own cannot obey."""
     if optimizer_cls_and_kwargs is not None and optimizers[0] is not None:
         raise ArgumentError(
             "Both optimizers=(...) and optimizer_cls_and_kwargs=(...) name an optimizer. Pass only one of them."
@@ -205,8 +175,7 @@ def need_optimizer(optimizer: Any) -> Any:
 def need_best_metric(metric_for_best_model: str, metrics: Mapping[str, float]) -> float:
     """The metric that decides which model is the best; NaN, with a warning, where it is not a number.
 
-    Raises:
-        MetricError: an evaluation did not give it.
+    Raises MetricError where an evaluation did not give it.
     """
     name = metric_for_best_model if metric_for_best_model.startswith("eval_") else f"eval_{metric_for_best_model}"
     if name not in metrics:
@@ -238,15 +207,7 @@ def check_has_samples(dataset: Any) -> None:
 
 
 def check_is_dataset(dataset: Any, description: str) -> None:
-    """Returns whether torch's DataLoader can read samples.
-
-    Args:
-        dataset: of the user.
-        description: what it is for.
-
-    Raises:
-        DataError: a generator, an iterator or a set: it has no samples by index, and is no IterableDataset.
-    """
+    """Raises DataError for what torch's DataLoader cannot read, such as a generator, an iterator or a set."""
     is_stream = isinstance(dataset, IterableDataset) or is_instance_of(dataset, "datasets", "IterableDataset")
     if is_stream or any(hasattr(dataset, name) for name in ("__getitem__", "__getitems__")):
         return
@@ -258,11 +219,7 @@ def check_is_dataset(dataset: Any, description: str) -> None:
 
 
 def check_sets_have_samples(args: Any, eval_dataset: Any) -> None:
-    """A metric that decides which model is the best needs a sample to be computed on.
-
-    Raises:
-        DataError: the evaluation set has none; where there are several, none of them has.
-    """
+    """Raises DataError where a metric decides which model is the best, and no evaluation set has a sample."""
     sets = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
     is_empty = bool(sets) and all(has_length(dataset) and len(dataset) == 0 for dataset in sets)
     if is_empty and args.metric_for_best_model is not None:
@@ -273,11 +230,7 @@ def check_sets_have_samples(args: Any, eval_dataset: Any) -> None:
 
 
 def check_has_batches(dataloader: Any, args: Any) -> None:
-    """Warns when all samples together make no batch.
-
-    Raises:
-        DataError: that is so, and the length of the run would follow from it.
-    """
+    """Warns when all samples together make no batch; a DataError where the length of the run would follow from it."""
     if not has_length(dataloader) or len(dataloader) > 0:
         return
     message = (
@@ -293,8 +246,7 @@ def check_has_batches(dataloader: Any, args: Any) -> None:
 def check_ends_together(plan: StepPlan, chunk: int | None, num_processes: int) -> None:
     """Several processes must take the same number of steps; our own loaders see to it (`chunk` is theirs).
 
-    Raises:
-        DataError: the end of a dataloader that the user made is not known, and other processes may see another one.
+    Raises DataError where a user's dataloader has no known end, so that other processes may see another one.
     """
     if plan.has_open_end and num_processes > 1 and chunk is None:
         raise DataError(
@@ -304,11 +256,7 @@ def check_ends_together(plan: StepPlan, chunk: int | None, num_processes: int) -
 
 
 def check_trainable(model: Any, mixed: str) -> None:
-    """Checks that this model can be trained in this precision.
-
-    Raises:
-        ModelError: fp16 weights with fp16 autocast, or quantised weights without an adapter.
-    """
+    """Raises ModelError for fp16 weights with fp16 autocast, and for quantised weights without an adapter."""
     halves = [name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.float16]
     if mixed == "fp16" and halves:
         raise ModelError(

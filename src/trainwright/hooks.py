@@ -140,12 +140,7 @@ def definer(owner: object, name: str) -> type | None:
 
 
 def is_overridden(owner: object, *names: str) -> bool:
-    """Returns True if code outside of this package defines one of these methods, in a subclass or on the object itself.
-
-    Args:
-        owner: a trainer.
-        names: published hooks.
-    """
+    """Returns True if code outside of this package defines one of these methods, in a subclass or on the object."""
     home = f"{__name__.partition('.')[0]}."
     for name in names:
         cls = definer(owner, name)
@@ -156,13 +151,10 @@ def is_overridden(owner: object, *names: str) -> bool:
 
 
 def accept_older_signatures(trainer: object) -> None:
-    """Lets overrides with the parameters of an older version be called with those that they take.
+    """Lets a trainer's overrides with the parameters of an older version be called with those that they take.
 
     `compute_loss(self, model, inputs, return_outputs=False)` is called without `num_items_in_batch`, for example. Each
     such override is replaced by an adapter in the class (or object) that has it, once; others are called as they are.
-
-    Args:
-        trainer: whose classes, and itself, may have overrides.
     """
     classes = type(trainer).__mro__[:-1]
     for place, cls in enumerate(classes):

@@ -14,10 +14,9 @@ SAME_START_S = 1.0  # start times of one process differ by less
 
 
 def available_bytes() -> int:
-    """Memory that this process may still take: the machine's, or its container's if that is less.
+    """Bytes that this process may still take: of the machine's memory, or its container's if that is less.
 
-    Returns:
-        Bytes; those of the page cache that the system frees when they are needed count as available.
+    Those of the page cache that the system frees when they are needed count as available.
     """
     machine = int(psutil.virtual_memory().available)
     try:
@@ -49,11 +48,7 @@ def is_process_alive(pid: int, *, began: float | None = None) -> bool:
 
 
 def place_of_this_process() -> tuple[str, str]:
-    """Returns where a process number counts.
-
-    Returns:
-        Name of the machine; its boot and the process namespace (a container has its own), "" where there are none.
-    """
+    """Returns where a process number counts: the machine; its boot and process namespace, "" if there are none."""
     return socket.gethostname(), _boot_and_namespace()
 
 

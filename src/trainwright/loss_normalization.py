@@ -40,25 +40,16 @@ from trainwright._types import IGNORE_INDEX, Batch, TailBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRule:
-    """Settled when a run (or an evaluation) starts.
+    """Settled when a run (or an evaluation) starts."""
 
-    Attributes:
-        counts_items: somebody wants `num_items_in_batch`: the model's forward or `compute_loss_func`.
-        shifts_labels: label 0 of each row is never a target.
-        is_scaled: True: losses arrive scaled for the window; False: they are means; None: counted losses are scaled.
-        has_loss_func: a `compute_loss_func` makes the loss; its result is taken as scaled.
-        weights_items: weigh the mean of a micro-batch by its items.
-        aux_coefficient: factor with which the model added its output `aux_loss` to its loss; 0: it adds none.
-        num_processes: processes whose gradients are averaged, where items are counted over all of them; else 1.
-    """
-
-    counts_items: bool = False
-    shifts_labels: bool = False
+    counts_items: bool = False  # somebody wants `num_items_in_batch`: the model's forward or `compute_loss_func`
+    shifts_labels: bool = False  # label 0 of each row is never a target
+    # True: losses arrive scaled for the window; False: they are means; None: counted losses are scaled
     is_scaled: bool | None = None
-    has_loss_func: bool = False
-    weights_items: bool = False
-    aux_coefficient: float = 0.0
-    num_processes: int = 1
+    has_loss_func: bool = False  # a `compute_loss_func` makes the loss; its result is taken as scaled
+    weights_items: bool = False  # weigh the mean of a micro-batch by its items
+    aux_coefficient: float = 0.0  # factor with which the model added its output `aux_loss` to its loss; 0: it adds none
+    num_processes: int = 1  # processes whose gradients are averaged, where items are counted over all of them; else 1
 
     def count(self, window: Sequence[Batch]) -> torch.Tensor | None:
         """Label items of a window that enter the loss, as a scalar on the labels' device; None if nobody asks."""

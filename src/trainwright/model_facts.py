@@ -222,14 +222,7 @@ def num_elements(parameter: nn.Parameter) -> int:
 
 
 def number_of_arguments(func: Any) -> int:
-    """Returns the number of arguments that a function takes; of a partial one those that are not given yet.
-
-    Args:
-        func: the function.
-
-    Returns:
-        Their number.
-    """
+    """Returns the number of arguments that a function takes; of a partial one those that are not given yet."""
     if isinstance(func, functools.partial):
         return len(inspect.signature(func.func).parameters) - len(func.args) - len(func.keywords)
     return len(inspect.signature(func).parameters)

@@ -12,15 +12,7 @@ from trainwright._types import IGNORE_INDEX
 
 
 def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
-    """Applies a function to every leaf of nested lists, tuples and mappings.
-
-    Args:
-        function: called with each leaf.
-        value: the nested value; it is not changed.
-
-    Returns:
-        A nested value of the same structure, with the results.
-    """
+    """Applies a function to every leaf of nested lists, tuples and mappings; returns the same structure of results."""
     if isinstance(value, (list, tuple)):
         parts = [map_nested(function, item) for item in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

@@ -62,9 +62,8 @@ NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 def _owned_by(owner: str, name: str) -> Any:
     """A published attribute of the trainer that another object owns: read and assigned there.
 
-    Args:
-        owner: attributes from the trainer to that object.
-        name: of the attribute there. Reading it calls no function of Python's, so that a hook may do it in a step.
+    `owner` names attributes from the trainer to that object. Reading calls no function of Python's, so that a hook may
+    do it in a step.
     """
     find = attrgetter(owner)
 

@@ -131,11 +131,7 @@ class CallbackHandler(TrainerCallback):
         self._table = {e: [(getattr(c, e), phase) for c, phase in heard if overrides(c, e)] for e in EVENTS}
 
     def watch(self, watcher: Callback) -> None:
-        """Adds an internal listener, called before the callbacks at each event that it overrides.
-
-        Args:
-            watcher: object with methods named after events.
-        """
+        """Adds an internal listener, with methods named after events, called before the callbacks at each event."""
         self.watchers.append(watcher)
         self.rebuild()
 
@@ -212,11 +208,7 @@ class CallbackHandler(TrainerCallback):
 
 
 def _read_result(result: object, control: TrainerControl, listener: Listener) -> TrainerControl:
-    """Returns what a callback returned that is no control of ours: another library's control, or a dict of flags.
-
-    Raises:
-        CallbackError: it is neither.
-    """
+    """Returns what a callback returned that is no control of ours: another library's control, or a dict of flags."""
     flags = [field.name for field in fields(TrainerControl)]
     if all(hasattr(result, flag) for flag in flags):
         return cast(TrainerControl, result)

@@ -22,11 +22,7 @@ WEIGHT = 0.05  # of the newest step in the running mean
 
 
 class RunningMean:
-    """Exponential running mean, without bias from the first value on.
-
-    Args:
-        weight: of the newest value, in (0, 1].
-    """
+    """Exponential running mean, without bias from the first value on; the newest value has `weight`, in (0, 1]."""
 
     def __init__(self, weight: float) -> None:
         self._weight, self._sum, self._norm = weight, 0.0, 0.0
@@ -43,11 +39,7 @@ class RunningMean:
 
 
 class Eta:
-    """Measures the time of steps and of the pauses between them.
-
-    Args:
-        clock: returns seconds; monotonic.
-    """
+    """Measures the time of steps and of the pauses between them, by a monotonic clock in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -57,11 +49,7 @@ class Eta:
         self._next_pause: str | None = None
 
     def step_done(self, *, pause: str | None = None) -> None:
-        """Marks the end of a step.
-
-        Args:
-            pause: kind of the pause before the next step ("evaluation", "save"); None if there is none.
-        """
+        """Marks the end of a step, and the kind of pause before the next one ("evaluation", "save"; None: none)."""
         now = self._clock()
         if self._last is not None:
             took = now - self._last
@@ -79,14 +67,9 @@ class Eta:
         return self._step.value
 
     def left_s(self, num_steps: int, num_pauses: Mapping[str, int]) -> float | None:
-        """Estimates the seconds of the rest of a run.
+        """Estimates the seconds of the rest of a run; None before two steps are done.
 
-        Args:
-            num_steps: steps left.
-            num_pauses: pauses left, by kind; kinds not measured yet count as 0 s.
-
-        Returns:
-            Seconds; None before two steps are done.
+        Pauses left are given by kind; kinds not measured yet count as 0 s.
         """
         if self._step.value is None:
             return None
@@ -257,14 +240,7 @@ def _can_redraw() -> bool:
 
 def training_bar(*, total: int | None, done: int, step_s: Callable[[], float | None],
                  left_s: Callable[[], float | None]) -> Bar:  # fmt: skip
-    """Returns tqdm's bar with a rate and a time left that evaluations do not change.
-
-    Args:
-        total: optimizer steps of the run; None where they are not known.
-        done: steps before this training.
-        step_s: returns the seconds of a step.
-        left_s: returns the seconds left.
-    """
+    """Returns tqdm's bar of optimizer steps with a rate and a time left that evaluations do not change."""
 
     class TrainingBar(tqdm):  # type: ignore[type-arg]  # its class depends on the output: terminal or notebook
         @property

@@ -182,11 +182,7 @@ class CheckpointWriter:
                 logger.exception("What follows a checkpoint failed; the checkpoint itself is there.")
 
     def wait(self) -> None:
-        """Waits for the pending write.
-
-        Raises:
-            CheckpointWriteError: it could not be written.
-        """
+        """Waits for the pending write; a CheckpointWriteError where it could not be written."""
         if self._thread is None:
             return
         self._thread.join()
@@ -239,11 +235,7 @@ def _staging(
 
 @contextmanager
 def fail_together(ranks: Ranks) -> Iterator[None]:
-    """Makes a write fail in all processes if it fails in one.
-
-    Raises:
-        CheckpointWriteError: in those where it did not.
-    """
+    """Makes a write fail in all processes if it fails in one: in those where it did not with a CheckpointWriteError."""
     failure: BaseException | None = None
     try:
         yield
@@ -272,11 +264,7 @@ def discard_on_failure(store: CheckpointStore, staging: Path | None) -> Iterator
 
 @contextmanager
 def failures_named(root: Path) -> Iterator[None]:
-    """Turns an error of the disk into one with its cause, its effect and its cure.
-
-    Raises:
-        CheckpointWriteError: in its place.
-    """
+    """Turns an error of the disk into a CheckpointWriteError with its cause, its effect and its cure."""
     try:
         yield
     except Exception as error:

@@ -28,11 +28,7 @@ class CopyRequest(NamedTuple):
 
 
 def why_not_copy(wishes: Sequence[CopyRequest]) -> str | None:
-    """Returns the reason why processes write at once, or None if they copy.
-
-    Args:
-        wishes: one of each process; processes of one host share its memory.
-    """
+    """Returns the reason why processes write at once, or None if they copy; those of one host share its memory."""
     for obstacle in (wish.obstacle for wish in wishes if wish.obstacle is not None):
         return obstacle
     for host in {wish.host: None for wish in wishes}:
@@ -68,12 +64,7 @@ class ImmediateSink:
 class DeferredSink:
     """Sink that copies at once and writes in `write`. Where memory or tensors allow no copy, it writes at once.
 
-    Args:
-        buffers: memory of the copies.
-        everybodys: collects one value of each process, by rank.
-
-    Attributes:
-        is_shared: whether a pending write is collective.
+    `everybodys` collects one value of each process, by rank; `is_shared` tells whether a pending write is collective.
     """
 
     def __init__(self, buffers: HostBuffers, everybodys: Callable[[CopyRequest], Sequence[CopyRequest]]) -> None:

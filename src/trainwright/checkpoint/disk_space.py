@@ -38,16 +38,7 @@ def _distinct_bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def check_free_space(root: Path, needed: int, *, what: str) -> None:
-    """Checks that the disk of `root` has `needed` bytes free.
-
-    Args:
-        root: output directory; need not exist.
-        needed: in bytes.
-        what: noun of the message ("A checkpoint").
-
-    Raises:
-        CheckpointWriteError: it has fewer.
-    """
+    """Raises CheckpointWriteError where the disk of `root`, which need not exist, has fewer bytes free than needed."""
     free = free_bytes(root)
     if free is not None and free < needed:
         raise CheckpointWriteError(shortage_message(root, needed, free, what=what))

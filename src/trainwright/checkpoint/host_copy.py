@@ -34,11 +34,7 @@ class HostBuffers:
         self._copies: dict[Place, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
     def missing_bytes(self, tree: Nested) -> int:
-        """Returns the bytes that a copy needs in addition to the memory kept.
-
-        Raises:
-            NotPlainError: a tensor in it cannot be copied byte by byte.
-        """
+        """Returns the bytes that a copy needs in addition to the memory kept; NotPlainError as for `copy_of`."""
         originals = [check_plain(tensor) for tensor in tensors_of(tree)]
         storages = {_place(s): s for s in (tensor.untyped_storage() for tensor in originals)}
         wanted = Counter(_kind(storage) for place, storage in storages.items() if place not in self._copies)
@@ -112,11 +108,7 @@ class HostBuffers:
 
 
 def check_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor if its values are those in its storage.
-
-    Raises:
-        NotPlainError: they are not.
-    """
+    """Returns the tensor if its values are those in its storage; raises NotPlainError if they are not."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
     if not is_plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.device.type == "meta":
         raise NotPlainError(f"a tensor of type {type(tensor).__name__}")

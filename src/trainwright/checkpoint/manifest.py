@@ -34,22 +34,15 @@ FileEntry: TypeAlias = JSONObject  # {"size": bytes, digest: hex digits}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Contents of a checkpoint.
+    """Contents of a checkpoint."""
 
-    Attributes:
-        step: optimizer steps done.
-        run_id: the run that wrote it; only this run may delete it.
-        world_size: processes that trained.
-        written_at: seconds since 1970; decides the newest where several runs wrote into one directory.
-        cursor: position in the data, as `data.cursor.Cursor` stores it.
-        files: path below the checkpoint -> {"size": bytes, "xxh3": 16 hex digits}.
-    """
-
-    step: int
-    run_id: str
-    world_size: int = 1
+    step: int  # optimizer steps done
+    run_id: str  # the run that wrote it; only this run may delete it
+    world_size: int = 1  # processes that trained
+    # seconds since 1970; decides the newest where several runs wrote into one directory
     written_at: float = field(default_factory=time.time)
-    cursor: JSONObject | None = None
+    cursor: JSONObject | None = None  # position in the data, as `data.cursor.Cursor` stores it
+    # path below the checkpoint -> {"size": bytes, "xxh3": 16 hex digits}
     files: dict[str, FileEntry] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 

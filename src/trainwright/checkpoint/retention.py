@@ -21,28 +21,17 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Rules of the checkpoints to keep.
+    """Rules of the checkpoints to keep."""
 
-    Attributes:
-        last: number of the newest ones, the best one included; None for all. With 1 these can be two: newest and best.
-        every_steps: beyond that number, the checkpoints at multiples of this many steps.
-        every_s: beyond that number, the oldest, and then each that is at least this many seconds younger than the last.
-    """
-
+    # number of the newest ones, the best one included; None for all. With 1 these can be two: newest and best.
     last: int | None = None
-    every_steps: int | None = None
+    every_steps: int | None = None  # beyond that number, the checkpoints at multiples of this many steps
+    # beyond that number, the oldest, and then each that is at least this many seconds younger than the last
     every_s: float | None = None
 
 
 def to_remove(saved: Iterable[Saved], keep: Keep, *, newest: int, best: int | None = None) -> set[int]:
-    """Returns the steps whose checkpoints may be deleted after a save.
-
-    Args:
-        saved: the checkpoints of this run, and of no other.
-        newest: the step that was just saved.
-        keep: the rules.
-        best: step of the best checkpoint.
-    """
+    """Returns the steps of one run whose checkpoints may be deleted after `newest` was saved; `best` is the best."""
     behind = sorted((one for one in saved if one.step <= newest), key=lambda one: one.step)
     if keep.last is None:
         return set()

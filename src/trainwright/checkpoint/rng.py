@@ -66,16 +66,9 @@ def file_name(rank: int, num_processes: int, name: str = RNG_STATE_NAME) -> str:
 
 
 def find_file(folder: str | Path, *, rank: int, num_processes: int, name: str = RNG_STATE_NAME) -> Path | None:
-    """Returns the path of a process's file, also if another number of processes wrote the checkpoint, or None.
+    """Returns the path of a process's file, `name` in a checkpoint of one process; None where the process has no file.
 
-    Args:
-        folder: of the checkpoint.
-        rank: the process's.
-        num_processes: of the present run.
-        name: the file's in a checkpoint of one process.
-
-    Returns:
-        None where the process has no file. The first process also takes the one of another number of processes.
+    The first process also takes the file of another number of processes.
     """
     path = Path(folder) / file_name(rank, num_processes, name)
     if path.is_file():
@@ -95,11 +88,7 @@ def save(path: Path, states: States) -> None:
 
 
 def load(path: Path) -> States:
-    """Reads a file of `save`, or of transformers (whose numpy state is an array).
-
-    Raises:
-        CheckpointError: it holds other than plain states.
-    """
+    """Reads a file of `save`, or of transformers (whose numpy state is an array); others raise CheckpointError."""
     try:
         with torch.serialization.safe_globals(numpy_globals()):
             states = torch.load(path, weights_only=True, map_location="cpu")

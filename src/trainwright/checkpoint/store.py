@@ -160,11 +160,7 @@ class CheckpointStore:
         ]
 
     def latest(self, why_not: Callable[[Path], str | None] = find_problem) -> Path | None:
-        """Returns the newest checkpoint that verifies; warns of newer ones that do not, with the reason.
-
-        Args:
-            why_not: returns the problem of a checkpoint.
-        """
+        """Returns the newest checkpoint without a problem; warns of newer ones with one, and of the reason."""
         self._finish_commits()
         for path in _newest_first(self.root):
             problem = non_finite_mark(path) or why_not(path)
@@ -183,7 +179,7 @@ def non_finite_mark(folder: Path) -> str | None:
 
 
 def verified(path: str | Path) -> Path:
-    """Verifies a checkpoint that the user named, and returns its path.
+    """Returns the path of a checkpoint that the user named.
 
     Raises:
         CheckpointNotFoundError: there is no such directory.
@@ -279,18 +275,10 @@ MIN_BYTES = 1 << 20
 
 
 def link_unchanged(staging: Path, files: Mapping[str, FileEntry], before: Path) -> int:
-    """Replaces staged files by links to equal files of an older checkpoint.
+    """Replaces staged files by links to equal files of an older checkpoint; returns the bytes saved.
 
     No file is written through a link: each checkpoint is staged with files of its own, and a link joins only two
     complete files that are equal byte for byte.
-
-    Args:
-        staging: the staged checkpoint.
-        files: its entries of the manifest.
-        before: the older checkpoint.
-
-    Returns:
-        Bytes saved.
     """
     older = Manifest.read(before)
     saved = 0

@@ -64,13 +64,7 @@ def _save_large(state: object, path: Path) -> None:
 def load_optimizer(
     optimizer: Optimizer, folder: Path, *, load: Callable[[Optimizer, StateDict], None], holds_parts: bool = False
 ) -> None:
-    """Loads the state of an optimizer.
-
-    Args:
-        optimizer: of the run.
-        folder: the checkpoint.
-        load: puts the state into the optimizer.
-        holds_parts: whether the state is of parts of parameters, whose shapes cannot be checked.
+    """Loads the state of an optimizer by `load`; the shapes of parts of parameters (`holds_parts`) are not checked.
 
     Raises:
         CheckpointError: the file is missing, or its optimizer is of another kind: a new optimizer at the full rate
@@ -91,11 +85,7 @@ def load_optimizer(
 
 
 def load_scheduler(scheduler: Stateful, folder: Path) -> None:
-    """Loads the state of a learning-rate schedule.
-
-    Raises:
-        CheckpointError: the file is missing.
-    """
+    """Loads the state of a learning-rate schedule; without its file that is a CheckpointError."""
     _check_is_there(folder, SCHEDULER_NAME)
     scheduler.load_state_dict(_load(folder / SCHEDULER_NAME))
 
@@ -170,14 +160,7 @@ def load_scaler(scaler: Stateful | None, folder: Path) -> None:
 
 
 def load_data_position(path: Path) -> StateDict:
-    """Reads the position of a stream or of a user's dataloader: what the cursor in the manifest does not say.
-
-    Args:
-        path: of one process.
-
-    Raises:
-        CheckpointError: the file cannot be read as plain values.
-    """
+    """Reads what the cursor in the manifest does not say of the position of a stream or of a user's dataloader."""
     with torch.serialization.safe_globals(numpy_globals()):
         position: StateDict = _load(path)
     if not isinstance(position, dict):
@@ -203,11 +186,7 @@ def save_arguments(args: Arguments, folder: Path) -> None:
 
 
 def check_readable(path: Path) -> None:
-    """Reads what a file says of its tensors, and none of their values.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """Reads what a file says of its tensors, and none of their values; a CheckpointError if it cannot be read."""
     if path.suffix != ".safetensors":
         _load(path, device="meta")
         return

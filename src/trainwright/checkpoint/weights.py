@@ -215,16 +215,13 @@ def load_weights(
     found: Mapping[str, torch.Tensor] | None = None,
     load: Callable[[nn.Module, Mapping[str, torch.Tensor]], _IncompatibleKeys] = LOAD_WHOLE,
 ) -> _IncompatibleKeys:
-    """Loads weights into a model in place.
+    """Loads weights into a model, of any kind that `save_weights` takes, in place.
 
     Args:
-        model: of any kind that `save_weights` takes.
+        model: takes the weights.
         folder: the checkpoint.
         found: weights of the checkpoint that were read already.
         load: puts them into the model, and returns the keys that did not match.
-
-    Returns:
-        Names that the file lacked, or had in addition.
 
     Raises:
         CheckpointError: there are no weights, or weights of another shape.
@@ -286,8 +283,7 @@ def _in_the_models_names(model: Pretrained, state_dict: dict[str, torch.Tensor])
 def weight_files(folder: Path) -> list[Path]:
     """Returns the files with the weights of a checkpoint; empty if there are none.
 
-    Raises:
-        CheckpointError: the index is damaged, or names files outside of its directory.
+    A damaged index, or one that names files outside of its directory, is a CheckpointError.
     """
     for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
         if (folder / name).is_file():
@@ -312,11 +308,7 @@ def is_adapter(model: nn.Module) -> bool:
 
 
 def read_file(file: Path) -> dict[str, torch.Tensor]:
-    """Reads one file of weights, to the CPU.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """Reads one file of weights, to the CPU; a CheckpointError if that cannot be done."""
     try:
         if file.suffix == ".safetensors":
             return safetensors.torch.load_file(file, device="cpu")

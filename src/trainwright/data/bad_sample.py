@@ -27,9 +27,8 @@ Rows = Sequence[Any]  # samples as the user's dataset gives them
 def name_sample(error: BaseException, *, where: str) -> None:
     """Adds a note to an error that was raised while a batch was fetched: which sample, and what is odd about it.
 
-    Args:
-        error: with its traceback; one from a worker has a note of the worker in its text already.
-        where: "epoch 3 of the training data", for the note.
+    `where` is of the form "epoch 3 of the training data". An error of a worker has the worker's note in its text
+    already.
     """
     note = note_of(error)
     if note:

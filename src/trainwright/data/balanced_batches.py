@@ -160,12 +160,7 @@ def cost(num_samples: int, longest: int) -> float:
 
 
 def balanced_sizes(lengths: Sequence[int], num_groups: int) -> list[int]:
-    """Sizes of consecutive groups of samples whose greatest cost is the least possible.
-
-    Args:
-        lengths: of the samples, longest first.
-        num_groups: at most as many as samples.
-    """
+    """Sizes of consecutive groups of samples, longest first, whose greatest cost is the least possible."""
     unit = [cost(1, length) for length in lengths]
     low, high = unit[0], cost(len(lengths), lengths[0])
     while high - low > 1e-6 * high:

@@ -21,17 +21,11 @@ Items = list[Item]
 
 
 class BatchOrder(Order, Sampler[Any]):
-    """Groups of samples, in an order that is a pure function of seed and epoch. Each is a batch of one process.
+    """Groups of samples, in an order that is a pure function of seed and epoch. Each is a batch of one process."""
 
-    Attributes:
-        seed: base of the order.
-        num_samples: in all groups together.
-        unit: the settings that decide what a group is; a position counted in other groups means nothing.
-    """
-
-    seed: int
-    num_samples: int
-    unit: str
+    seed: int  # base of the order
+    num_samples: int  # in all groups together
+    unit: str  # the settings that decide what a group is; a position counted in other groups means nothing
     epoch: int = 0
 
     @abstractmethod

@@ -10,12 +10,7 @@ from trainwright.data.columns import module_of
 
 
 def default_collator(processing_class: Any, pad_to_multiple_of: int | None = None) -> Callable[[list[Item]], Batch]:
-    """The collator that pads with the tokenizer or feature extractor; without one, it stacks equal shapes.
-
-    Args:
-        processing_class: the trainer's, or None.
-        pad_to_multiple_of: pads to a multiple of so many.
-    """
+    """The collator that pads with the tokenizer or feature extractor; without one, it stacks equal shapes."""
     pads = is_instance_of(
         processing_class, "transformers.tokenization_utils_base", "PreTrainedTokenizerBase"
     ) or is_instance_of(processing_class, "transformers.feature_extraction_sequence_utils", "SequenceFeatureExtractor")

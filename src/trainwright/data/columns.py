@@ -48,12 +48,7 @@ def remove_unused(
 ) -> Any:
     """A `datasets.Dataset` with only the columns that the model takes.
 
-    Args:
-        dataset: with all its columns.
-        columns: inputs of the model.
-        model_name: for messages.
-        description: of the data, for messages.
-        for_own: a collator of the user's own gets the others too, where it asks for them by name (`Sample`).
+    With `for_own`, a collator of the user's own gets the others too, where it asks for them by name (`Sample`).
 
     Raises:
         DataError: none of its columns is an input of the model, nor is there such a collator.
@@ -205,12 +200,7 @@ class _OtherColumns:
 
 
 class DatasetWithExtras(Dataset[Sample]):
-    """A `datasets.Dataset` of the columns that the model takes; behind each row the others, read when asked for.
-
-    Args:
-        dataset: with all columns.
-        names: of those that the model does not take.
-    """
+    """A `datasets.Dataset` without the columns `names`; behind each row these, read when they are asked for."""
 
     def __init__(self, dataset: Any, names: Sequence[str]) -> None:
         self.taken = dataset.remove_columns(names)

@@ -39,27 +39,19 @@ ORIGINS = ("entry", "column")  # where an order's lengths come from; its `length
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """A position in the training data.
+    """A position in the training data."""
 
-    Attributes:
-        epoch: the epoch, from 0.
-        samples: samples of that epoch whose optimizer step is done, over all processes.
-        seed: base of the shuffled order; None where the order comes from elsewhere.
-        unit: what counts as a sample where that is a batch formed by length: the settings it was formed by.
-        num_samples: samples in an epoch, where that is known.
-        batches: on each process, where samples do not tell: its size over all processes is `chunk` if it is full.
-        shift: optimizer steps done beyond those that the position stands for (d above).
-        order: the kind of order that the samples of the epoch have; None: an older checkpoint, which does not say.
-    """
-
-    epoch: int
-    samples: int
-    seed: int | None = None
-    num_samples: int | None = None
-    shift: int = 0
+    epoch: int  # the epoch, from 0
+    samples: int  # samples of that epoch whose optimizer step is done, over all processes
+    seed: int | None = None  # base of the shuffled order; None where the order comes from elsewhere
+    num_samples: int | None = None  # samples in an epoch, where that is known
+    shift: int = 0  # optimizer steps done beyond those that the position stands for (d above)
+    # what counts as a sample where that is a batch formed by length: the settings it was formed by
     unit: str | None = None
+    # on each process, where samples do not tell: its size over all processes is `chunk` if it is full
     batches: int | None = None
     chunk: int | None = None
+    # the kind of order that the samples of the epoch have; None: an older checkpoint, which does not say
     order: OrderKind | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,9 +61,6 @@ class Cursor:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Cursor:
         """The cursor in a manifest, which has other entries too; older ones lack some.
-
-        Args:
-            values: of `to_dict`.
 
         Raises:
             CheckpointError: epoch or samples are missing, or an entry is not what a run writes.
@@ -91,11 +80,7 @@ NOT_ZERO = ("chunk", "batch_size", "micro_batches")
 
 
 def check_entries(values: Mapping[str, Any]) -> None:
-    """Checks the entries of a cursor, which a stranger may have written.
-
-    Raises:
-        CheckpointError: names the first that no run writes.
-    """
+    """Raises CheckpointError for the first entry of a cursor, which a stranger may have written, that no run writes."""
     wrong = [name for name in COUNTS if values.get(name) is not None and not is_count(values[name])]
     wrong += [name for name in NOT_ZERO if values.get(name) == 0]
     wrong += [name for name in ("epoch", "samples") if values.get(name) is None]
@@ -110,16 +95,12 @@ def check_entries(values: Mapping[str, Any]) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class LoaderState:
-    """State of a loader that a checkpoint keeps besides the cursor, on each process.
+    """State of a loader that a checkpoint keeps besides the cursor, on each process."""
 
-    Attributes:
-        epoch_start: python's, numpy's and torch's states from before anything of this epoch was drawn, its order first.
-        before_ahead: the same from before the batch that was fetched ahead.
-        position: of a stream or of a user's dataloader, by the kind of position; None where the cursor says it all.
-    """
-
+    # python's, numpy's and torch's states from before anything of this epoch was drawn, its order first
     epoch_start: dict[str, Any] | None = None
-    before_ahead: dict[str, Any] | None = None
+    before_ahead: dict[str, Any] | None = None  # the same from before the batch that was fetched ahead
+    # of a stream or of a user's dataloader, by the kind of position; None where the cursor says it all
     position: dict[str, Any] | None = None
 
 
@@ -132,13 +113,7 @@ class WindowSize:
 
     @classmethod
     def of_checkpoint(cls, cursor: Mapping[str, Any], *, world_size: int, now: WindowSize) -> WindowSize:
-        """The size of a checkpoint's steps.
-
-        Args:
-            cursor: of the manifest.
-            world_size: processes that wrote the checkpoint.
-            now: of this run; taken for what the checkpoint does not say.
-        """
+        """The size of the steps that `world_size` processes took; `now` for what the cursor does not say."""
         chunk = cursor.get("chunk") or cursor.get("batch_size", now.chunk // world_size) * world_size
         return cls(chunk=int(chunk), micro_batches=int(cursor.get("micro_batches", now.micro_batches)))
 
@@ -164,8 +139,7 @@ def plan_resume(
         cursor: of the checkpoint.
         step: optimizer steps done.
         batches_left: of the cursor's epoch, in this run's batches.
-        before: size of the checkpoint's steps.
-        now: size of this run's steps.
+        before, now: size of the checkpoint's steps, and of this run's.
         counts_epochs: the run ends after so many epochs, not after so many steps.
     """
     if plan.has_open_end:
@@ -191,11 +165,6 @@ def plan_resume(
 
 def check_same_data(cursor: Cursor, num_samples: int | None, unit: str | None = None) -> None:
     """In the middle of an epoch, its order must still be that of the same samples, or of the same groups of them.
-
-    Args:
-        cursor: of the checkpoint.
-        num_samples: samples in an epoch now, where that is known.
-        unit: the settings by which batches are formed now; None for single samples.
 
     Raises:
         DataError: there are more or fewer samples than when the checkpoint was written, or they are grouped otherwise.
@@ -223,11 +192,7 @@ def is_same_order(before: OrderKind, now: OrderKind) -> bool:
 
 
 def raise_another_order(cursor: Cursor, now: OrderKind) -> NoReturn:
-    """The epoch under way has an order that cannot be made again.
-
-    Raises:
-        DataError: names both orders and what differs.
-    """
+    """Raises a DataError with both orders: that of the epoch under way cannot be made again."""
     before = cursor.order or {}
     if is_same_order({**before, "lengths": None}, {**now, "lengths": None}):
         what = f"is in {_named(before, now)}, and its samples have other lengths now"

@@ -22,27 +22,15 @@ AT_MOST_BYTES = 256 * 2**20  # of a window: all its batches are on the device at
 
 @dataclass(slots=True)
 class PrefetchedBatch:
-    """A batch whose tensors may still be on their way.
+    """A batch whose tensors may still be on their way."""
 
-    Attributes:
-        batch: as it will be when they have arrived.
-        tensors: of it that were sent.
-        event: when the last of them has arrived; None where none was sent.
-    """
-
-    batch: object
-    tensors: list[torch.Tensor] = field(default_factory=list)
-    event: torch.Event | None = None
+    batch: object  # as it will be when they have arrived
+    tensors: list[torch.Tensor] = field(default_factory=list)  # of it that were sent
+    event: torch.Event | None = None  # when the last of them has arrived; None where none was sent
 
 
 class DevicePrefetcher:
-    """Copies batches to a device on a stream of its own.
-
-    Args:
-        device: to which batches are copied.
-        stream: on which it copies.
-        computing: tells the stream on which the batches are used.
-    """
+    """Copies batches to a device on a stream of its own; `computing` tells the stream on which they are used."""
 
     def __init__(self, device: torch.device, *, stream: torch.Stream, computing: Callable[[], torch.Stream]) -> None:
         self._device = device
@@ -102,12 +90,7 @@ def _with_values(mapping: MutableMapping[object, object], values: dict[object, o
 
 
 def make_prefetcher(dataloader: object, device: torch.device) -> DevicePrefetcher | None:
-    """The copies of a dataloader's batches; None where nothing can be copied beside the computation.
-
-    Args:
-        dataloader: its batches are copied if they are pinned.
-        device: to which they go.
-    """
+    """The copies of a dataloader's batches to a device; None where nothing can be copied beside the computation."""
     if device.type in ("cpu", "mps") or not getattr(dataloader, "pin_memory", False):
         return None
     accelerator = torch.accelerator.current_accelerator()

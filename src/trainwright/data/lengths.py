@@ -22,15 +22,6 @@ def sample_lengths(dataset: Any, name: str, *, column: str | None = None, show_p
 
     A `datasets.Dataset` is not read for it: Arrow knows where each list begins. Anything else is asked by index.
 
-    Args:
-        dataset: with indices.
-        name: of the entry whose length counts.
-        column: of a `datasets.Dataset`, that has the lengths.
-        show_progress: with a bar, where it takes long.
-
-    Returns:
-        An array of int64 with one length for each sample.
-
     Raises:
         DataError: items without that entry, or lengths that are none.
     """
@@ -67,11 +58,6 @@ def _of_columns(dataset: Any, name: str, column: str | None) -> Lengths | None:
 def lengths_of(dataset: Any, name: str, *, show_progress: bool = False) -> list[int]:
     """Length of an entry of each item, asked by index: a dataset need not end with an IndexError.
 
-    Args:
-        dataset: has a length and indices.
-        name: of the entry.
-        show_progress: with a bar, where it takes long.
-
     Raises:
         DataError: an item has no such entry.
     """
@@ -89,13 +75,7 @@ def lengths_of(dataset: Any, name: str, *, show_progress: bool = False) -> list[
 
 
 def check_lengths(lengths: Sequence[int] | Lengths, longest: int, *, setting: str, cure: str) -> Lengths:
-    """The lengths as an array, if each is above 0 and at most `longest`.
-
-    Args:
-        lengths: of each sample.
-        longest: that is allowed.
-        setting: that sets it, for the message.
-        cure: what to do, for the message.
+    """The lengths as an array, if each is above 0 and at most `longest`, which `setting` sets.
 
     Raises:
         DataError: names the first sample that is not, the setting, and the cure.

@@ -36,15 +36,10 @@ State = dict[str, Any]
 
 
 class LoaderPosition(ABC):
-    """A position in the data of one dataloader.
+    """A position in the data of one dataloader."""
 
-    Attributes:
-        chunk: samples of a batch over all processes; None where that is not known.
-        num_formed: samples that were given in batches formed by length, over all processes.
-    """
-
-    chunk: int | None = None
-    num_formed: int = 0
+    chunk: int | None = None  # samples of a batch over all processes; None where that is not known
+    num_formed: int = 0  # samples that were given in batches formed by length, over all processes
 
     @abstractmethod
     def seek(self, epoch: int, skip_batches: int) -> None:
@@ -52,7 +47,7 @@ class LoaderPosition(ABC):
 
     @abstractmethod
     def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
-        """The batches of the epoch from there on.
+        """The batches of the epoch after `skip_batches`.
 
         Args:
             skip_batches: as for `seek`.
@@ -81,18 +76,10 @@ class LoaderPosition(ABC):
         return None
 
     def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: Any) -> str:
-        """Checks that a run can resume at a checkpoint's position.
+        """Checks that a run with steps of size `now` can resume at a position that steps of size `before` reached.
 
-        An epoch that was begun in another kind of order is finished in that order.
-
-        Args:
-            cursor: of the checkpoint.
-            before: size of the checkpoint's steps.
-            now: size of this run's steps.
-            dataset: of training samples, with all its columns.
-
-        Returns:
-            What there is to say about the order of samples; empty where it stays.
+        Returns what to say of the order of samples; empty where it stays. An epoch that was begun in another kind of
+        order is finished in that order.
 
         Raises:
             CheckpointError: the position is counted in batches, and these have another size now.

@@ -1,7 +1,4 @@
-"""Orders of training samples by name: the one that a plan asks for, and the one that a checkpoint's epoch has.
-
-The orders themselves are in files of their own.
-"""
+"""Orders of training samples by name: the one that a plan asks for, and the one that a checkpoint's epoch has."""
 
 from __future__ import annotations
 
@@ -29,10 +26,6 @@ LARGE = 2**24  # samples above which "auto" computes the shuffled order: an arra
 
 def training_order(dataset: Any, plan: SamplingPlan) -> Sampler[Any] | None:
     """The sampler that the plan asks for; None for a stream, which has its own order.
-
-    Args:
-        dataset: of training samples, with all its columns.
-        plan: names the strategy.
 
     Raises:
         DataError: batches are to be formed by length, and nobody knows how long the samples are.
@@ -75,12 +68,7 @@ def training_order(dataset: Any, plan: SamplingPlan) -> Sampler[Any] | None:
 
 
 def stream_former(dataset: object, plan: SamplingPlan) -> BatchFormer | None:
-    """Returns what forms batches of a stream by length; None where the plan does not ask for it.
-
-    Args:
-        dataset: of training samples.
-        plan: may have a budget of tokens, or rows to pack.
-    """
+    """Returns what forms batches of a stream by length; None where the plan does not ask for it."""
     asked = plan.max_tokens is not None or plan.row_length is not None
     if not asked or not isinstance(dataset, IterableDataset):
         return None
@@ -90,15 +78,9 @@ def stream_former(dataset: object, plan: SamplingPlan) -> BatchFormer | None:
 
 
 def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
-    """The order of single samples that a sampler stands for.
+    """The order of single samples that a sampler of the trainer's hook stands for.
 
-    Args:
-        sampler: of the trainer's hook: a RandomSampler stands for the shuffled order; None for the dataset's own.
-        dataset: that is sampled.
-        plan: names the method of shuffling.
-
-    Raises:
-        DataError: it is a batch sampler.
+    A RandomSampler stands for the shuffled order, None for the dataset's own; a batch sampler is a DataError.
     """
     if isinstance(sampler, BatchSampler):
         raise DataError(
@@ -123,13 +105,7 @@ def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
 
 
 def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dataset: Any) -> Order:
-    """The order in which the epoch of a checkpoint was begun.
-
-    Args:
-        cursor: in the middle of an epoch, with its kind of order.
-        now: the kind of order of this run, for the message.
-        num_samples: of an epoch.
-        dataset: of training samples, with all its columns.
+    """The order in which the epoch of a checkpoint was begun; `now` is the kind of order of this run, for the message.
 
     Raises:
         DataError: the order cannot be made again, or not with this data.

@@ -23,32 +23,24 @@ from trainwright._types import Item
 
 @dataclass(frozen=True, slots=True)
 class ChunkPart:
-    """Positions of a chunk, from `start` to before `stop`, that fall to one process.
-
-    Attributes:
-        num_samples: of them count; 0 where a batch only stands in.
-        weight: by which a mean over the part is multiplied, so that the mean over all processes is that over the chunk.
-    """
+    """Positions of a chunk, from `start` to before `stop`, that fall to one process."""
 
     start: int
     stop: int
-    num_samples: int
+    num_samples: int  # of them count; 0 where a batch only stands in
+    # by which a mean over the part is multiplied, so that the mean over all processes is that over the chunk
     weight: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShare:
-    """One process among those that share an order.
+    """One process among those that share an order."""
 
-    Attributes:
-        batch_size: samples of a full batch on each process.
-        even: a tail is split into parts that differ by one sample at most; otherwise the first processes get full
-            batches, the next one what is left, and the others stand in.
-    """
-
-    batch_size: int
+    batch_size: int  # samples of a full batch on each process
     rank: int = 0
     num_processes: int = 1
+    # a tail is split into parts that differ by one sample at most; otherwise the first processes get full batches, the
+    # next one what is left, and the others stand in
     even: bool = True
 
     @property

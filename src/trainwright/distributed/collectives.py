@@ -22,13 +22,9 @@ _groups: dict[str, tuple[Group, Group]] = {}  # for each purpose the default gro
 
 
 def data_parallel_group(num_together: int) -> Group:
-    """Data-parallel process group of this rank. All processes call it.
+    """Data-parallel process group of this rank, with the ranks that have the same place in their replicas of the model.
 
-    Args:
-        num_together: number of consecutive ranks that form one replica of the model.
-
-    Returns:
-        The group of the ranks with the same place in their replicas; None where that is all processes.
+    All processes call it. `num_together` consecutive ranks form one replica. None where the group is all processes.
     """
     if num_together == 1:
         return None
@@ -64,59 +60,28 @@ def gather(value: Any, device: torch.device, group: Group = None) -> Any:
 
 
 def total(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """Sums a tensor over the processes.
-
-    Args:
-        tensor: of the same shape in all processes; it is not changed.
-        group: the processes that take part.
-
-    Returns:
-        The sum, a new tensor.
-    """
+    """Sums a tensor, of the same shape in all processes, over them; a new tensor."""
     result = tensor.clone()
     dist.all_reduce(result, group=group)
     return result
 
 
 def stacked(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """Stacks a tensor of each process along a new first dimension.
-
-    Args:
-        tensor: of the same shape in all processes.
-        group: the processes that take part.
-
-    Returns:
-        A tensor with one row for each process, in the order of ranks.
-    """
+    """Stacks a tensor of each process, of the same shape in all, along a new first dimension, in the order of ranks."""
     rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(rows, tensor.contiguous(), group=group)
     return torch.stack(rows)
 
 
 def gather_objects(value: T, group: Group = None) -> list[T]:
-    """Gathers one object of each process, by pickling; for small values that are no tensors.
-
-    Args:
-        value: what this process sends.
-        group: the processes that take part.
-
-    Returns:
-        The objects, in the order of ranks.
-    """
+    """Gathers one object of each process, in the order of ranks, by pickling; for small values that are no tensors."""
     values: list[T | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values  # type: ignore[return-value]
 
 
 def gather_counts(count: int) -> list[int]:
-    """Gathers a number of each process from and to main memory, so that no device is synchronized.
-
-    Args:
-        count: number of this process.
-
-    Returns:
-        The numbers, in the order of ranks.
-    """
+    """Gathers a number of each process, in the order of ranks, by main memory, so that no device is synchronized."""
     has_cpu = "gloo" in str(dist.get_backend_config())
     counts = torch.empty(dist.get_world_size(), dtype=torch.int64)
     dist.all_gather_into_tensor(counts, torch.tensor([count]), group=None if has_cpu else _cpu_group("counts"))
@@ -137,17 +102,7 @@ def _cpu_group(purpose: str) -> Group:
 
 
 def broadcast_from_main(decide: Callable[[], T]) -> T:
-    """Calls a function in the main process, and returns its result in all of them.
-
-    Args:
-        decide: called in the main process alone; its result is pickled.
-
-    Returns:
-        The result.
-
-    Raises:
-        Exception: in all processes, what the function raised.
-    """
+    """Calls a function in the main process alone, and returns its result, or raises its error, in all of them."""
     box: list[Any] = [None, None]  # the result, of any type, and the error
     if dist.get_rank() == 0:
         try:

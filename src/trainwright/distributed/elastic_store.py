@@ -41,17 +41,8 @@ def register() -> str:
 def fresh_prefix(store: Store, *, rank: int, world_size: int, timeout: timedelta) -> str:
     """Agrees on a prefix that all processes of this start have and no earlier start had.
 
-    Args:
-        store: store of the launcher.
-        rank: rank of this process.
-        world_size: number of processes.
-        timeout: time that rank 0 waits for the others.
-
-    Returns:
-        The prefix.
-
-    Raises:
-        ProcessFailedError: in rank 0, a process did not come in time (in the others, the store's own timeout raises).
+    Rank 0 waits for the others for so long; then it raises ProcessFailedError. In the others the store's own timeout
+    raises.
     """
     word = uuid.uuid4().hex
     if rank == 0:

@@ -18,10 +18,7 @@ BACKENDS = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}  # by type of device; 
 def start_group(world: World, *, backend: str | None, timeout: timedelta) -> None:
     """Starts the process group of a run of several processes, if there is none.
 
-    Args:
-        world: rank, sizes and device of this process.
-        backend: backend of torch.distributed; None: the default of the device.
-        timeout: time after which an operation of the group fails.
+    By default the backend is that of the device. After the timeout, an operation of the group fails.
     """
     import torch
     import torch.distributed as dist
@@ -37,13 +34,7 @@ def start_group(world: World, *, backend: str | None, timeout: timedelta) -> Non
 
 
 def start_alone(device_type: str, *, backend: str | None, timeout: timedelta) -> None:
-    """Starts a process group of this process alone, if there is none: for backends that need a group.
-
-    Args:
-        device_type: type of the device, such as "cuda".
-        backend: backend of torch.distributed; None: the default of the device.
-        timeout: time after which an operation of the group fails.
-    """
+    """Starts a process group of this process alone, if there is none: for backends that need a group."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
 

@@ -183,16 +183,9 @@ class Watchdog:
 
 
 def start_watchdog(*, rank: int, num_processes: int, hang_timeout_s: float, run: int) -> Watchdog:
-    """Starts the watchdog of a run of several processes.
+    """Returns the watchdog of a run, whose number is the same in all processes; its thread runs.
 
-    Args:
-        rank: rank of this process.
-        num_processes: number of processes.
-        hang_timeout_s: seconds without progress after which the run is ended; 0: never.
-        run: number of the run, the same in all processes.
-
-    Returns:
-        The watchdog, whose thread runs.
+    After `hang_timeout_s` without progress the run is ended; 0: never.
     """
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
@@ -207,11 +200,7 @@ def start_watchdog(*, rank: int, num_processes: int, hang_timeout_s: float, run:
 
 @contextmanager
 def watched(watchdog: Watchdog, interrupts: Interrupts) -> Iterator[None]:
-    """Connects a watchdog to the work within the context, and closes it at the end.
-
-    Args:
-        watchdog: publishes an error of the work.
-        interrupts: where the work counts its points.
+    """Connects a watchdog to the work that counts its points in `interrupts`, and closes it at the end of the context.
 
     Raises:
         ProcessFailedError: the work failed after another rank had.
@@ -230,11 +219,7 @@ def watched(watchdog: Watchdog, interrupts: Interrupts) -> Iterator[None]:
 
 
 def raise_first(watchdog: Watchdog, error: BaseException) -> None:
-    """Publishes an error, and raises the one that another rank published before.
-
-    Args:
-        watchdog: publishes the error.
-        error: what was raised in this process.
+    """Publishes an error that was raised in this process, and raises the one that another rank published before.
 
     Raises:
         ProcessFailedError: another rank failed first; the message has its traceback.
@@ -246,12 +231,7 @@ def raise_first(watchdog: Watchdog, error: BaseException) -> None:
 
 @contextmanager
 def watch_single_process(hang_timeout_s: float, interrupts: Interrupts) -> Iterator[None]:
-    """Watches the only process of a run, if a time limit is set and nothing watches it yet.
-
-    Args:
-        hang_timeout_s: seconds without progress after which the run is ended; 0: never.
-        interrupts: where the work counts its points.
-    """
+    """Watches the only process of a run, if a time limit is set (not 0) and nothing watches it yet."""
     if not hang_timeout_s or interrupts.meeting is not None:
         yield
         return

@@ -41,36 +41,20 @@ class ParallelMode(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Rank, sizes and device of this process. The device is looked up when it is first asked for.
+    """Rank, sizes and device of this process. The device is looked up when it is first asked for."""
 
-    Attributes:
-        process_index: rank of this process.
-        local_process_index: rank of this process on its node.
-        world_size: number of processes.
-        local_world_size: number of processes on this node.
-        use_cpu: whether accelerators are left alone.
-        launched: whether a distributed launcher started this process, possibly as the only one.
-        device_name: name of the device, whatever the machine has; None: the first accelerator, or the CPU.
-    """
-
-    process_index: int = 0
-    local_process_index: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-    use_cpu: bool = False
-    launched: bool = False
+    process_index: int = 0  # rank of this process
+    local_process_index: int = 0  # rank of this process on its node
+    world_size: int = 1  # number of processes
+    local_world_size: int = 1  # number of processes on this node
+    use_cpu: bool = False  # whether accelerators are left alone
+    launched: bool = False  # whether a distributed launcher started this process, possibly as the only one
+    # name of the device, whatever the machine has; None: the first accelerator, or the CPU
     device_name: str | None = None
 
     @classmethod
     def detect(cls, *, use_cpu: bool = False, environ: Mapping[str, str] | None = None) -> World:
         """Reads the launcher's variables. A process group that exists already takes precedence over them.
-
-        Args:
-            use_cpu: whether accelerators are left alone.
-            environ: environment variables; default: those of this process.
-
-        Returns:
-            The world of this process.
 
         Raises:
             ArgumentError: the variables contradict each other.
@@ -113,11 +97,7 @@ class World:
 
     @cached_property
     def device(self) -> torch.device:
-        """Device of this process.
-
-        Raises:
-            ArgumentError: the environment asks for a TPU.
-        """
+        """Device of this process; an ArgumentError where the environment asks for a TPU."""
         import torch
 
         kind, count = (None, 0) if self.use_cpu else _accelerator()
@@ -146,11 +126,7 @@ class World:
         return self.mode_with(self.n_gpu)
 
     def mode_with(self, num_devices: int) -> ParallelMode:
-        """Parallel mode for a number of devices in this process.
-
-        Args:
-            num_devices: devices that this process uses, which may be fewer than it has.
-        """
+        """Parallel mode for a number of devices in this process, which may be fewer than it has."""
         if self.is_distributed:
             return ParallelMode.DISTRIBUTED
         return ParallelMode.NOT_DISTRIBUTED if num_devices > 1 else ParallelMode.NOT_PARALLEL
@@ -217,11 +193,7 @@ def configured_parallelism() -> dict[str, int] | None:
 def of_slurm(env: Mapping[str, str]) -> dict[str, str]:
     """Torch's variables for a task of `srun`, where MASTER_ADDR and MASTER_PORT say that the tasks form one run.
 
-    Args:
-        env: environment variables of the task.
-
-    Returns:
-        Torch's variables; none for independent tasks, and where another launcher has set its own.
+    None of them for independent tasks, and where another launcher has set its own.
     """
     if not all(name in env for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")):
         return {}

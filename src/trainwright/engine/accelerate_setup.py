@@ -31,13 +31,8 @@ SIZES_VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"
 def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: object) -> Accelerator:
     """Makes the Accelerator of this process, with the process group that exists, or starts one.
 
-    Args:
-        plan: what sets up the backend.
-        cpu: whether accelerate uses the CPU alone; default: the plan's device is the CPU.
-        plugins: accelerate's plugin of a backend.
-
-    Returns:
-        The Accelerator. For fp16 it has a gradient scaler, on the CPU too.
+    For fp16 it has a gradient scaler, on the CPU too. `cpu` makes accelerate use the CPU alone, by default as the plan
+    does; `plugins` is accelerate's plugin of a backend.
 
     Raises:
         ArgumentError: an existing state of accelerate does not fit the plan.
@@ -82,11 +77,7 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: ob
 
 
 def _check_state(plan: EnginePlan, *, has_plugins: bool) -> None:
-    """Checks that accelerate's state, which was made before the trainer and cannot be changed, fits the plan.
-
-    Raises:
-        ArgumentError: there is none, or it differs.
-    """
+    """Raises ArgumentError where accelerate's state, made before and not to be changed, does not fit the plan."""
     from accelerate.state import AcceleratorState, PartialState
 
     asks = "accelerator_config.use_configured_state=True"

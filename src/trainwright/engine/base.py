@@ -58,36 +58,15 @@ class Engine:
     # -- models ----------------------------------------------------------------------------------------------------
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Moves a model to where it is trained.
-
-        Args:
-            model: the user's model.
-
-        Returns:
-            The model on its device.
-        """
+        """Moves the user's model to where it is trained."""
         return model.to(self.device)
 
     def expect(self, *, num_steps: int, num_warmup_steps: int) -> None:
-        """Announces the length of a run before `setup`, for backends with a schedule of their own.
-
-        Args:
-            num_steps: optimizer steps of the run.
-            num_warmup_steps: how many of them warm up the learning rate.
-        """
+        """Announces the optimizer steps of a run before `setup`, for backends with a schedule of their own."""
         return None
 
     def setup(self, model: nn.Module, *, make_optimizer: MakeOptimizer, make_scheduler: MakeScheduler) -> Prepared:
-        """Wraps a model for training, and calls the two factories in the order that this backend needs.
-
-        Args:
-            model: the model, placed.
-            make_optimizer: makes the optimizer of a model.
-            make_scheduler: makes the scheduler of an optimizer.
-
-        Returns:
-            Model, optimizer and scheduler as the loop uses them.
-        """
+        """Wraps a placed model for training, and calls the two factories in the order that this backend needs."""
         wrapped, optimizer = self._wrap(model, make_optimizer)
         scheduler = make_scheduler(optimizer)
         self._begin(wrapped, optimizer)
@@ -98,22 +77,11 @@ class Engine:
         return model, make_optimizer(model)
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
-        """Wraps a model for an evaluation outside of training.
-
-        Args:
-            model: the model, placed.
-
-        Returns:
-            The model as the evaluation calls it.
-        """
+        """Returns a placed model as an evaluation outside of training calls it."""
         return model
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Returns the user's module inside the wrappers of this backend.
-
-        Args:
-            model: a wrapped model, or the module itself.
-        """
+        """Returns the user's module inside the wrappers of this backend."""
         return uncompiled(model)
 
     def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -134,28 +102,16 @@ class Engine:
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
         """Context in which the model's forward pass runs in mixed precision, if the plan has it.
 
-        Args:
-            model: the model as the loop uses it.
-            keeps_outputs: whether outputs besides the loss are used in training, so that they are needed in fp32.
+        With `keeps_outputs`, outputs besides the loss are used in training, so that they are needed in fp32.
         """
         return autocast_forward(model, self._plan.precision, self.device, keeps_outputs=keeps_outputs)
 
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
-        """Context of the forward and backward pass of one micro-batch.
-
-        Args:
-            model: the model as the loop uses it.
-            sync: whether gradients are averaged over processes, as for the last micro-batch of a window.
-        """
+        """Context of the forward and backward pass of one micro-batch; `sync` averages gradients over processes."""
         return NO_CONTEXT
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Computes gradients, and adds them to those of the window.
-
-        Args:
-            loss: a scalar that depends on the model's parameters; scaled here for fp16.
-            kwargs: options of `torch.Tensor.backward`.
-        """
+        """Computes gradients of a scalar loss, scaled here for fp16, and adds them to those of the window."""
         self._backward(loss, **kwargs)
 
     def _backward_of(self, optimizer: Optimizer) -> Callable[..., None]:
@@ -171,11 +127,7 @@ class Engine:
         self._optimizer.fused_backward(loss, self._optimizer.param_groups[0]["lr"])
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        """Scales gradients down so that their joint 2-norm is at most `max_norm`.
-
-        Args:
-            model: the model as the loop uses it.
-            max_norm: the limit; infinity only measures.
+        """Scales gradients down so that their joint 2-norm is at most `max_norm`; infinity only measures.
 
         Returns:
             The norm before, a detached scalar on the device of the gradients.
@@ -193,14 +145,7 @@ class Engine:
         return False
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Updates the weights.
-
-        Args:
-            optimizer: the one that `setup` returned.
-
-        Returns:
-            False if the update was skipped, because gradients overflowed in fp16.
-        """
+        """Updates the weights; returns False if the update was skipped, because gradients overflowed in fp16."""
         if self._scaler is None:
             optimizer.step()
             return True
@@ -214,19 +159,11 @@ class Engine:
         self._gradients.clear()
 
     def refresh(self, model: nn.Module) -> None:
-        """Reads the list of parameters again; called when an epoch begins.
-
-        Args:
-            model: the model as the loop uses it.
-        """
+        """Reads the list of parameters again; called when an epoch begins."""
         self._gradients = Gradients(model.parameters())
 
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
-        """Context of `model.generate`, whose value is the keywords that it needs where processes share a model.
-
-        Args:
-            model: the model as the loop uses it.
-        """
+        """Context of `model.generate`, whose value is the keywords that it needs where processes share a model."""
         return nullcontext({})
 
     @property
@@ -247,21 +184,15 @@ class Engine:
         return False
 
     def save_parts(self, folder: Path, optimizer: Optimizer | None, *, put: Callable[..., None]) -> None:
-        """Writes the sharded model of a checkpoint. All processes call it.
+        """Writes the sharded model of a checkpoint, and its optimizer unless that is None. All processes call it.
 
-        Args:
-            folder: the checkpoint.
-            optimizer: written too; None: the model alone.
-            put: `put(tree, write, shared=True)` calls `write` with plain tensors that have the values of now, in all
-                processes at once or in all asynchronously.
+        `put(tree, write, shared=True)` calls `write` with plain tensors that have the values of now, in all processes
+        at once or in all asynchronously.
         """
         raise AssertionError("only called where writes_parts is True")
 
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
         """Gathers the weights of a model that is sharded over processes. All processes call it.
-
-        Args:
-            model: the user's model, or as the loop uses it.
 
         Returns:
             Whole tensors in the main process; None: the model has them itself.
@@ -269,136 +200,73 @@ class Engine:
         return None
 
     def finished_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
-        """Gathers weights as `whole_weights` does, in the type that the model computes with: to be used, not resumed.
-
-        Args:
-            model: the user's model, or as the loop uses it.
-        """
+        """Gathers weights as `whole_weights` does, in the type that the model computes with: to use, not to resume."""
         return self.whole_weights(model)
 
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-        """Loads whole weights, of which each process keeps what it holds.
-
-        Args:
-            model: the user's model, or as the loop uses it.
-            weights: whole tensors, in all processes.
-
-        Returns:
-            The keys that did not match, as torch's `load_state_dict` returns them.
-        """
+        """Loads whole weights, which all processes have; each keeps what it holds. Returns torch's unmatched keys."""
         return model.load_state_dict(weights, strict=False)
 
     def optimizer_state(self, optimizer: Optimizer) -> StateDict:
         """Returns the optimizer's state as one process alone would have it. All processes call it.
 
-        Args:
-            optimizer: the one that `setup` returned.
-
-        Returns:
-            The state; may be empty in all processes but the main one.
+        All but the main one may get an empty state.
         """
         state: StateDict = optimizer.state_dict()
         return state
 
     def load_optimizer_state(self, optimizer: Optimizer, state: StateDict) -> None:
-        """Loads a state as `optimizer_state` returns it, of which each process keeps what it holds.
-
-        Args:
-            optimizer: the one that `setup` returned.
-            state: the whole state, in all processes.
-        """
+        """Loads a state as `optimizer_state` returns it, which all processes have; each keeps what it holds."""
         optimizer.load_state_dict(state)
 
     # -- between processes -----------------------------------------------------------------------------------------
 
     def dispatch(self, dataloader: Any) -> Any:
-        """Has the main process read the batches for all processes.
-
-        Args:
-            dataloader: any iterable of batches, each for all processes.
-
-        Returns:
-            An iterable that gives each process its part of each batch.
-        """
+        """Has the main process read the batches for all processes, and gives each process its part of each batch."""
         return dataloader
 
     def gather(self, value: Any) -> Any:
-        """Gathers a nested value of tensors from all replicas.
+        """Gathers a nested value of tensors from all replicas, concatenated along the first dimension in their order.
 
-        Args:
-            value: nested lists, tuples and mappings of tensors. First dimensions may differ; where another one does,
-                what is missing is -100.
-
-        Returns:
-            The value with tensors concatenated along the first dimension, in the order of the replicas.
+        First dimensions may differ; where another one does, what is missing is -100.
         """
         return value
 
     def gather_objects(self, value: T) -> list[T]:
-        """Gathers one object of each process, in the order of ranks; for small values that are no tensors.
-
-        Args:
-            value: what this process sends.
-        """
+        """Gathers one object of each process, in the order of ranks; for small values that are no tensors."""
         return [value]
 
     def objects_of_replicas(self, value: T) -> list[T]:
-        """Gathers one object of each replica, in their order.
-
-        Args:
-            value: what this process sends.
-        """
+        """Gathers one object of each replica, in their order."""
         return self.gather_objects(value)
 
     def gather_counts(self, count: int) -> list[int]:
-        """Gathers a number of each replica from and to main memory, so that no device is synchronized.
-
-        Args:
-            count: the number of this process.
-        """
+        """Gathers a number of each replica from and to main memory, so that no device is synchronized."""
         return [count]
 
     def gather_objects_in_background(self, value: T) -> list[T]:
-        """Gathers objects as `gather_objects` does, in a background thread, without mixing with those of training.
-
-        Args:
-            value: what this process sends.
-        """
+        """Gathers objects as `gather_objects` does, in a background thread, without mixing with those of training."""
         return [value]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sums a tensor over the replicas.
-
-        Args:
-            tensor: of the same shape in all processes.
-        """
+        """Sums a tensor, of the same shape in all processes, over the replicas."""
         return tensor
 
     def stacked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Stacks a tensor of each replica along a new first dimension.
-
-        Args:
-            tensor: of the same shape in all processes.
-        """
+        """Stacks a tensor of each replica, of the same shape in all, along a new first dimension."""
         return tensor.unsqueeze(0)
 
     def agree(self, decide: Callable[[], T]) -> T:
         """Calls a function in the main process, and returns its result, or raises its error, in all of them.
 
         For whatever depends on files, time or chance, so that no process decides otherwise.
-
-        Args:
-            decide: called in the main process alone.
         """
         return decide()
 
     def together(self, interrupts: Interrupts) -> AbstractContextManager[None]:
         """Context of work that all processes do: an error or a signal in one ends all, at the same step.
 
-        May be entered again inside; the outermost one counts.
-
-        Args:
-            interrupts: where the work counts its steps.
+        May be entered again inside; the outermost one counts. `interrupts` is where the work counts its steps.
         """
         from trainwright.distributed.watchdog import watch_single_process
 
@@ -410,11 +278,7 @@ class Engine:
         return None if peak is None else peak * self.num_processes
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Returns True if an error says that the device's memory is full, so that a smaller batch might fit.
-
-        Args:
-            error: what was raised.
-        """
+        """Returns True if an error says that the device's memory is full, so that a smaller batch might fit."""
         from accelerate.utils.memory import should_reduce_batch_size
 
         return isinstance(error, torch.OutOfMemoryError) or bool(should_reduce_batch_size(error))
@@ -456,10 +320,6 @@ def _plain_backward(loss: torch.Tensor, **kwargs: Any) -> None:
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """Returns the module inside a compiled one.
-
-    Args:
-        model: a compiled model, or the module itself.
-    """
+    """Returns the module inside a compiled one; any other module itself."""
     inner: nn.Module = getattr(model, "_orig_mod", model)
     return inner

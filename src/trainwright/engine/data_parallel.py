@@ -27,14 +27,7 @@ COUNT = "num_items_in_batch"
 
 
 class DataParallelEngine(Engine):
-    """Trains in this process, on several devices at once.
-
-    Args:
-        plan: with the number of devices.
-
-    Raises:
-        ArgumentError: fp8 is asked for.
-    """
+    """Trains in this process, on several devices at once; fp8, whose layers cannot be copied, is an ArgumentError."""
 
     def __init__(self, plan: EnginePlan) -> None:
         if plan.precision.mixed == "fp8":
@@ -69,13 +62,7 @@ class DataParallelEngine(Engine):
 
 
 class ReplicatedModel(nn.DataParallel):  # type: ignore[type-arg]
-    """DataParallel for a model that returns its own loss, and may take a number of items.
-
-    Args:
-        model: the user's model.
-        device: the first of the devices.
-        dtype: type of autocast; None: without autocast.
-    """
+    """DataParallel for a model that returns its own loss, and may take a number of items; under autocast to `dtype`."""
 
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
         super().__init__(model)

@@ -19,11 +19,7 @@ from trainwright.engine.distributed_base import DistributedEngine
 
 
 class DDPEngine(DistributedEngine):
-    """Trains a whole model on each of several devices, one process for each.
-
-    Args:
-        plan: with the options of DDP.
-    """
+    """Trains a whole model on each of several devices, one process for each."""
 
     def __init__(self, plan: EnginePlan) -> None:
         super().__init__(plan, make_accelerator(plan))
@@ -54,12 +50,7 @@ class DDPEngine(DistributedEngine):
 
 
 def finds_unused(model: nn.Module, plan: DDPPlan) -> bool:
-    """Returns True if DDP looks for parameters that a backward pass does not reach, which recomputation does not allow.
-
-    Args:
-        model: the user's model.
-        plan: may decide it.
-    """
+    """Returns True if DDP looks for parameters that a backward pass does not reach; recomputation does not allow it."""
     if plan.find_unused_parameters is not None:
         return plan.find_unused_parameters
     # transformers' own property for this is deprecated

@@ -37,14 +37,7 @@ OF_TRAINING = ("optimizer", "scheduler")  # parts of a configuration
 
 
 class DeepSpeedEngine(DistributedEngine):
-    """Trains with DeepSpeed's engine around the model.
-
-    Args:
-        plan: with DeepSpeed's configuration.
-
-    Raises:
-        MissingPackageError: DeepSpeed is not installed.
-    """
+    """Trains with DeepSpeed's engine around the model; a MissingPackageError where DeepSpeed is not installed."""
 
     def __init__(self, plan: EnginePlan) -> None:
         assert plan.deepspeed is not None
@@ -263,11 +256,7 @@ class DeepSpeedEngine(DistributedEngine):
 
 
 def _plugin(config: dict[str, Any], *, on_cpu: bool) -> DeepSpeedPlugin:
-    """Returns accelerate's plugin with the configuration.
-
-    Raises:
-        MissingPackageError: DeepSpeed is not installed.
-    """
+    """Returns accelerate's plugin with the configuration; a MissingPackageError where DeepSpeed is not installed."""
     zero3_init.load(on_cpu=on_cpu)
     from accelerate.utils import DeepSpeedPlugin
 

@@ -18,29 +18,17 @@ OF_OPTIMIZERS = ("_z3_optimizer", "_hp_mapping")  # attributes of a parameter th
 
 
 def inner(optimizer: Optimizer) -> Optimizer:
-    """Returns the optimizer inside of ZeRO's, whose groups have the learning rates.
-
-    Args:
-        optimizer: ZeRO's, or one without ZeRO.
-    """
+    """Returns the optimizer inside of ZeRO's, whose groups have the learning rates; without ZeRO, the optimizer."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
 def is_partitioned(module: nn.Module) -> bool:
-    """Returns True if parameters are partitioned over processes (ZeRO-3).
-
-    Args:
-        module: the user's model.
-    """
+    """Returns True if parameters are partitioned over processes (ZeRO-3)."""
     return any(hasattr(parameter, "ds_id") for parameter in module.parameters())
 
 
 def whole_weights(module: nn.Module, *, keeps: bool) -> dict[str, torch.Tensor]:
     """Gathers weights as the optimizer has them: in fp32 where it trains them. All processes call it.
-
-    Args:
-        module: the user's model.
-        keeps: whether this process returns them.
 
     Returns:
         Whole tensors on the CPU, by name; empty unless `keeps`.
@@ -65,17 +53,9 @@ def whole_weights(module: nn.Module, *, keeps: bool) -> dict[str, torch.Tensor]:
 
 
 def set_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-    """Loads whole weights into parameters that may be partitioned. All processes call it.
+    """Loads whole weights, which all processes have, into parameters that may be partitioned. All processes call it.
 
-    Args:
-        module: the user's model.
-        weights: whole tensors, in all processes.
-
-    Returns:
-        The keys that did not match, as torch's `load_state_dict` returns them.
-
-    Raises:
-        RuntimeError: a tensor has another shape.
+    Returns the keys that did not match, as torch's `load_state_dict` does; a tensor of another shape is a RuntimeError.
     """
     import deepspeed
     from torch.nn.modules.module import _IncompatibleKeys
@@ -96,15 +76,7 @@ def set_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
 
 
 def set_masters(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-    """Loads whole weights as `set_weights` does, and into the optimizer's fp32 copies of them.
-
-    Args:
-        module: the user's model.
-        weights: whole tensors, in all processes.
-
-    Returns:
-        The keys that did not match.
-    """
+    """Loads whole weights as `set_weights` does, and into the optimizer's fp32 copies of them."""
     result = set_weights(module, weights)
     for name, parameter in module.named_parameters():
         if name in weights and parameter.requires_grad:
@@ -113,12 +85,7 @@ def set_masters(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
 
 
 def whole_optimizer_state(optimizer: Optimizer, groups: Groups, *, keeps: bool) -> StateDict:
-    """Gathers the optimizer's state. All processes call it.
-
-    Args:
-        optimizer: ZeRO's.
-        groups: parameters as the inner optimizer got them.
-        keeps: whether this process returns the state.
+    """Gathers the state of ZeRO's optimizer, whose inner one got its parameters in these groups. All processes call it.
 
     Returns:
         The state as one process alone would have it, with parameters by number; empty unless `keeps`.
@@ -152,12 +119,7 @@ def whole_optimizer_state(optimizer: Optimizer, groups: Groups, *, keeps: bool) 
 
 
 def load_whole_optimizer_state(optimizer: Optimizer, groups: Groups, state: Mapping[str, Any]) -> None:
-    """Loads a whole state, of which each process keeps its partition.
-
-    Args:
-        optimizer: ZeRO's.
-        groups: parameters as the inner optimizer got them.
-        state: as `whole_optimizer_state` returns it, in all processes.
+    """Loads a state as `whole_optimizer_state` returns it, whole in all processes, of which each keeps its partition.
 
     Raises:
         ValueError: its parameters are grouped otherwise.

@@ -25,12 +25,7 @@ _run_numbers = itertools.count()  # the same number for the same run in all proc
 
 
 class DistributedEngine(Engine):
-    """Base of engines whose processes form a process group, possibly of one.
-
-    Args:
-        plan: what sets up the backend.
-        accelerator: made with the process group.
-    """
+    """Base of engines whose processes form a process group, possibly of one."""
 
     def __init__(self, plan: EnginePlan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator, accelerator.device)

@@ -36,26 +36,14 @@ FLAGS_OF_VERSION_1 = {"forward_prefetch": False, "use_orig_params": True, "sync_
 
 
 def make_fsdp_engine(plan: EnginePlan) -> FSDPEngine:
-    """Makes the engine of the version of FSDP that the settings, or the launcher, ask for.
-
-    Args:
-        plan: with the settings of FSDP.
-
-    Returns:
-        The engine.
-    """
+    """Makes the engine of the version of FSDP that the settings, or the launcher, ask for."""
     assert plan.fsdp is not None
     plugin = make_plugin(plan.fsdp.settings, on_cpu=torch.device(plan.device).type == "cpu")
     return FSDP2Engine(plan, plugin) if plugin.fsdp_version == 2 else FSDP1Engine(plan, plugin)
 
 
 class FSDPEngine(ShardedEngine):
-    """Base of the engines of both versions, which train one model that is sharded over several processes.
-
-    Args:
-        plan: what sets up the backend.
-        plugin: accelerate's settings of FSDP.
-    """
+    """Base of the engines of both versions, which train one model that is sharded over several processes."""
 
     def __init__(self, plan: EnginePlan, plugin: FullyShardedDataParallelPlugin) -> None:
         super().__init__(plan, make_accelerator(plan, fsdp_plugin=plugin))
@@ -163,18 +151,7 @@ class FSDP1Engine(FSDPEngine):
 
 
 def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> FullyShardedDataParallelPlugin:
-    """Translates settings to accelerate's.
-
-    Args:
-        settings: values of `fsdp_config`; None: those of the launcher.
-        on_cpu: whether the model is trained on the CPU.
-
-    Returns:
-        accelerate's plugin.
-
-    Raises:
-        ArgumentError: version 1 on the CPU.
-    """
+    """Translates settings of `fsdp_config` (None: the launcher's) to accelerate's; version 1 is refused on the CPU."""
     from accelerate.utils import FullyShardedDataParallelPlugin
 
     if settings is None:
@@ -242,9 +219,6 @@ def shared_embeddings_in_the_root(model: Any) -> Iterator[None]:
 
     In T5, more modules share the weight than accelerate looks for, and BERT's head for masked words has the bias of its
     output embeddings too, so one parameter would be in two shards, which torch refuses.
-
-    Args:
-        model: the user's model, perhaps with transformers' methods for its embeddings.
     """
     found = [getattr(model, f"get_{kind}_embeddings", lambda: None)() for kind in ("input", "output")]
     known: set[nn.Module] = {module for module in found if module is not None}
@@ -264,12 +238,7 @@ def shared_embeddings_in_the_root(model: Any) -> Iterator[None]:
 
 @contextmanager
 def chosen_modules(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> Iterator[None]:
-    """Has accelerate shard, within the context, the modules of `modules_to_shard` one by one.
-
-    Args:
-        model: the user's model.
-        plugin: says which modules, by class or by size.
-    """
+    """Has accelerate shard, within the context, the modules of `modules_to_shard` one by one."""
     from accelerate.utils import fsdp_utils
     from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
@@ -299,18 +268,11 @@ def chosen_modules(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> 
 def modules_to_shard(
     model: nn.Module, *, classes: Sequence[str] = (), min_num_params: int | None = None
 ) -> set[nn.Module]:
-    """Modules below the model that become units of their own.
+    """Modules below the model that become units of their own: of these classes, or from a number of parameters on.
 
     Not those around a module that accelerate makes a unit after them (embeddings, the last norm), since a part of a
-    unit cannot become one, nor those that share a parameter with a module outside.
-
-    Args:
-        model: the user's model.
-        classes: names of their classes.
-        min_num_params: smallest number of parameters that are in no smaller unit; in place of classes.
-
-    Returns:
-        The modules.
+    unit cannot become one, nor those that share a parameter with a module outside. Parameters in smaller units do not
+    count for `min_num_params`.
     """
     from accelerate.utils.fsdp_utils import _find_final_norm
 
@@ -337,15 +299,7 @@ def modules_to_shard(
 
 
 def check_wrapped_classes(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> None:
-    """Checks that the model has the layers to wrap.
-
-    Args:
-        model: the user's model.
-        plugin: names their classes.
-
-    Raises:
-        ModelError: a class is missing; the message names similar ones.
-    """
+    """Raises ModelError where the model lacks a class of layers that the plugin wraps, and names similar ones."""
     names = plugin.transformer_cls_names_to_wrap or ()
     there = {type(module).__name__.removeprefix("FSDP"): None for module in model.modules()}
     for name in [name for name in names if name not in there]:

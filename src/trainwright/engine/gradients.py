@@ -18,9 +18,6 @@ class Gradients:
 
     The list is made once (and again at each epoch), because collecting parameters from the module tree costs more
     than clipping them.
-
-    Args:
-        parameters: those whose gradients are clipped and cleared.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -30,15 +27,10 @@ class Gradients:
 
     @torch.no_grad()
     def clip(self, max_norm: float) -> torch.Tensor:
-        """Scales all gradients so that their joint 2-norm is at most `max_norm`.
+        """Scales all gradients so that their joint 2-norm is at most `max_norm`; infinity only measures.
 
-        The same operations in the same order as `torch.nn.utils.clip_grad_norm_`, hence the same bits.
-
-        Args:
-            max_norm: the limit; infinity only measures.
-
-        Returns:
-            The norm before, a scalar; zero where no parameter has a gradient.
+        The same operations in the same order as `torch.nn.utils.clip_grad_norm_`, hence the same bits. Returns the norm
+        before, a scalar; zero where no parameter has a gradient.
         """
         grads = [p.grad for p in self.parameters if p.grad is not None]
         if not grads:
@@ -57,14 +49,7 @@ class Gradients:
 
 
 def of_one_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Groups tensors that one operation can take together: the whole ones, and those of each device mesh.
-
-    Args:
-        tensors: whole and sharded ones (DTensor).
-
-    Returns:
-        The groups, in the order in which their first tensors came.
-    """
+    """Groups tensors that one operation can take together: the whole ones, and those (DTensors) of each device mesh."""
     kinds: dict[object, list[torch.Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
@@ -87,11 +72,8 @@ def _clip_each_kind(parameters: list[nn.Parameter], max_norm: float) -> torch.Te
 def step_each_kind(optimizer: Optimizer) -> None:
     """Has an optimizer whose groups mix whole and sharded tensors update one kind at a time.
 
-    Operations on many tensors at once (`fused`, `foreach`) take one kind only. The groups of the optimizer stay as they
-    are.
-
-    Args:
-        optimizer: its `step` is replaced, if its groups are mixed.
+    Operations on many tensors at once (`fused`, `foreach`) take one kind only. Its `step` is replaced if groups are
+    mixed; the groups themselves stay as they are.
     """
     if all(len(of_one_kind(group["params"])) <= 1 for group in optimizer.param_groups):
         return

@@ -22,14 +22,8 @@ def autocast_forward(
 ) -> Iterator[None]:
     """Runs the model's `forward` under autocast within the context, as accelerate does it.
 
-    Outputs are converted to fp32, for metrics and for losses outside of the model.
-
-    Args:
-        model: the model as the loop uses it.
-        plan: with the type of autocast.
-        device: where the model computes.
-        keeps_outputs: whether outputs besides the loss are used in training; otherwise they are not converted then,
-            which would only cost memory.
+    Outputs are converted to fp32, for metrics and for losses outside of the model; in training only if `keeps_outputs`,
+    since outputs that nobody uses would only cost memory.
     """
     dtype = DTYPES.get(plan.mixed)
     if dtype is None:
@@ -54,26 +48,14 @@ def autocast_forward(
 
 
 def as_fp32(outputs: Any) -> Any:
-    """Converts tensors in half precision to fp32.
-
-    Args:
-        outputs: a nested value, as a model returns it.
-
-    Returns:
-        The value with converted tensors; the others are the same.
-    """
+    """Converts tensors in half precision of a nested value to fp32; the others are the same."""
     halves = (torch.float16, torch.bfloat16)
     return map_nested(lambda t: t.float() if isinstance(t, torch.Tensor) and t.dtype in halves else t, outputs)
 
 
 @contextmanager
 def eval_precision(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """Converts a model to another type within the context; at the end it has its own weights again, unrounded.
-
-    Args:
-        model: the model that is evaluated.
-        dtype: the type; None: the model stays as it is.
-    """
+    """Converts a model to another type, unless that is None; at the end it has its own weights again, unrounded."""
     if dtype is None:
         yield
         return

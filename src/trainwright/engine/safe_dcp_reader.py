@@ -41,15 +41,10 @@ KNOWN = {
 
 
 def read(folder: Path, *, under: str, into: StateDict | None = None) -> StateDict:
-    """Reads one entry of a checkpoint. Each process reads for itself.
-
-    Args:
-        folder: folder of the model, or of the optimizer.
-        under: name of the entry.
-        into: tensors, perhaps sharded, that take what is read; None: all tensors of the entry are read.
+    """Reads the entry `under` of a checkpoint's folder of the model or of the optimizer. Each process reads for itself.
 
     Returns:
-        `into`, or new whole tensors on the CPU.
+        `into`, tensors, perhaps sharded, that take what is read; None: new whole tensors on the CPU.
 
     Raises:
         CheckpointError: the entry cannot be read, or lacks something.
@@ -69,11 +64,7 @@ class SafeReader(FileSystemReader):
     """Reads metadata without loading any other class than those of metadata."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # Any: as torch's method
-        """Reads the metadata.
-
-        Raises:
-            CheckpointError: it names another class, or a file outside of the checkpoint.
-        """
+        """Reads the metadata; a CheckpointError where it names another class, or a file outside of the checkpoint."""
         content = (Path(self.path) / DESCRIPTION).read_bytes()
         if len(content) > MAX_DESCRIPTION_BYTES:
             raise CheckpointError(f"its description has {len(content)} bytes")
@@ -89,12 +80,7 @@ class SafePlanner(DefaultLoadPlanner):
     """Reads entries that are no tensors as plain numbers and strings."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Reads an entry that is no tensor.
-
-        Args:
-            read_item: names the entry.
-            value: its bytes.
-        """
+        """Reads an entry that is no tensor."""
         plain = torch.load(value, weights_only=True)
         set_element(self.original_state_dict, self.mappings[read_item.dest_index.fqn], plain)
 

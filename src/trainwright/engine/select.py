@@ -7,14 +7,7 @@ from trainwright.engine.base import Engine
 
 
 def select_engine(plan: EnginePlan) -> Engine:
-    """Makes the engine for a plan. Its module is imported here, so no run imports the engine of another backend.
-
-    Args:
-        plan: what selects and sets up the backend.
-
-    Returns:
-        The engine.
-    """
+    """Makes the engine for a plan. Its module is imported here, so no run imports the engine of another backend."""
     if plan.deepspeed is not None:
         from trainwright.engine.deepspeed import DeepSpeedEngine
 

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 class ShardedEngine(DistributedEngine):
-    """Base of engines that train a model whose parameters are sharded over the processes.
-
-    Args:
-        plan: what sets up the backend.
-        accelerator: made with the process group.
-    """
+    """Base of engines that train a model whose parameters are sharded over the processes."""
 
     def __init__(self, plan: EnginePlan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator)
@@ -83,11 +78,7 @@ class ShardedEngine(DistributedEngine):
 
 
 def reshard(model: nn.Module) -> None:
-    """Frees the whole parameters that an evaluation has left gathered, since no backward pass follows it.
-
-    Args:
-        model: a model with or without modules of FSDP version 2.
-    """
+    """Frees the whole parameters that an evaluation has left gathered (FSDP 2), since no backward pass follows it."""
     for module in uncompiled(model).modules():
         if isinstance(module, FSDPModule):
             module.reshard()

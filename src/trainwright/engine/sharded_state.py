@@ -40,14 +40,13 @@ def save(
     put: Callable[..., None],
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Writes the part of this process. All processes call it.
+    """Writes this process's part of a sharded model, and of its optimizer unless that is None. All processes call it.
 
     Args:
         folder: the checkpoint.
         model: with sharded parameters.
-        optimizer: written too; None: the model alone.
-        put: `put(tree, write, shared=True)` calls `write` with the tensors of the tree as they are now, at once or
-            asynchronously.
+        optimizer: its states are sharded as the parameters are.
+        put: as of `Engine.save_parts`.
         group: of all processes, for no other work than this.
     """
     states: dict[str, Any] = {MODEL: {"model": get_model_state_dict(model, options=_options(model))}}
@@ -91,49 +90,22 @@ def _write(state: StateDict, folder: Path, group: dist.ProcessGroup | None) -> N
 
 
 def has_weights(folder: Path) -> bool:
-    """Returns True if a checkpoint has a sharded model.
-
-    Args:
-        folder: the checkpoint.
-    """
+    """Returns True if a checkpoint has a sharded model."""
     return (folder / MODEL / ".metadata").is_file()
 
 
 def has_optimizer(folder: Path) -> bool:
-    """Returns True if a checkpoint has a sharded optimizer.
-
-    Args:
-        folder: the checkpoint.
-    """
+    """Returns True if a checkpoint has a sharded optimizer."""
     return (folder / OPTIMIZER / ".metadata").is_file()
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Reads the weights of a sharded checkpoint, in this process alone.
-
-    Args:
-        folder: the checkpoint.
-
-    Returns:
-        Whole tensors on the CPU, by name.
-
-    Raises:
-        CheckpointError: they cannot be read.
-    """
+    """Reads the weights of a sharded checkpoint, in this process alone: whole tensors on the CPU, by name."""
     return read(folder / MODEL, under="model")
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Loads the part of an optimizer's state that this process needs, whichever processes wrote it.
-
-    Args:
-        folder: the checkpoint.
-        model: with the parameters of the optimizer.
-        optimizer: takes the state.
-
-    Raises:
-        CheckpointError: the state cannot be read.
-    """
+    """Loads the part of an optimizer's state that this process needs, whichever processes wrote it."""
     state = get_optimizer_state_dict(model, optimizer)
     read(folder / OPTIMIZER, under="optimizer", into=state)
     set_optimizer_state_dict(model, optimizer, state)
@@ -141,9 +113,6 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
 
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """Gathers the weights of a sharded model. All processes call it.
-
-    Args:
-        model: with sharded parameters.
 
     Returns:
         Whole tensors on the CPU in the main process; empty in the others.
@@ -153,25 +122,13 @@ def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def load_whole_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-    """Loads whole weights, of which each process keeps its part.
-
-    Args:
-        model: with sharded parameters, or a whole one.
-        weights: whole tensors, in all processes.
-
-    Returns:
-        The keys that did not match, as torch's `load_state_dict` returns them.
-    """
+    """Loads whole weights, which all processes have; each keeps its part. Returns torch's unmatched keys."""
     options = StateDictOptions(full_state_dict=True, strict=False)
     return set_model_state_dict(model, dict(weights), options=options)
 
 
 def whole_optimizer_state(model: nn.Module, optimizer: Optimizer) -> StateDict:
     """Gathers the state of a sharded optimizer. All processes call it.
-
-    Args:
-        model: with the parameters of the optimizer.
-        optimizer: its state is sharded as the parameters are.
 
     Returns:
         The state as one process alone would have it, with parameters by number; empty in all but the main process.
@@ -186,12 +143,7 @@ def whole_optimizer_state(model: nn.Module, optimizer: Optimizer) -> StateDict:
 
 
 def load_whole_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Loads a whole state, of which each process keeps its part.
-
-    Args:
-        model: with the parameters of the optimizer.
-        optimizer: takes the state.
-        state: as `whole_optimizer_state` returns it, in all processes.
+    """Loads a state as `whole_optimizer_state` returns it, whole in all processes, of which each keeps its part.
 
     Raises:
         ValueError: the state has other numbers of parameters.

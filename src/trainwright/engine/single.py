@@ -12,11 +12,7 @@ from trainwright.engine.base import Engine, MakeOptimizer
 
 
 class SingleEngine(Engine):
-    """Trains in this process, on one device.
-
-    Args:
-        plan: with the device, and the precision.
-    """
+    """Trains in this process, on one device."""
 
     def __init__(self, plan: EnginePlan) -> None:
         super().__init__(plan, make_accelerator(plan), torch.device(plan.device))

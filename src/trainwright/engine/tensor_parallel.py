@@ -22,11 +22,7 @@ from trainwright.errors import ArgumentError, ModelError
 
 
 class TensorParallelEngine(ShardedEngine):
-    """Trains a model of which each process holds the shards that it has loaded.
-
-    Args:
-        plan: with the sizes of the parallel dimensions.
-    """
+    """Trains a model of which each process holds the shards that it has loaded."""
 
     def __init__(self, plan: EnginePlan) -> None:
         assert plan.parallel is not None
@@ -62,15 +58,7 @@ class TensorParallelEngine(ShardedEngine):
 
 
 def check_sharded_parameters(model: nn.Module, plan: EnginePlan) -> None:
-    """Checks that a model is sharded, in a way that can be trained.
-
-    Args:
-        model: the user's model.
-        plan: with the sizes of the parallel dimensions.
-
-    Raises:
-        ModelError: the model is whole, or has other trainable weights whose gradients would not be averaged.
-    """
+    """Raises ModelError for a model that is whole, or has other trained weights, whose gradients nobody averages."""
     parallel = plan.parallel
     assert parallel is not None
     name = type(model).__name__

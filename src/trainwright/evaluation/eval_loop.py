@@ -24,14 +24,7 @@ logger = logging.getLogger(__name__)
 def evaluation_loop(
     session: EvalContext, run: RunState, hooks: EvalHooks, dataloader: Iterable[Batch], *, prefix: str
 ) -> EvalLoopOutput:
-    """Runs the model over a dataloader.
-
-    Args:
-        session: the parts of the evaluation.
-        run: its interrupts and events.
-        hooks: the trainer.
-        dataloader: batches on any device.
-        prefix: metrics are named `<prefix>_...`.
+    """Runs the model over a dataloader; metrics are named `<prefix>_...`.
 
     Returns:
         Predictions and labels as arrays (None unless kept), metrics, and the number of samples.

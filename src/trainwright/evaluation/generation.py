@@ -24,30 +24,18 @@ from trainwright.errors import DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Inputs of a generation and the answers to compare with.
+    """Inputs of a generation and the answers to compare with."""
 
-    Attributes:
-        inputs: arguments of `generate`.
-        labels: the answers, one row for each sample; None where the batch has none.
-        for_loss: the batch that the loss is taken on; None without labels.
-        prompt_width: tokens at the start of each generated row that repeat the prompt.
-        is_joined: whether the rows for the loss are made of a prompt and an answer that the batch has separately.
-    """
-
-    inputs: Batch
-    labels: torch.Tensor | None
-    for_loss: Batch | None
-    prompt_width: int = 0
+    inputs: Batch  # arguments of `generate`
+    labels: torch.Tensor | None  # the answers, one row for each sample; None where the batch has none
+    for_loss: Batch | None  # the batch that the loss is taken on; None without labels
+    prompt_width: int = 0  # tokens at the start of each generated row that repeat the prompt
+    # whether the rows for the loss are made of a prompt and an answer that the batch has separately
     is_joined: bool = False
 
 
 def task_of(batch: Batch, label_names: Sequence[str]) -> Task:
-    """Makes the task of an encoder-decoder model: its inputs are all entries but the labels and those made of them.
-
-    Args:
-        batch: on the device.
-        label_names: entries that are labels.
-    """
+    """Makes the task of an encoder-decoder model: its inputs are all entries but the labels and those made of them."""
     labels = batch.get("labels")
     made_of_labels: set[str] = set()
     decoder_input = batch.get("decoder_input_ids")
@@ -59,12 +47,7 @@ def task_of(batch: Batch, label_names: Sequence[str]) -> Task:
 
 
 def prompted_task_of(batch: Batch, label_names: Sequence[str], *, pad_token_id: int) -> Task:
-    """Makes the task of a model that continues its prompt.
-
-    Args:
-        batch: on the device.
-        label_names: entries that are labels.
-        pad_token_id: fills the prompts at the left.
+    """Makes the task of a model that continues its prompt, padded at the left with `pad_token_id`.
 
     Raises:
         DataError: there is no prompt, or nothing tells where it ends and padding begins.
@@ -88,16 +71,9 @@ def prompted_task_of(batch: Batch, label_names: Sequence[str], *, pad_token_id: 
 
 
 def pack(rows: torch.Tensor, keep: torch.Tensor, *, fill: int, at_right: bool = False) -> torch.Tensor:
-    """Moves the kept entries of each row to one edge, in their order.
+    """Moves the entries that the mask `keep` has in rows (batch, tokens) to one edge, in their order; fills the others.
 
-    Args:
-        rows: shape (batch, tokens).
-        keep: bool, of the same shape.
-        fill: value of the other entries.
-        at_right: the edge; left by default.
-
-    Returns:
-        Rows as wide as the longest.
+    Returns rows as wide as the longest.
     """
     width = int(keep.sum(dim=1).max()) if keep.numel() else 0
     order = keep.to(torch.uint8).argsort(dim=1, stable=True, descending=not at_right)
@@ -112,16 +88,7 @@ def pad_right(rows: torch.Tensor, width: int, *, fill: int) -> torch.Tensor:
 
 
 def new_tokens(generated: Nested, task: Task, *, batch_size: int) -> torch.Tensor:
-    """Returns the generated tokens without the prompt, one row for each sample.
-
-    Args:
-        generated: output of `generate`: ids of shape (batch, tokens), or a mapping with `sequences`.
-        task: the task that it was made from.
-        batch_size: samples in the batch.
-
-    Raises:
-        DataError: there are several rows for a sample.
-    """
+    """Returns the tokens that `generate` made for a task without the prompt: one row a sample, else a DataError."""
     rows: torch.Tensor = generated["sequences"] if isinstance(generated, Mapping) else generated
     if rows.shape[0] != batch_size:
         raise DataError(

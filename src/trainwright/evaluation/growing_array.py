@@ -71,12 +71,7 @@ BLOCK_BYTES = 1 << 24
 
 
 class GrowingArray:
-    """Array of rows of one kind (logits, labels, ...).
-
-    Args:
-        num_rows: rows to expect; None where unknown.
-        storage: allocates the array.
-    """
+    """Array of rows of one kind (logits, labels, ...), as many as expected if that is known."""
 
     def __init__(self, num_rows: int | None, storage: ArrayStorage) -> None:
         self._expected = num_rows
@@ -87,10 +82,7 @@ class GrowingArray:
         self._is_padded = False
 
     def add(self, rows: npt.ArrayLike) -> None:
-        """Appends rows.
-
-        Args:
-            rows: array of shape (rows, ...); other dimensions may differ from those of earlier rows.
+        """Appends an array of shape (rows, ...), whose other dimensions may differ from those of earlier rows.
 
         Raises:
             DataError: they have another number of dimensions, or are no arrays at all.

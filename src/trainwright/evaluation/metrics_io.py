@@ -55,12 +55,7 @@ def save_metrics(output_dir: str | Path, split: str, metrics: Mapping[str, objec
 
 
 def record_of(values: Mapping[str, object], named: set[str]) -> dict[str, Any]:  # JSON
-    """Returns the values that the record of a run can hold; warns once about each other one.
-
-    Args:
-        values: metrics, or other logged values.
-        named: those that a warning has named already; others are added.
-    """
+    """Returns the values that the record of a run can hold; warns about each other one that is not `named` already."""
     dropped: dict[str, str] = {}
     kept = recordable(values, dropped)
     for name in (name for name in dropped if name not in named):

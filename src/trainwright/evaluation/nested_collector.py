@@ -88,12 +88,7 @@ def _check_same_parts(before: list[str], now: list[str]) -> None:
 
 
 def gather_results(value: object, gather_objects: Callable[[Nested], list[Nested]]) -> Nested:
-    """Gathers a nested value of all processes: lists have an entry for each sample and are joined, tensors along rows.
-
-    Args:
-        value: of this process.
-        gather_objects: collects an object of each process, by rank.
-    """
+    """Gathers a nested value of all processes: lists have an entry for each sample and are joined, tensors by rows."""
     if value is None:
         return None
     return joined(

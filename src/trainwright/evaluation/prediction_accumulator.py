@@ -37,11 +37,9 @@ class LossAverage:
         self.weights.append(weight)
 
     def mean(self, *, skip_non_finite: bool, total: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
-        """Returns the mean over the items of all processes; None where there was no loss.
+        """Returns the mean over the items of all processes (`total` sums over them); None where there was no loss.
 
-        Args:
-            skip_non_finite: leave out batches with a non-finite loss, where there are others.
-            total: sums a tensor over all processes.
+        With `skip_non_finite`, batches with a non-finite loss are left out, where there are others.
         """
         if not self.values:
             return None
@@ -63,43 +61,29 @@ def _weighted(values: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalContext:
-    """The parts of one evaluation.
-
-    Attributes:
-        model: as the engine prepared it, in evaluation mode.
-        gather: collects a value of all processes, in the order of samples.
-        total: sums a tensor over all processes.
-        label_names: entries of a batch that are labels.
-        main_input: entry of a batch that metrics get as `inputs`.
-        compute_metrics: from an EvalPrediction to a dict, or an object that is fed by batches; None: loss only.
-        preprocess_logits: applied to (logits, labels) of each batch before they are kept.
-        needs_labels: whether metrics without labels are worth a warning (evaluation) or not (prediction).
-    """
+    """The parts of one evaluation."""
 
     plan: EvalPlan
-    model: nn.Module
+    model: nn.Module  # as the engine prepared it, in evaluation mode
     rule: LossRule
     events: Events
-    gather: Callable[[Nested], Nested]
-    total: Callable[[torch.Tensor], torch.Tensor]
-    label_names: Sequence[str]
+    gather: Callable[[Nested], Nested]  # collects a value of all processes, in the order of samples
+    total: Callable[[torch.Tensor], torch.Tensor]  # sums a tensor over all processes
+    label_names: Sequence[str]  # entries of a batch that are labels
     device: torch.device | None = None
-    main_input: str = "input_ids"
+    main_input: str = "input_ids"  # entry of a batch that metrics get as `inputs`
+    # from an EvalPrediction to a dict, or an object that is fed by batches; None: loss only
     compute_metrics: Callable[..., dict[str, Any]] | None = None
+    # applied to (logits, labels) of each batch before they are kept
     preprocess_logits: Callable[[Nested, Nested], Nested] | None = None
     loss_only: bool = False
-    needs_labels: bool = False
+    needs_labels: bool = False  # whether metrics without labels are worth a warning (evaluation) or not (prediction)
     keeps_results: bool = True
     ignore_keys: list[str] | None = None
 
 
 class PredictionAccumulator:
-    """Collects losses, predictions and labels of one evaluation, as far as metrics or the caller need them.
-
-    Args:
-        session: the parts of the evaluation.
-        num_samples: samples to expect over all processes; None where unknown.
-    """
+    """Collects losses, predictions and labels of one evaluation, as far as metrics or the caller need them."""
 
     def __init__(self, session: EvalContext, num_samples: int | None) -> None:
         plan = session.plan
@@ -170,13 +154,7 @@ class PredictionAccumulator:
             self._metrics = result if is_last else self._metrics
 
     def output(self, prefix: str, *, num_samples: int, found_labels: bool) -> EvalLoopOutput:
-        """Returns the results of the evaluation.
-
-        Args:
-            prefix: metrics are named `<prefix>_...`.
-            num_samples: samples seen, over all processes.
-            found_labels: whether any batch had labels.
-        """
+        """Returns the results; `num_samples` were seen by all processes, and metrics are named `<prefix>_...`."""
         session = self.session
         collectors = (self._logits, self._labels, self._inputs, self._losses)
         predictions, labels, inputs, losses = (collector.result() for collector in collectors)

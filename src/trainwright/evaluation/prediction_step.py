@@ -11,15 +11,9 @@ from trainwright.tensor_tree import nested_detach
 
 
 def split_outputs(outputs: Nested, ignore_keys: Sequence[str], *, has_loss: bool) -> Nested:
-    """Returns the predictions in a model's output, detached: all but the loss and the ignored entries.
+    """Returns the predictions in a model's output, detached, alone if there is one: no loss and no ignored entry.
 
-    Args:
-        outputs: mapping, tuple or tensor.
-        ignore_keys: entries of a mapping to leave out.
-        has_loss: whether the first element of a tuple, or the entry `loss`, is the loss.
-
-    Returns:
-        A tuple; the value alone if there is one.
+    The loss is the entry `loss` of a mapping, the first element of a tuple, if `has_loss`.
     """
     if isinstance(outputs, Mapping):
         skipped = {*ignore_keys, "loss"} if has_loss else set(ignore_keys)

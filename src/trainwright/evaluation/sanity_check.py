@@ -42,11 +42,7 @@ def first_batches(dataloader: Iterable[Batch], number: int) -> Iterator[Batch]:
 
 
 class FirstBatch:
-    """Iterates over the first batch of a dataloader.
-
-    Raises:
-        DataError: there is no batch.
-    """
+    """Iterates over the first batch of a dataloader; DataError where there is none."""
 
     def __init__(self, dataloader: Iterable[Batch]) -> None:
         for batch in first_batches(dataloader, 1):

@@ -27,12 +27,7 @@ def is_streaming(metric: object) -> bool:
 
 
 class StreamingMetric:
-    """Runs one evaluation with such an object.
-
-    Args:
-        metric: an object with `update` or `add_batch`, and `compute`; `reset`, where it has one, is called first.
-        device: where the batches are; a metric that can move is moved there.
-    """
+    """Runs one evaluation with such an object, which is reset first, and moved to the device if it can move."""
 
     def __init__(self, metric: Any, device: torch.device | None = None) -> None:
         self._metric = metric
@@ -61,11 +56,7 @@ class StreamingMetric:
             self._feed(**dict(zip(self._names, (predictions, references), strict=True)))
 
     def result(self) -> dict[str, Any]:
-        """Computes the metric of all batches; a single number is named after the metric's class.
-
-        Raises:
-            DataError: it is neither a dict nor one number.
-        """
+        """Computes the metric of all batches: a dict, or a number that is named after the metric's class."""
         value = self._metric.compute()
         if isinstance(value, Mapping):
             return dict(value)

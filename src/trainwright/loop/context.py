@@ -19,21 +19,14 @@ from trainwright.loss_normalization import LossRule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """Start of a run.
+    """Start of a run."""
 
-    Attributes:
-        epoch: first epoch, from 0.
-        batches: micro-batches of that epoch that are trained already.
-        checkpoint: directory whose random states are loaded at that point; None for a fresh run.
-        owes_evaluation: the evaluation after the last step was cut off; it is made up for before anything else.
-        owes_save: and so was the save that was to follow it.
-    """
-
-    epoch: int = 0
-    batches: int = 0
-    checkpoint: str | None = None
+    epoch: int = 0  # first epoch, from 0
+    batches: int = 0  # micro-batches of that epoch that are trained already
+    checkpoint: str | None = None  # directory whose random states are loaded at that point; None for a fresh run
+    # the evaluation after the last step was cut off; it is made up for before anything else
     owes_evaluation: bool = False
-    owes_save: bool = False
+    owes_save: bool = False  # and so was the save that was to follow it
 
 
 class NullObserver:
@@ -49,21 +42,10 @@ NULL_OBSERVER = NullObserver()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopContext:
-    """Objects and settings of `fit`.
-
-    Attributes:
-        model: as the engine wrapped it.
-        scheduler_follows_metrics: the schedule is driven by evaluations, not by steps.
-        saves_on_interrupt: a run that a signal ends saves its last finished step.
-        random_states: set where a run that an error ends saves its last finished step too; with them it stands there
-            as if nothing had been drawn since.
-        guard: decides whether an update is made.
-        first_look: watches the first step of this run.
-        smaller_batches: tries a window again that did not fit into memory; None: the error ends the run.
-    """
+    """Objects and settings of `fit`."""
 
     engine: LoopEngine
-    model: nn.Module
+    model: nn.Module  # as the engine wrapped it
     optimizer: Optimizer
     scheduler: LRScheduler
     loader: BatchSource
@@ -71,11 +53,14 @@ class LoopContext:
     rule: LossRule
     events: Events
     start: RunStart
-    guard: StepGuard
-    scheduler_follows_metrics: bool = False
-    first_look: FirstStepObserver = NULL_OBSERVER
+    guard: StepGuard  # decides whether an update is made
+    scheduler_follows_metrics: bool = False  # the schedule is driven by evaluations, not by steps
+    first_look: FirstStepObserver = NULL_OBSERVER  # watches the first step of this run
+    # tries a window again that did not fit into memory; None: the error ends the run
     smaller_batches: MicroBatchRetry | None = None
-    saves_on_interrupt: bool = False
+    saves_on_interrupt: bool = False  # a run that a signal ends saves its last finished step
+    # set where a run that an error ends saves its last finished step too; with them it stands there as if nothing had
+    # been drawn since
     random_states: RandomStates | None = None
     trial: object = None
     ignore_keys_for_eval: list[str] | None = None

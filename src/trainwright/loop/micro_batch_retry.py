@@ -26,16 +26,11 @@ Snapshot: TypeAlias = tuple[dict[str, Any], int, float, Any]  # random states, l
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchPart:
-    """A micro-batch, or a part of one that was cut.
-
-    Attributes:
-        of_micro_batch: its share of the micro-batch's samples.
-        of_window: its share of the window's samples.
-    """
+    """A micro-batch, or a part of one that was cut."""
 
     inputs: Batch
-    of_micro_batch: float = 1.0
-    of_window: float = 1.0
+    of_micro_batch: float = 1.0  # its share of the micro-batch's samples
+    of_window: float = 1.0  # its share of the window's samples
 
 
 def parts_of(batches: list[Batch], num_parts: int, *, needs_shares: bool) -> list[MicroBatchPart]:

@@ -10,8 +10,7 @@ from trainwright._types import Batch
 class RecurrentForward:
     """Runs a batch through a model together with the state that the batch before it left.
 
-    Args:
-        past_index: position of the state in the model's output; the next batch gets it as `mems`.
+    The state is at `past_index` of the model's output; the next batch gets it as `mems`.
     """
 
     def __init__(self, past_index: int) -> None:

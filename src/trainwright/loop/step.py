@@ -17,15 +17,10 @@ from trainwright.tensor_tree import find_batch_size
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Micro-batches of one optimizer step.
+    """Micro-batches of one optimizer step."""
 
-    Attributes:
-        batches: as the collator made them.
-        num_items: label items of the whole window, where somebody asks for them.
-    """
-
-    batches: list[Batch]
-    num_items: torch.Tensor | int | None
+    batches: list[Batch]  # as the collator made them
+    num_items: torch.Tensor | int | None  # label items of the whole window, where somebody asks for them
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,14 +55,7 @@ def _adapt(optimizer: Optimizer, model: nn.Module) -> None:
 
 
 def is_optimizer_factory(optimizer_cls_or_factory: object) -> bool:
-    """Returns True if the value makes an optimizer from a whole model: any but a class of optimizers.
-
-    Args:
-        optimizer_cls_or_factory: first element of `optimizer_cls_and_kwargs`.
-
-    Returns:
-        True for a factory.
-    """
+    """Returns True if the first element of `optimizer_cls_and_kwargs` makes an optimizer from a whole model."""
     return not (
         isinstance(optimizer_cls_or_factory, type) and issubclass(optimizer_cls_or_factory, torch.optim.Optimizer)
     )

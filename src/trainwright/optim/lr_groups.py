@@ -41,8 +41,7 @@ def is_asked_for(args: Arguments) -> bool:
 def own_rates(model: nn.Module, args: Arguments) -> dict[str, float]:
     """Returns the base rate of each trainable parameter, by name.
 
-    Raises:
-        ArgumentError: a pattern fits no parameter, or there are no numbered layers.
+    Raises ArgumentError where a pattern fits no parameter, or there are no numbered layers.
     """
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     decay = getattr(args, "layerwise_lr_decay", None)
@@ -52,14 +51,9 @@ def own_rates(model: nn.Module, args: Arguments) -> dict[str, float]:
 
 
 def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
-    """Returns the factor of `layerwise_lr_decay` for each parameter, by name.
+    """Returns the factor of `layerwise_lr_decay` for each parameter, by name; `decay` is in (0, 1].
 
-    Args:
-        model: its parameters are in numbered layers.
-        decay: factor from one layer to the layer below, in (0, 1].
-
-    Raises:
-        ArgumentError: there are no numbered layers.
+    Raises ArgumentError where there are no numbered layers.
     """
     names = [name for name, _ in model.named_parameters()]
     layers = {name: (match[1], int(match[2])) for name in names if (match := _NUMBERED.match(name))}

@@ -80,11 +80,7 @@ class MuonWithAdamW(Optimizer):
 
 
 def muon_groups(model: nn.Module) -> list[Group]:
-    """Returns two groups of a model's parameters: the hidden matrices, and the rest.
-
-    Raises:
-        ArgumentError: there is no hidden matrix.
-    """
+    """Returns two groups of a model's parameters, the hidden matrices and the rest; ArgumentError without hidden ones."""
     hidden = hidden_matrices(model)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not any(name in hidden for name, _ in named):

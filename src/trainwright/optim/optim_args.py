@@ -18,14 +18,10 @@ TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
 class Option(NamedTuple):
-    """One name of `optim_args`.
+    """One name of `optim_args`."""
 
-    Attributes:
-        convert: converts text to a value; the message of its ValueError is the expected kind.
-        default: value for the optimizer where none is given (text is converted too); UNSET for the optimizer's own.
-    """
-
-    convert: Callable[[str], object]
+    convert: Callable[[str], object]  # converts text to a value; the message of its ValueError is the expected kind
+    # value for the optimizer where none is given (text is converted too); UNSET for the optimizer's own
     default: object = UNSET
 
 

@@ -118,11 +118,7 @@ OptimizerClass = Callable[..., Optimizer]
 
 
 def load_class(name: str, spec: OptimizerSpec) -> OptimizerClass:
-    """Imports the class of an optimizer.
-
-    Args:
-        name: in `args.optim`, for messages.
-        spec: its row of the table.
+    """Imports the class of the optimizer that `args.optim` names.
 
     Raises:
         MissingPackageError: its package is not there, is too old, or does not work on this machine.

@@ -18,51 +18,32 @@ from trainwright.optim.optim_args import Option, Options, dtype, flag, number, o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """Package of an optimizer.
+    """Package of an optimizer."""
 
-    Attributes:
-        name: of the distribution.
-        install: requirement for pip.
-        at_least: oldest supported version.
-    """
-
-    name: str
-    install: str
-    at_least: str = "0"
+    name: str  # of the distribution
+    install: str  # requirement for pip
+    at_least: str = "0"  # oldest supported version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
-    """Class of one optimizer and its arguments; every class gets `lr`.
+    """Class of one optimizer and its arguments; every class gets `lr`."""
 
-    Attributes:
-        path: "module:attribute" of the class.
-        package: None where torch or transformers has it.
-        adam: give it `betas` and `eps` of `adam_beta1`, ...: "always", "betas" alone, or "if set" to something else
-            than the default, for classes whose own defaults differ.
-        decay: give it `weight_decay` as an argument too, besides the groups.
-        warmup: give it `warmup_steps`.
-        fixed: further arguments that this name stands for.
-        options: what `optim_args` may hold.
-        projects: `optim_args` of the group of target modules, for GaLore and APOLLO; empty for the others.
-        projects_adam: `betas` and `eps` go to that group as well.
-        layerwise: an optimizer for each parameter, stepping during the backward pass.
-        whole_model: takes the model instead of parameters.
-        limits: what it cannot do.
-    """
-
-    path: str
-    package: Package | None = None
+    path: str  # "module:attribute" of the class
+    package: Package | None = None  # None where torch or transformers has it
+    # give it `betas` and `eps` of `adam_beta1`, ...: "always", "betas" alone, or "if set" to something else than the
+    # default, for classes whose own defaults differ
     adam: Literal["no", "always", "betas", "if set"] = "no"
-    decay: bool = False
-    warmup: bool = False
-    fixed: Mapping[str, object] = field(default_factory=dict)
-    options: Options = field(default_factory=dict)
+    decay: bool = False  # give it `weight_decay` as an argument too, besides the groups
+    warmup: bool = False  # give it `warmup_steps`
+    fixed: Mapping[str, object] = field(default_factory=dict)  # further arguments that this name stands for
+    options: Options = field(default_factory=dict)  # what `optim_args` may hold
+    # `optim_args` of the group of target modules, for GaLore and APOLLO; empty for the others
     projects: Options = field(default_factory=dict)
-    projects_adam: bool = False
-    layerwise: bool = False
-    whole_model: bool = False
-    limits: tuple[Limit, ...] = ()
+    projects_adam: bool = False  # `betas` and `eps` go to that group as well
+    layerwise: bool = False  # an optimizer for each parameter, stepping during the backward pass
+    whole_model: bool = False  # takes the model instead of parameters
+    limits: tuple[Limit, ...] = ()  # what it cannot do
 
 
 Limit = Callable[[str, "Arguments"], "str | None"]

@@ -45,11 +45,7 @@ def _fits(targets: Targets, key: str) -> tuple[bool, bool]:
 
 
 def target_parameters(model: nn.Module, targets: object, *, optimizer: str) -> set[str]:
-    """Returns the names of the weights of the linear layers that `optim_target_modules` fits.
-
-    Raises:
-        ArgumentError: none are named, or nothing fits.
-    """
+    """Returns the names of the weights of the linear layers that `optim_target_modules` fits, which must be some."""
     if not targets or not isinstance(targets, (str, Sequence)):
         raise ArgumentError(
             f"optim={optimizer!r} projects the gradients of some linear layers, and optim_target_modules={targets!r} "

@@ -24,12 +24,7 @@ PROJECTORS = (
 
 
 def adapt(optimizer: Foreign, model: nn.Module) -> None:
-    """Adapts an optimizer in place, if its package needs that.
-
-    Args:
-        optimizer: an optimizer of any package.
-        model: the model that it trains.
-    """
+    """Adapts an optimizer of any package in place, if its package needs that."""
     complete = ADAPTERS.get(type(optimizer).__module__.partition(".")[0])
     if complete is not None:
         complete(optimizer, model)

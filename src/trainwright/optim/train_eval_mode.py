@@ -30,12 +30,7 @@ def eval_mode(model: nn.Module, optimizer: Optimizer | None) -> None:
 
 
 class EvalModeGuard:
-    """Puts a model and its optimizer into evaluation mode, until `end`.
-
-    Args:
-        model: the user's module.
-        optimizer: the one that trains it; None before there is one.
-    """
+    """Puts a model and its optimizer, if there is one yet, into evaluation mode, until `end`."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         self._modes = ModuleModes(model)

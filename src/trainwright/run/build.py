@@ -47,26 +47,19 @@ SLOW_DISK = 100e6  # bytes a second that a save is expected to write before one 
 
 @dataclass(kw_only=True)
 class Services:
-    """Objects that a trainer has in this process besides the user's objects; another process, or a copy, makes its own.
+    """Objects of a trainer in this process besides the user's objects; another process, or a copy, makes its own."""
 
-    Attributes:
-        engine: the backend; `use_engine` exchanges it.
-        gather_function: a value of this process -> of all processes; others may exchange it.
-        flags: `is_<backend>_enabled` and a backend's own engine, as others read them from the trainer.
-        callback_handler: whom events are told.
-        writer: writes checkpoints, one at a time.
-        eval_dataloaders: by the name of their set, where workers are kept.
-    """
-
-    writer: CheckpointWriter
+    writer: CheckpointWriter  # writes checkpoints, one at a time
     memory_tracker: TrainerMemoryTracker
     journal: JournalListener = field(default_factory=lambda: JournalListener(Clock()))
     uploads: Uploads = field(default_factory=Uploads)
-    eval_dataloaders: dict[str, Any] = field(default_factory=dict)
+    eval_dataloaders: dict[str, Any] = field(default_factory=dict)  # by the name of their set, where workers are kept
+    # `is_<backend>_enabled` and a backend's own engine, as others read them from the trainer
     flags: SimpleNamespace = field(default_factory=SimpleNamespace)
-    engine: Engine = field(init=False)
+    engine: Engine = field(init=False)  # the backend; `use_engine` exchanges it
+    # a value of this process -> of all processes; others may exchange it
     gather_function: Callable[[Any], Any] = field(init=False)
-    callback_handler: CallbackHandler = field(init=False)
+    callback_handler: CallbackHandler = field(init=False)  # whom events are told
 
     @classmethod
     def for_arguments(cls, args: Any, *, measures_memory: bool) -> Services:
@@ -246,11 +239,7 @@ def num_bytes(model: Any) -> int:
 
 @contextmanager
 def patched(args: Any, model: Any, engine: Engine, *, keeps_outputs: bool) -> Iterator[None]:
-    """The model as it is during training: with what the arguments change in it, and in mixed precision.
-
-    Args:
-        keeps_outputs: somebody uses the outputs besides the loss in training.
-    """
+    """The model as it is in training: with what the arguments change in it, and in mixed precision."""
     with ExitStack() as stack:
         for patch in _patches(args, model):
             stack.enter_context(patch)
@@ -381,11 +370,7 @@ def evaluation_context(
     is_prediction: bool,
     **parts: Any,
 ) -> EvalContext:
-    """The parts of one evaluation; `parts` are further fields of it.
-
-    Args:
-        is_prediction: its results are kept, and labels may be missing.
-    """
+    """The parts of one evaluation; `parts` are further fields of it. A prediction keeps results and may lack labels."""
     from trainwright.evaluation.nested_collector import gather_results
     from trainwright.evaluation.prediction_accumulator import EvalContext
     from trainwright.evaluation.streaming_metrics import is_streaming

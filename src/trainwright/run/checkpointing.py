@@ -1,6 +1,4 @@
-"""Checkpointer: what a checkpoint contains, in one list; how it is written and read back; when it may be written
-asynchronously; which older ones may go. The store decides where, the engine how.
-"""
+"""Checkpointer: what a checkpoint contains, in one list; how it is written and read back; which older ones may go."""
 
 from __future__ import annotations
 
@@ -32,17 +30,12 @@ logger = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """One part of a checkpoint.
+    """One part of a checkpoint."""
 
-    Attributes:
-        about: what is in it.
-        write: puts it into a folder; gets the checkpointer, the hooks, the run and the folder.
-        is_for_resume: weights alone (`save_only_model`) do without it.
-    """
-
-    about: str
+    about: str  # what is in it
+    # puts it into a folder; gets the checkpointer, the hooks, the run and the folder
     write: Callable[[Checkpointer, SaveHooks, TrainingRun, Path], None]
-    is_for_resume: bool = False
+    is_for_resume: bool = False  # weights alone (`save_only_model`) do without it
 
 
 CONTENTS = (
@@ -104,28 +97,18 @@ class ShardedForm:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointer:
-    """Writes and reads the checkpoints of a run.
+    """Writes and reads the checkpoints of a run."""
 
-    Attributes:
-        args: the settings: what is saved, how many are kept.
-        engine: gives weights and states as one process alone has them.
-        writer: writes at once or asynchronously.
-    """
-
-    args: Any
-    engine: Engine
-    writer: CheckpointWriter
+    args: Any  # the settings: what is saved, how many are kept
+    engine: Engine  # gives weights and states as one process alone has them
+    writer: CheckpointWriter  # writes at once or asynchronously
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def save(self, hooks: SaveHooks, run: TrainingRun, store: CheckpointStore, *, asynchronous: bool) -> None:
-        """Writes `checkpoint-<step>` as a whole or not at all, then deletes what `save_total_limit` allows.
+        """Writes `checkpoint-<step>` of a run as a whole or not at all, then deletes what `save_total_limit` allows.
 
-        Args:
-            hooks: write the parts; an override decides about its part.
-            run: whose step is saved.
-            store: where.
-            asynchronous: return before the files are there.
+        `hooks` write the parts; an override decides about its part. `asynchronous` returns before the files are there.
 
         Raises:
             CheckpointWriteError: it cannot be written, and `save_failure` is "stop".
@@ -287,10 +270,7 @@ def log_load_result(load_result: Any) -> None:
 def best_to_load(state: Any, args: Any, run_id: str) -> Path | None:
     """The best checkpoint whose files are all as they were written; None if it was deleted, or none is left.
 
-    Args:
-        state: the record, whose log has the metric of each evaluation.
-        args: the settings.
-        run_id: whose checkpoints take its place where it was altered.
+    Where it was altered, the checkpoint of the run with the next best metric in the record's log takes its place.
     """
     best = Path(state.best_model_checkpoint)
     if not best.is_dir():
@@ -316,11 +296,7 @@ def best_to_load(state: Any, args: Any, run_id: str) -> Path | None:
 
 
 def prepare_output(args: Any, folder: str, *, is_fresh: bool) -> None:
-    """Deals with checkpoints of an earlier run where this one writes, as `overwrite_output_dir` says.
-
-    Raises:
-        ArgumentError: there are some, and `overwrite_output_dir` is False.
-    """
+    """Deals with checkpoints of an earlier run where this one writes; with `overwrite_output_dir=False` by an error."""
     if not args.should_save:
         return
     store = CheckpointStore(folder)
@@ -346,10 +322,9 @@ def prepare_output(args: Any, folder: str, *, is_fresh: bool) -> None:
 
 
 def check_first_checkpoint(args: Any, folder: str, model: Any) -> None:
-    """Before step 1: whether the first checkpoint can fit on the disk.
+    """Warns before step 1 where the first checkpoint may not fit on the disk.
 
-    Raises:
-        CheckpointWriteError: not even its weights do, and `save_failure` is "stop".
+    Raises CheckpointWriteError where not even its weights do, and `save_failure` is "stop".
     """
     if args.save_strategy == "no":
         return
@@ -367,11 +342,7 @@ def check_first_checkpoint(args: Any, folder: str, model: Any) -> None:
 
 
 def check_next_checkpoint(args: Any, folder: Path, model: Any, optimizer: Any) -> None:
-    """Before a save writes anything.
-
-    Raises:
-        CheckpointWriteError: it cannot fit on the disk.
-    """
+    """Raises CheckpointWriteError, before a save writes anything, where it cannot fit on the disk."""
     from trainwright.checkpoint import disk_space
 
     needed = disk_space.weights_bytes(model) + (0 if args.save_only_model else disk_space.optimizer_bytes(optimizer))

@@ -78,15 +78,7 @@ def log_run_header(
 
 
 def check_run(args: Any, facts: rules.RunFacts) -> None:
-    """Raises what is wrong with the settings of a run; shows once what it cannot make use of.
-
-    Args:
-        args: of the run.
-        facts: what is known of it.
-
-    Raises:
-        ArgumentError: lists all that is wrong.
-    """
+    """Raises what is wrong with the settings of a run, in one ArgumentError; shows once what it cannot make use of."""
     rules.check_run(args, facts)
     for message in rules.cautions(args, facts):
         logger.warning("%s", message)

@@ -1,6 +1,4 @@
-"""A dry run of the evaluation: one batch through model and metrics before step 1, so that what an evaluation yields is
-known and not guessed. It has a TrainingRun of its own, so nothing of it is noticed in the real one.
-"""
+"""A dry run of the evaluation: one batch through model and metrics before step 1, to know what an evaluation yields."""
 
 from __future__ import annotations
 
@@ -28,10 +26,6 @@ logger = logging.getLogger(__name__)
 
 def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> None:
     """Raises what the first evaluation would raise.
-
-    Args:
-        trainer: has evaluation data.
-        ignore_keys: entries of the model's output that are no predictions.
 
     Raises:
         DataError: an evaluation set that is no dataset, or has no sample to judge by.

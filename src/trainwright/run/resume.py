@@ -79,11 +79,7 @@ def find_unreadable(folder: Path) -> str | None:
 
 
 def load_state(folder: Path) -> TrainerState:
-    """Reads the record of a checkpoint.
-
-    Raises:
-        CheckpointError: there is none, or it cannot be read.
-    """
+    """Reads the record of a checkpoint; a CheckpointError where there is none, or it cannot be read."""
     path = folder / TRAINER_STATE_NAME
     if not path.is_file():
         raise CheckpointError(f"{folder} has no {TRAINER_STATE_NAME}, so its step is not known.")
@@ -99,11 +95,7 @@ def manifest_of(checkpoint: str | None) -> Manifest | None:
 
 
 def check_same_checkpoint(manifest: Manifest | None, checkpoint: str | None, engine: Engine) -> None:
-    """Every process must see the same checkpoint under the path that one of them chose.
-
-    Raises:
-        CheckpointError: names the processes that see another one, or none.
-    """
+    """Raises CheckpointError where processes see another checkpoint under the path that one of them chose, or none."""
     if checkpoint is None or engine.num_processes == 1:
         return
     state = Path(checkpoint) / TRAINER_STATE_NAME
@@ -169,15 +161,10 @@ def best_of(state: TrainerState, folder: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PendingActions:
-    """Actions that the run of a checkpoint was about to take when a signal or a time limit cut it off.
+    """Actions that the run of a checkpoint was about to take when a signal or a time limit cut it off."""
 
-    Attributes:
-        evaluates: the evaluation after its last step.
-        saves: the save that was to follow that evaluation.
-    """
-
-    evaluates: bool = False
-    saves: bool = False
+    evaluates: bool = False  # the evaluation after its last step
+    saves: bool = False  # the save that was to follow that evaluation
 
 
 def pending_actions(state: TrainerState, manifest: Manifest | None) -> PendingActions:
@@ -257,14 +244,7 @@ def remaining_plan(
 def position_in_other_data(cursor: Cursor, loader: Loader, plan: StepPlan, *, step: int) -> Cursor | None:
     """Returns where a resume continues if there are more or fewer samples now: by the number of steps, as transformers.
 
-    Args:
-        cursor: of the checkpoint.
-        loader: of the data of now.
-        plan: of a run over them.
-        step: optimizer steps done.
-
-    Returns:
-        A position in the data of now; None if there are as many samples as before, or their number is not known.
+    None if there are as many samples as before, or their number is not known.
     """
     here = loader.cursor(0, 0, batches_per_epoch=plan.batches_per_epoch)
     is_known = None not in (cursor.num_samples, here.num_samples, loader.position.chunk)
@@ -296,12 +276,7 @@ def resume_loader(
 ) -> tuple[int, int] | None:
     """Gives the loader its state of a checkpoint; returns epoch and batches, or None if the checkpoint has no cursor.
 
-    Args:
-        loader: of the training data.
-        checkpoint: its directory.
-        engine: knows which process this is, among those with batches of their own.
-        plan: of what is left.
-        skips: what is trained of that epoch is not trained again.
+    With `skips`, what is trained of that epoch is not trained again.
     """
     manifest = manifest_of(checkpoint)
     if manifest is None or manifest.cursor is None:
@@ -369,15 +344,10 @@ def load_rng(folder: str, *, rank: int, num_processes: int, step: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointArguments:
-    """Facts about the run that wrote a checkpoint.
+    """Facts about the run that wrote a checkpoint."""
 
-    Attributes:
-        num_steps: how long it was to be, in optimizer steps.
-        differences: arguments that have another value now.
-    """
-
-    num_steps: int
-    differences: list[Difference]
+    num_steps: int  # how long it was to be, in optimizer steps
+    differences: list[Difference]  # arguments that have another value now
 
 
 def load_checkpoint_args(
@@ -385,8 +355,7 @@ def load_checkpoint_args(
 ) -> CheckpointArguments:
     """Compares the arguments with those in a checkpoint; transformers writes none that can be read safely.
 
-    Raises:
-        CheckpointError: two that no resume can carry out.
+    Raises CheckpointError for differences that no resume can carry out.
     """
     from trainwright.config.resume_diff import diff_args, impossible_changes
 

@@ -1,6 +1,4 @@
-"""A hyperparameter search: each trial is a `train()` with a TrainingRun of its own, from the arguments as given. Which
-trials there are, a backend in `search/` decides.
-"""
+"""A hyperparameter search: each trial that a backend of `search/` asks for is a `train()` with its own TrainingRun."""
 
 from __future__ import annotations
 
@@ -230,11 +228,7 @@ def _load_best_trial(trainer: Any, freeze: Callable[[TrialSpec], Any], best: Bes
 
 
 def _best_folder(output_dir: str, trial_id: str) -> str:
-    """Returns where the model of a trial lies.
-
-    Raises:
-        CheckpointNotFoundError: it was trained before its model was wanted.
-    """
+    """Returns where the model of a trial lies; CheckpointNotFoundError where it was trained before that was wanted."""
     found = [one.folder for one in SearchRecord.read(output_dir).trials if one.id == trial_id]
     folder = os.path.join(found[0] if found else f"run-{trial_id}", MODEL_FOLDER)
     if not os.path.isdir(folder):

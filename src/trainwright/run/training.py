@@ -114,11 +114,7 @@ class TrainingRun:
         return cls(RunState(TrainerState() if state is None else state, TrainerControl()), forward_pass(args))
 
     def ended(self, before: TrainingRun) -> TrainingRun:
-        """Returns what stays: record and position, so that a checkpoint can still be written; of a dry run nothing.
-
-        Args:
-            before: the run in whose place this one was.
-        """
+        """Returns what stays: record and position, to write a checkpoint after all; of a dry run the one `before`."""
         if self.is_dry:
             return before
         idle = TrainingRun(self.progress, self._fresh_forward(), trial=self.trial)
@@ -145,8 +141,7 @@ class TrainingRun:
     def alone_in(self, folder: str, args: Any, engine: Engine) -> Iterator[None]:
         """Around a training: where it may save, no other run saves into its directory. All processes call it.
 
-        Raises:
-            ArgumentError: another live run does.
+        Raises ArgumentError where another live run does.
         """
         self.lease = lease = Lease(folder)
         try:
@@ -180,10 +175,7 @@ class TrainingRun:
     ) -> TrainerState:
         """The record, fresh or from a checkpoint; with it the run's id, what is pending, and which arguments differ.
 
-        Args:
-            stateful: callbacks with a state.
-            folder: where the run writes.
-            is_own: the optimizer is the user's.
+        `folder` is where the run writes; `is_own`: the optimizer is the user's.
 
         Raises:
             CheckpointError: it cannot be read, is another one for some process, or contradicts the arguments.
@@ -221,9 +213,7 @@ class TrainingRun:
     ) -> None:
         """Arguments that differ from the checkpoint's take effect in the states that were loaded.
 
-        Args:
-            asked: what the arguments made of both before they were loaded.
-            is_own: the schedule is not one of ours.
+        `asked` is what the arguments made of both before they were loaded; `is_own`: the schedule is not one of ours.
         """
         self.changed_args = []
         if self.checkpoint_args is not None:

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 class Uploads:
-    """Brings models and checkpoints to one repository. Only the first process of all opens one.
-
-    Attributes:
-        in_progress: of the newest upload of a checkpoint, as others wait for it; None: there was none.
-    """
+    """Brings models and checkpoints to one repository. Only the first process of all opens one."""
 
     def __init__(self) -> None:
         self._uploader: Uploader | None = None
@@ -81,10 +77,8 @@ class Uploads:
         """Uploads a checkpoint as `hub_strategy` says, asynchronously, one at a time.
 
         What is saved while another upload is under way waits for the end of the training, unless `hub_always_push`.
-
-        Args:
-            when_there: calls its argument when the checkpoint is on the disk.
-            announce: called if this upload starts now.
+        `when_there` calls its argument when the checkpoint is on the disk; `announce` is called if the upload starts
+        now.
         """
         from trainwright.hub import file_selection
 

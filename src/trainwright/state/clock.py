@@ -41,14 +41,7 @@ class Clock:
         self._since = perf_counter()
 
     def mark(self, phase: str) -> str:
-        """Begins a phase.
-
-        Args:
-            phase: its name.
-
-        Returns:
-            The phase before, which a nested piece of work marks again at its end.
-        """
+        """Begins a phase; returns the one before, which a nested piece of work marks again at its end."""
         now = perf_counter()
         before = self.phase
         self.seconds[before] += now - self._since

@@ -31,11 +31,7 @@ class InterruptSync(Protocol):
         """Returns True if there are other processes."""
 
     def ask(self, number: int) -> None:
-        """Publishes a signal to this process.
-
-        Args:
-            number: number of the signal.
-        """
+        """Publishes the number of a signal to this process."""
 
     def passes(self) -> int | None:
         """Counts a step; returns the signal after which all processes end here."""
@@ -65,11 +61,9 @@ class Interrupts:
     def listening(self, *, grace_s: float = 0.0, lost: Callable[[], str] = str) -> Iterator[None]:
         """Installs the signal handlers within the context. Only the main thread can do so; others change nothing.
 
-        A signal that is ignored, as SIGINT is in what a script starts in the background, stays so.
-
-        Args:
-            grace_s: seconds after the first signal in which others do not end the process at once.
-            lost: says what a process that ends at once has not saved.
+        A signal that is ignored, as SIGINT is in what a script starts in the background, stays so. For `grace_s` after
+        the first signal others do not end the process at once; `lost` says what a process that ends at once has not
+        saved.
         """
         self.received, self._is_open, self._is_handed_on = None, False, False
         self._seen, self._grace_s, self._lost = {}, grace_s, lost
@@ -86,22 +80,14 @@ class Interrupts:
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def open(self) -> None:
-        """Has a signal raise Interrupted at once from now on; so does one that came before.
-
-        Raises:
-            Interrupted: a signal came before.
-        """
+        """Has a signal raise Interrupted at once from now on; so does one that came before."""
         self._is_open = True
         if self.received is not None:
             self.close()
             raise Interrupted
 
     def passes(self) -> None:
-        """Counts a step, or a batch of an evaluation.
-
-        Raises:
-            Interrupted: all processes end here after a signal.
-        """
+        """Counts a step, or a batch of an evaluation; raises Interrupted where all processes end after a signal."""
         if self.meeting is not None:
             number = self.meeting.passes()
             if number is not None:
@@ -135,12 +121,7 @@ class Interrupts:
             raise Interrupted
 
     def leave(self) -> None:
-        """Ends the process as the signal would, if one was received.
-
-        Raises:
-            KeyboardInterrupt: for SIGINT.
-            SystemExit: for another signal, with exit code 128 + its number.
-        """
+        """Ends the process as the received signal, if any, would: KeyboardInterrupt, or exit code 128 + its number."""
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         if self.received is not None:

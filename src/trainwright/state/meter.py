@@ -17,15 +17,10 @@ COMPACT_AFTER = 1024  # single losses held as one tensor each before they are pa
 
 
 class LossReading(NamedTuple):
-    """Losses since the last drain.
+    """Losses since the last drain."""
 
-    Attributes:
-        total: sum of the losses since the last drain; non-finite ones replaced by the mean so far, if filtered.
-        num_non_finite: number of losses that were NaN or infinite.
-    """
-
-    total: float
-    num_non_finite: int
+    total: float  # sum of the losses since the last drain; non-finite ones replaced by the mean so far, if filtered
+    num_non_finite: int  # number of losses that were NaN or infinite
 
 
 class LossMeter:
@@ -52,14 +47,7 @@ class LossMeter:
         self._num_steps: list[int] = []  # losses added before each step ended, to know "steps so far" at a loss
 
     def add(self, loss: torch.Tensor) -> None:
-        """Adds the loss of a micro-batch, without waiting for the device.
-
-        Args:
-            loss: a detached scalar.
-
-        Raises:
-            ModelError: it is not a scalar.
-        """
+        """Adds the loss of a micro-batch, a detached scalar (else a ModelError), without waiting for the device."""
         try:
             self.total += loss
         except RuntimeError as error:
@@ -88,11 +76,7 @@ class LossMeter:
         return len(self._losses) + COMPACT_AFTER * len(self._packed)
 
     def rewind(self, count: int) -> None:
-        """Removes the newest losses, of a window that is given up or tried again.
-
-        Args:
-            count: number of losses that remain.
-        """
+        """Removes the newest losses, of a window that is given up or tried again, down to a count."""
         losses = [*(loss for packed in self._packed for loss in packed), *self._losses]
         self._packed, self._losses = [], []
         self.total.zero_()
@@ -100,11 +84,7 @@ class LossMeter:
             self.add(loss)
 
     def drain(self) -> LossReading:
-        """Reads the sum back, as a mean over processes, and starts a new one. All processes call it together.
-
-        Returns:
-            The losses since the last drain.
-        """
+        """Reads the sum back, as a mean over processes, and starts a new one. All processes call it together."""
         total = self.total.item()
         bad = 0
         if total - total != 0.0:  # NaN or infinite: one of the losses is

@@ -10,11 +10,7 @@ import torch
 
 
 class ModuleModes:
-    """Training or evaluation mode of every module of a model, as they are when this object is made.
-
-    Args:
-        model: a module; a part of it may be in evaluation mode by the user's wish.
-    """
+    """Training or evaluation mode of every module of a model, as they are when this object is made."""
 
     def __init__(self, model: Any) -> None:
         self._modes = [(module, module.training) for module in model.modules()]

@@ -69,10 +69,8 @@ class RunState:
     ) -> None:
         """Begins a run with an empty meter, at the step of `state`, which a resume may have set.
 
-        Args:
-            device: where losses are.
-            skip_non_finite: whether NaN and infinite losses are left out of the logged mean.
-            collect: stacks a tensor of each process; None where there is one process.
+        Losses are on `device`; NaN and infinite ones are left out of the logged mean with `skip_non_finite`. `collect`
+        stacks a tensor of each process; None where there is one process.
         """
         self.meter = LossMeter(device, skip_non_finite=skip_non_finite, collect=collect)
         self._collect = collect
@@ -86,22 +84,12 @@ class RunState:
         self.start_time = time.time()
 
     def begin_epoch(self, epoch: int, *, batches_done: int) -> None:
-        """Begins an epoch.
-
-        Args:
-            epoch: its number, from 0.
-            batches_done: its micro-batches that a resume skips.
-        """
+        """Begins an epoch, counted from 0, of which a resume skips some micro-batches."""
         self.epoch = epoch
         self.batches_in_epoch = batches_done
 
     def advance(self, epoch: float, *, num_batches: int) -> None:
-        """Counts an optimizer step.
-
-        Args:
-            epoch: epochs done, with the share of the current one.
-            num_batches: micro-batches of the step.
-        """
+        """Counts an optimizer step; `epoch` is the epochs done, with the share of the current one."""
         self.batches_in_epoch += num_batches
         self.state.global_step += 1
         self.is_updating, self.window_start = False, None
@@ -123,11 +111,7 @@ class RunState:
             self.tokens = 0
 
     def drain_loss(self) -> tuple[float, int]:
-        """Reads the loss since the last log. All processes call it together.
-
-        Returns:
-            The mean per optimizer step, and the number of losses that were not finite.
-        """
+        """Reads the mean loss per step since the last log, and how many were not finite. All processes call it."""
         reading = self.meter.drain()
         num_steps = self.state.global_step - self.step_last_logged
         self.total_loss += reading.total
@@ -141,11 +125,7 @@ class RunState:
         return self.total_loss
 
     def listening(self, *, grace_s: float) -> AbstractContextManager[None]:
-        """Context in which signals end this run in order.
-
-        Args:
-            grace_s: seconds after the first signal in which others do not end it at once.
-        """
+        """Context in which signals end this run in order; others than the first do not end it at once for `grace_s`."""
 
         def lost() -> str:
             step, saved = self.state.global_step, self.saved_step or 0

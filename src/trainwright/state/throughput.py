@@ -79,11 +79,7 @@ class FlopEstimator:
     def estimate(self, model: Any, inputs: Any) -> float:
         """Operations of one forward and backward pass, as the model itself says if it has `floating_point_ops`.
 
-        0 where the batch has no main input.
-
-        Args:
-            model: the user's module.
-            inputs: a collated batch; a library's own loader may give something else than a dict.
+        0 where the batch has no main input; a library's own loader may give something else than a dict.
         """
         if self._model is not model:
             own = getattr(model, "floating_point_ops", None)

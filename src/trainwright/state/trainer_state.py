@@ -54,14 +54,7 @@ class ExportableState:
 
 
 def collect_states(objects: list[Any]) -> JSONObject:
-    """Collects the states of objects.
-
-    Args:
-        objects: any; those without a method `state` are left out.
-
-    Returns:
-        State by class name; a list of states where several objects share a class.
-    """
+    """Collects states by class name, as a list where several share a class; objects without `state` are left out."""
     states: JSONObject = {}
     for thing in objects:
         if not callable(getattr(thing, "state", None)):
@@ -93,14 +86,7 @@ class HistoryText:
         self._pieces: list[bytes] = []  # their text, with a comma after each
 
     def pieces(self, history: Sequence[JSONObject]) -> Iterator[bytes]:
-        """Serializes a history.
-
-        Args:
-            history: all entries; those of the last call are not serialized again.
-
-        Yields:
-            The text in pieces, in UTF-8.
-        """
+        """Yields a history as UTF-8 text in pieces; entries of the last call are not serialized again."""
         if not self._still_begins(history):
             self._entries, self._sizes, self._pieces = [], [], []
         settled = max(len(history) - NUM_RECENT, 0)

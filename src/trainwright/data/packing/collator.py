@@ -1,7 +1,4 @@
-"""Tensors of a batch of packed rows, with what tells a model which tokens belong together.
-
-Nothing here knows a model: isolation_check.py finds the `Layout` that keeps the samples of a row apart in a model.
-"""
+"""Tensors of a batch of packed rows, with what tells a model which tokens belong together; no model is known here."""
 
 from __future__ import annotations
 
@@ -20,20 +17,14 @@ MASK = "attention_mask"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingLayout:
-    """Form in which a model learns where samples begin.
+    """Form in which a model learns where samples begin."""
 
-    Attributes:
-        form: "positions": by position ids that restart, from which transformers makes its masks; "blocks": by a mask
-            of each token for each token; "flat": one row of all samples, with their bounds, for kernels that take them.
-        causal: a mask hides later tokens, too.
-        additive: type of a mask that is added to the scores; None: True is what may be seen.
-        first_position: position id of a sample's first token; None: the model takes no position ids.
-    """
-
+    # "positions": by position ids that restart, from which transformers makes its masks; "blocks": by a mask of each
+    # token for each token; "flat": one row of all samples, with their bounds, for kernels that take them
     form: Literal["positions", "blocks", "flat"]
-    causal: bool = False
-    additive: torch.dtype | None = None
-    first_position: int | None = 0
+    causal: bool = False  # a mask hides later tokens, too
+    additive: torch.dtype | None = None  # type of a mask that is added to the scores; None: True is what may be seen
+    first_position: int | None = 0  # position id of a sample's first token; None: the model takes no position ids
 
 
 class PackedCollator:

@@ -1,7 +1,4 @@
-"""Chunks of a stream that is being read: what becomes one batch on each process. Nothing here knows of workers.
-
-There are chunks of so many items, and chunks of batches that are formed by length (`lookahead_buffer.py`).
-"""
+"""Chunks of a stream that is being read, of items or of batches formed by length: each a batch on each process."""
 
 from __future__ import annotations
 
@@ -21,23 +18,14 @@ from trainwright.errors import DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStream:
-    """A stream from which items are read.
+    """A stream from which items are read."""
 
-    Attributes:
-        items: from here on.
-        at: items before the first of these.
-        place: behind what is trained.
-        begin: seeds what is drawn while the portion with a number is read.
-        state: the dataset's own state; None if it has none.
-        shows_progress: of what is passed over.
-    """
-
-    items: Iterator[Item]
-    at: int
-    place: StreamPlace
-    begin: Callable[[int], None]
-    state: Callable[[], State]
-    shows_progress: bool = False
+    items: Iterator[Item]  # from here on
+    at: int  # items before the first of these
+    place: StreamPlace  # behind what is trained
+    begin: Callable[[int], None]  # seeds what is drawn while the portion with a number is read
+    state: Callable[[], State]  # the dataset's own state; None if it has none
+    shows_progress: bool = False  # of what is passed over
 
     def bar(self, stop: int) -> tqdm[NoReturn]:
         """A progress bar of the items that are passed over, up to a position."""
@@ -49,35 +37,21 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Part of a stream that becomes a batch on each process.
+    """Part of a stream that becomes a batch on each process."""
 
-    Attributes:
-        length: things that are shared out: items, or batches where they are formed by length.
-        rows: what the collator gets of a part of them; of all for None.
-        place: behind it.
-        size: what it adds to the position.
-        number: by which what is drawn in collating it is seeded.
-        num_samples: in it, where that is not the size.
-    """
-
-    length: int
-    rows: Callable[[ChunkPart | None], list[Item]]
-    place: StreamPlace
-    size: int
-    number: int
-    num_samples: int | None = None
+    length: int  # things that are shared out: items, or batches where they are formed by length
+    rows: Callable[[ChunkPart | None], list[Item]]  # what the collator gets of a part of them; of all for None
+    place: StreamPlace  # behind it
+    size: int  # what it adds to the position
+    number: int  # by which what is drawn in collating it is seeded
+    num_samples: int | None = None  # in it, where that is not the size
 
 
 def chunks_of_items(opened: OpenStream, share: RankShare, *, drop_last: bool) -> Iterator[Chunk]:
     """Chunks of so many items. Reads past what is trained at once, and the chunks when they are asked for.
 
-    Args:
-        opened: the stream.
-        share: says how many items a chunk has.
-        drop_last: leave out a last chunk that is smaller, unless it is the only one.
-
-    Raises:
-        DataError: the stream has become shorter than what is trained.
+    A last chunk that is smaller is left out with `drop_last`, unless it is the only one. Raises DataError where the
+    stream has become shorter than what is trained.
     """
     position = _pass_over(opened, share.chunk_size)
     return _chunks_of_items(opened, share.chunk_size, position, drop_last=drop_last)
@@ -127,14 +101,8 @@ def chunks_of_batches(
 ) -> Iterator[Chunk]:
     """Chunks of batches that are formed by length. Reads past what is trained at once.
 
-    Args:
-        opened: the stream.
-        share: says how many batches a chunk has.
-        former: forms the batches.
-        seed_of: from the start of a look-ahead to the seed from which the order of its batches is drawn.
-
-    Raises:
-        DataError: the stream has become shorter than what is trained.
+    `seed_of` gives, for the start of a look-ahead, the seed from which the order of its batches is drawn. Raises
+    DataError where the stream has become shorter than what is trained.
     """
 
     def begin_block(number: int) -> State:

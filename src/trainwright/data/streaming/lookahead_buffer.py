@@ -34,12 +34,6 @@ def formed_by_length(
 ) -> TokenBudget | PackedOrder:
     """Batches of samples with these lengths, as the plan forms them.
 
-    Args:
-        lengths: of each sample.
-        plan: has a budget of tokens, or the length of a row.
-        seed: base of the order.
-        drop_last: leave out rows that do not fill a batch.
-
     Raises:
         DataError: a sample is empty, or longer than a batch or row takes.
     """
@@ -59,18 +53,12 @@ def formed_by_length(
 
 @dataclass(frozen=True, slots=True)
 class BatchFormer:
-    """Forms batches of the samples of a look-ahead into a stream.
-
-    Attributes:
-        size: samples of a look-ahead, at least.
-        min_batches: batches that can be formed of it, at least.
-        block: items that are read at once.
-    """
+    """Forms batches of the samples of a look-ahead into a stream."""
 
     plan: SamplingPlan
-    size: int = 1024
-    min_batches: int = 16
-    block: int = 64
+    size: int = 1024  # samples of a look-ahead, at least
+    min_batches: int = 16  # batches that can be formed of it, at least
+    block: int = 64  # items that are read at once
 
     @property
     def packed_input(self) -> str | None:
@@ -94,24 +82,16 @@ class BatchFormer:
         }
 
     def order(self, lengths: Sequence[int], *, seed: int = 0, drop_last: bool = False) -> BatchOrder:
-        """The batches of samples with these lengths.
-
-        Args:
-            lengths: of the samples of a look-ahead.
-            seed: from which the order of batches is drawn.
-            drop_last: it is the last look-ahead, and a batch that is not full may be left out.
+        """The batches of samples with these lengths; `drop_last` leaves out one of the last look-ahead that is not
+        full.
         """
         return formed_by_length(lengths, self.plan, seed=seed, drop_last=drop_last and self.plan.drop_last)
 
     def length(self, item: Item, number: int) -> int:
         """Tokens of an item of the stream, counted: there is no index by which a column could be asked.
 
-        Args:
-            item: as the stream gives it.
-            number: of the item in the stream, for messages.
-
         Raises:
-            DataError: it has none, or more than fit.
+            DataError: it has none, or more than fit; names the item by its number.
         """
         name, plan = self.plan.length_of, self.plan
         if not isinstance(item, Mapping) or name not in item:
@@ -132,14 +112,9 @@ class BatchFormer:
 
 
 class LookaheadBuffer:
-    """Items of a stream from a position on, and the last place before it from which they can be read again.
+    """Items of a stream from position `at` on, and the last place before it from which they can be read again.
 
-    Args:
-        items: of the stream.
-        begin_block: called with its number before a block is read; returns the dataset's state there.
-        block: items that are read at once.
-        at: items of the stream before the first of these.
-        state: the dataset's state there, if it has one.
+    `begin_block` is called with its number before each `block` of items is read, and returns the dataset's state there.
     """
 
     def __init__(
@@ -209,11 +184,7 @@ def next_lookahead(
 ) -> tuple[LookaheadBatches, int] | None:
     """The batches of the next look-ahead and how many samples they take; None when the stream has ended.
 
-    Args:
-        buffer: is filled as far as the look-ahead needs it.
-        former: forms the batches.
-        multiple: of so many batches their number is one, unless the stream ends.
-        seed: from which the order of the batches is drawn.
+    Their number is a multiple of `multiple`, unless the stream ends; their order is drawn from `seed`.
     """
     lengths: list[int] = []
     num, has_all = former.size, False

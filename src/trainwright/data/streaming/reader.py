@@ -129,12 +129,9 @@ class StreamDataLoader(DataLoader[Any]):
         collate: makes a batch of a list of samples.
         exchange: between processes that have parts of a stream of their own; None where each reads the whole.
         options: of torch's DataLoader.
-
-    Attributes:
-        origin: where in the stream the batch came from that was fetched last.
     """
 
-    origin: BatchOrigin | None = None
+    origin: BatchOrigin | None = None  # where in the stream the batch came from that was fetched last
 
     def __init__(
         self,
@@ -186,14 +183,7 @@ class _WithOrigin:
 
 
 class StreamReader:
-    """One pass over a stream in one process or worker: opened after what is trained, shared with others, seeded.
-
-    Args:
-        stream: what is read, and how.
-        epoch: from 0.
-        start: what of the epoch is trained.
-        info: what torch says of the worker that this is; None in the main process.
-    """
+    """One pass over a stream in one process or worker: opened after what is trained, shared with others, seeded."""
 
     def __init__(self, stream: StreamItems, epoch: int, start: EpochProgress, info: Any) -> None:
         self.stream, self.epoch, self.start = stream, epoch, start

@@ -42,10 +42,7 @@ def equal_batches(
         exchange: between the processes.
         split: which part this is.
         size: of a full batch on one process.
-        begins: nothing of the epoch is trained yet.
-
-    Raises:
-        DataError: a process has no sample at all.
+        begins: nothing of the epoch is trained yet; then a process without any sample raises DataError.
     """
     latest: Batch | None = None
     while True:

@@ -1,7 +1,4 @@
-"""State of a stream for checkpoints: origin of each batch, what of an epoch is trained, and the dataset's own state.
-
-Nothing here reads the stream.
-"""
+"""State of a stream for checkpoints: origin of each batch, what of an epoch is trained, and the dataset's own state."""
 
 from __future__ import annotations
 
@@ -39,23 +36,14 @@ WHOLE = Split()
 
 
 class StreamPlace(NamedTuple):
-    """A position in the items that a process or one of its workers reads.
+    """A position in the items that a process or one of its workers reads."""
 
-    Attributes:
-        samples: items before it; where batches are formed by length, batches of all processes.
-        state: the dataset's own state at or before it, if it has one.
-        state_at: items before that state; 0 without one.
-        start: where batches are formed by length, items before the look-ahead that they are taken from.
-        taken: batches taken out of that look-ahead.
-        multiple: of so many batches the look-ahead was made.
-    """
-
-    samples: int = 0
-    state: Any = None
-    state_at: int = 0
-    start: int = 0
-    taken: int = 0
-    multiple: int = 0
+    samples: int = 0  # items before it; where batches are formed by length, batches of all processes
+    state: Any = None  # the dataset's own state at or before it, if it has one
+    state_at: int = 0  # items before that state; 0 without one
+    start: int = 0  # where batches are formed by length, items before the look-ahead that they are taken from
+    taken: int = 0  # batches taken out of that look-ahead
+    multiple: int = 0  # of so many batches the look-ahead was made
 
     @classmethod
     def from_values(cls, values: tuple[Any, ...]) -> StreamPlace:
@@ -66,23 +54,14 @@ class StreamPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOrigin:
-    """Origin of a batch in a stream.
+    """Origin of a batch in a stream."""
 
-    Attributes:
-        size: what it adds to the position, over all processes; over this one as long as only it is known.
-        worker: who made it; 0 where the batches are those of a stream read without workers.
-        num_workers: that take turns: 1 where the batches are those of a stream read without workers.
-        place: behind the batch; None for one that only stands in.
-        part: of a chunk that is not full.
-        num_samples: samples in the batches of all processes, where that is not the size.
-    """
-
-    size: int
-    worker: int
-    num_workers: int
-    place: StreamPlace | None
-    part: ChunkPart | None
-    num_samples: int | None = None
+    size: int  # what it adds to the position, over all processes; over this one as long as only it is known
+    worker: int  # who made it; 0 where the batches are those of a stream read without workers
+    num_workers: int  # that take turns: 1 where the batches are those of a stream read without workers
+    place: StreamPlace | None  # behind the batch; None for one that only stands in
+    part: ChunkPart | None  # of a chunk that is not full
+    num_samples: int | None = None  # samples in the batches of all processes, where that is not the size
 
 
 class BatchItems(list[Item]):
@@ -93,22 +72,14 @@ class BatchItems(list[Item]):
 
 @dataclass(slots=True, kw_only=True)
 class EpochProgress:
-    """Trained part of an epoch, and the places from which reading resumes. Plain values: it lies in checkpoints.
+    """Trained part of an epoch, and the places from which reading resumes. Plain values: it lies in checkpoints."""
 
-    Attributes:
-        samples: over all processes and workers; batches where they are formed by length.
-        num_workers: that take turns in making batches.
-        next_worker: whose turn it is.
-        of_worker: worker -> where it stands.
-        batches: on each process.
-        part: of a stream that was split between the processes: which one this is, and of how many.
-    """
-
-    samples: int = 0
-    num_workers: int = 1
-    next_worker: int = 0
-    of_worker: dict[int, StreamPlace] = field(default_factory=dict)
-    batches: int = 0
+    samples: int = 0  # over all processes and workers; batches where they are formed by length
+    num_workers: int = 1  # that take turns in making batches
+    next_worker: int = 0  # whose turn it is
+    of_worker: dict[int, StreamPlace] = field(default_factory=dict)  # worker -> where it stands
+    batches: int = 0  # on each process
+    # of a stream that was split between the processes: which one this is, and of how many
     part: tuple[int, int] | None = None
 
     def add(self, origin: BatchOrigin) -> None:
@@ -123,11 +94,8 @@ class EpochProgress:
 
     @classmethod
     def passed_over(cls, samples: int, split: Split = WHOLE) -> EpochProgress:
-        """The progress after some samples, with nothing known of the dataset's own state.
-
-        Args:
-            samples: over all processes; the workers do not share the stream.
-            split: the part of the stream that this process reads.
+        """The progress after some samples of all processes, with nothing known of workers or of the dataset's own
+        state.
         """
         place = StreamPlace(samples=samples // split.num_parts)
         return cls(samples=samples, of_worker={0: place} if samples else {}, part=split.part)
@@ -157,11 +125,6 @@ class EpochProgress:
 
 def progress_at(samples: int, saved: Mapping[str, Any] | None, split: Split) -> EpochProgress:
     """Returns the trained part of an epoch at a position: as this process saved it, or as far as the samples tell.
-
-    Args:
-        samples: of the cursor.
-        saved: of `Progress.to_dict`; None where the checkpoint has nothing of this process.
-        split: the part of the stream that this process reads.
 
     Raises:
         DataError: each process reads a part of its own, and where this one stood is not known.
@@ -194,16 +157,7 @@ def is_hf_stream(dataset: object) -> bool:
 
 
 def check_is_whole(dataset: object, num_processes: int, *, purpose: str) -> None:
-    """Checks that a stream, of which each process takes its part, was not split before.
-
-    Args:
-        dataset: a stream.
-        num_processes: that read it.
-        purpose: what needs the whole stream, for the message.
-
-    Raises:
-        DataError: the stream was split between the processes before.
-    """
+    """Raises DataError where a stream, of which `purpose` needs the whole, was split between the processes before."""
     if num_processes > 1 and not _split_of(dataset).is_whole:
         raise DataError(
             f"The stream was split with split_dataset_by_node, and {purpose} needs the whole of it: it shares the data "
@@ -212,16 +166,7 @@ def check_is_whole(dataset: object, num_processes: int, *, purpose: str) -> None
 
 
 def split_for(dataset: object, *, rank: int, num_processes: int) -> Split:
-    """Returns the part of a stream that this process reads in training.
-
-    Args:
-        dataset: a stream.
-        rank: of this process.
-        num_processes: that train.
-
-    Raises:
-        DataError: it was split between others.
-    """
+    """Returns the part of a stream that this process reads in training; DataError where it was split between others."""
     split = _split_of(dataset) if num_processes > 1 else WHOLE
     if split.is_whole or split == Split(rank, num_processes):
         return split
