@@ -80,7 +80,7 @@ class MuonWithAdamW(Optimizer):
 
 
 def muon_groups(model: nn.Module) -> list[Group]:
-    """Returns two groups of a model's parameters, the hidden matrices and the rest; ArgumentError without hidden ones."""
+    """Returns two groups of a model's parameters: the hidden matrices, without which it is an error, and the rest."""
     hidden = hidden_matrices(model)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not any(name in hidden for name, _ in named):
