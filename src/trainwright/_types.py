@@ -22,6 +22,12 @@ StateDict: TypeAlias = dict[str, Any]  # tensors, numbers and nests of them, as 
 # Torch's, or an object with its methods: DeepSpeed's, an optimizer package's, a user's own. They share no class.
 Optimizer: TypeAlias = Any
 Scheduler: TypeAlias = Any
+# The user's module, or a backend's wrapper around it; transformers' models have methods that no other module has.
+Model: TypeAlias = Any
+# The user's own types: map-style, a stream, or a `datasets.Dataset`; and whatever gives batches of one.
+DatasetLike: TypeAlias = Any
+DataLoaderLike: TypeAlias = Any
+Trial: TypeAlias = Any  # of the backend of a search
 # Tensors or arrays, alone or in lists, tuples and mappings of any depth: the model decides the nesting.
 Nested: TypeAlias = Any
 # An object of JSON: its values are of every type that JSON has, and a reader checks them.

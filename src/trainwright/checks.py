@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
-from trainwright._types import has_length, is_instance_of, metric_number, printable
+from trainwright._types import DataLoaderLike, DatasetLike, Model, has_length, is_instance_of, metric_number, printable
 from trainwright.config import rules
 from trainwright.config.fields import batch_formers
 from trainwright.config.plans import StepPlan
@@ -31,7 +31,7 @@ def check_metrics(args: Any, compute_metrics: Any) -> None:
         )
 
 
-def raise_no_loss(model: Any, inputs: Mapping[str, Any], outputs: Any, loss: object, *, made_by: object) -> NoReturn:
+def raise_no_loss(model: Model, inputs: Mapping[str, Any], outputs: Any, loss: object, *, made_by: object) -> NoReturn:
     """A loss that is no tensor: a ModelError says what the model returned, and what it was given.
 
     `loss` was taken out of the outputs, or `made_by` the user's loss function; that is None where the loss is the
@@ -47,7 +47,7 @@ def raise_no_loss(model: Any, inputs: Mapping[str, Any], outputs: Any, loss: obj
     )
 
 
-def explain_loss(loss: object, model: Any, error: Exception) -> None:
+def explain_loss(loss: object, model: Model, error: Exception) -> None:
     """Raises a ModelError where an error in the backward pass comes from the kind of loss; else returns.
 
     The loss is what `compute_loss` returned, or the same scaled for the window.
@@ -87,7 +87,7 @@ def _raise_no_tensor(loss: object, maker: str, error: Exception | None = None) -
     raise ModelError(f"{maker} returned a {type(loss).__name__} as the loss, which is no tensor. {cure}") from error
 
 
-def check_models(model: Any, model_init: Any) -> None:
+def check_models(model: Model, model_init: Any) -> None:
     """Raises MissingModelError for neither a model nor a `model_init`, and ModelError for both."""
     if model is None and model_init is None:
         raise MissingModelError(
@@ -99,7 +99,7 @@ def check_models(model: Any, model_init: Any) -> None:
         )
 
 
-def check_head(model: Any, base_model_names: Iterable[str]) -> None:
+def check_head(model: Model, base_model_names: Iterable[str]) -> None:
     """Raises ModelError for a base model, which has no head to train; names what to load instead."""
     core = model_facts.core_model(model)
     if type(core).__name__ in base_model_names:
@@ -111,7 +111,12 @@ def check_head(model: Any, base_model_names: Iterable[str]) -> None:
 
 
 def check_datasets(
-    args: Any, train_dataset: Any, eval_dataset: Any, data_collator: Any, *, has_own_schedule: bool = False
+    args: Any,
+    train_dataset: DatasetLike,
+    eval_dataset: DatasetLike,
+    data_collator: Any,
+    *,
+    has_own_schedule: bool = False,
 ) -> None:
     """Checks the data as far as possible when a trainer is made.
 
@@ -200,13 +205,13 @@ def ranked_steps(
     return sorted(numbers, key=lambda step: numbers[step], reverse=is_greater_better)
 
 
-def check_has_samples(dataset: Any) -> None:
+def check_has_samples(dataset: DatasetLike) -> None:
     """Raises DataError for a training set without a single sample."""
     if has_length(dataset) and len(dataset) == 0:
         raise DataError("train_dataset is empty: it has no sample to train on. Look at how it was made or filtered.")
 
 
-def check_is_dataset(dataset: Any, description: str) -> None:
+def check_is_dataset(dataset: DatasetLike, description: str) -> None:
     """Raises DataError for what torch's DataLoader cannot read, such as a generator, an iterator or a set."""
     is_stream = isinstance(dataset, IterableDataset) or is_instance_of(dataset, "datasets", "IterableDataset")
     if is_stream or any(hasattr(dataset, name) for name in ("__getitem__", "__getitems__")):
@@ -218,7 +223,7 @@ def check_is_dataset(dataset: Any, description: str) -> None:
     )
 
 
-def check_sets_have_samples(args: Any, eval_dataset: Any) -> None:
+def check_sets_have_samples(args: Any, eval_dataset: DatasetLike) -> None:
     """Raises DataError where a metric decides which model is the best, and no evaluation set has a sample."""
     sets = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
     is_empty = bool(sets) and all(has_length(dataset) and len(dataset) == 0 for dataset in sets)
@@ -229,7 +234,7 @@ def check_sets_have_samples(args: Any, eval_dataset: Any) -> None:
         )
 
 
-def check_has_batches(dataloader: Any, args: Any) -> None:
+def check_has_batches(dataloader: DataLoaderLike, args: Any) -> None:
     """Warns when all samples together make no batch; a DataError where the length of the run would follow from it."""
     if not has_length(dataloader) or len(dataloader) > 0:
         return
@@ -255,7 +260,7 @@ def check_ends_together(plan: StepPlan, chunk: int | None, num_processes: int) -
         )
 
 
-def check_trainable(model: Any, mixed: str) -> None:
+def check_trainable(model: Model, mixed: str) -> None:
     """Raises ModelError for fp16 weights with fp16 autocast, and for quantised weights without an adapter."""
     halves = [name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.float16]
     if mixed == "fp16" and halves:

@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import nn
 
-from trainwright._types import is_instance_of
+from trainwright._types import Model, is_instance_of
 
 
-def core_model(model: Any) -> Any:
+def core_model(model: Model) -> Any:
     """The model inside adapters (PEFT) and a compiled wrapper: the one whose `forward` names the inputs."""
     model = getattr(model, "_orig_mod", model)
     if is_instance_of(model, "peft", "PeftModel"):
@@ -38,7 +38,7 @@ class ModelLayout:
     pp: int = 1
 
 
-def model_layout(model: Any) -> ModelLayout | None:
+def model_layout(model: Model) -> ModelLayout | None:
     """Of a model that was taken apart before the trainer got it, as transformers does when it loads one; else None."""
     core = core_model(model)
     if getattr(core, "is_distributed_loading_by_transformers", False):
@@ -47,23 +47,23 @@ def model_layout(model: Any) -> ModelLayout | None:
     return ModelLayout() if has_sharded_parameters(core) else None
 
 
-def num_devices(model: Any) -> int:
+def num_devices(model: Model) -> int:
     """Devices over which transformers laid a model out when it loaded it; 0: it was not asked to."""
     return len(set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"})
 
 
-def has_sharded_parameters(model: Any) -> bool:
+def has_sharded_parameters(model: Model) -> bool:
     """Returns True if parameters are DTensors, of which each process holds a part."""
     parameters = model.parameters() if hasattr(model, "parameters") else ()
     return any(hasattr(parameter, "device_mesh") for parameter in parameters)
 
 
-def forward_parameters(model: Any) -> dict[str, inspect.Parameter]:
+def forward_parameters(model: Model) -> dict[str, inspect.Parameter]:
     """Parameters of the model's `forward` by name; those of the model inside a wrapper."""
     return dict(inspect.signature(core_model(model).forward).parameters)
 
 
-def find_label_names(model: Any) -> list[str]:
+def find_label_names(model: Model) -> list[str]:
     """Inputs of `forward` that are labels: names with "label" in them, and a span's two ends for extractive QA."""
     names = list(forward_parameters(model))
     if "QuestionAnswering" in type(core_model(model)).__name__:
@@ -71,13 +71,13 @@ def find_label_names(model: Any) -> list[str]:
     return [n for n in names if "label" in n]
 
 
-def returns_loss_by_default(model: Any) -> bool:
+def returns_loss_by_default(model: Model) -> bool:
     """Returns True if `forward` computes a loss without labels (contrastive models: `return_loss=True` by default)."""
     parameter = forward_parameters(model).get("return_loss")
     return parameter is not None and parameter.default is True
 
 
-def accepts_loss_kwargs(model: Any) -> bool:
+def accepts_loss_kwargs(model: Model) -> bool:
     """Returns True if `forward` takes `num_items_in_batch`: the model says so itself, or takes any keyword."""
     declared = getattr(core_model(model), "accepts_loss_kwargs", None)
     if declared is not None:
@@ -89,7 +89,7 @@ _COUNT = "num_items_in_batch"
 _MEANS = {"CrossEntropyLoss", "BCEWithLogitsLoss", "BCELoss", "MSELoss", "L1Loss", "NLLLoss"}
 
 
-def ignores_item_count(model: Any) -> bool:
+def ignores_item_count(model: Model) -> bool:
     """Returns True if `forward` accepts `num_items_in_batch` like any other keyword and still returns a mean.
 
     So do the heads of BERT and T5: their code makes one of torch's mean losses, and uses neither the count nor the
@@ -146,7 +146,7 @@ def uses_item_count(compute_loss: Callable[..., object]) -> bool:
     return any(_COUNT in (value if isinstance(value, tuple) else (value,)) for value in loads)
 
 
-def shifts_labels(model: Any) -> bool:
+def shifts_labels(model: Model) -> bool:
     """Returns True if the model's loss compares position i with label i + 1, so that label 0 is never a target.
 
     The loss function itself decides, not a declared loss type: a causal model without a declared type (GPT-2) falls
@@ -158,7 +158,7 @@ def shifts_labels(model: Any) -> bool:
     return getattr(getattr(core, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
 
 
-def auxiliary_coefficient(model: Any) -> float:
+def auxiliary_coefficient(model: Model) -> float:
     """Factor with which a mixture of experts adds its balance loss (`aux_loss`) to its loss; 0 for other models."""
     config = getattr(core_model(model), "config", None)
     if not getattr(config, "output_router_logits", False):
@@ -166,19 +166,19 @@ def auxiliary_coefficient(model: Any) -> float:
     return float(getattr(config, "router_aux_loss_coef", 0.0) or 0.0)
 
 
-def is_causal_lm(model: Any) -> bool:
+def is_causal_lm(model: Model) -> bool:
     """Returns True if the logits at position i score token i + 1; label smoothing must shift then."""
     name = type(core_model(model)).__name__
     encoder_decoder = getattr(getattr(core_model(model), "config", None), "is_encoder_decoder", False)
     return not encoder_decoder and name.endswith(("ForCausalLM", "LMHeadModel"))
 
 
-def main_input_name(model: Any) -> str:
+def main_input_name(model: Model) -> str:
     """Name of the main input: as the model says, else `input_ids`."""
     return getattr(model, "main_input_name", "input_ids")
 
 
-def takes_any_input(model: Any) -> bool:
+def takes_any_input(model: Model) -> bool:
     """Returns True if `forward` takes whatever a sample holds: a module of the user's own with `**kwargs`.
 
     transformers' models have `**kwargs` too, for attention kernels and the like; a column of text is none of these.
@@ -194,7 +194,7 @@ def takes_argument(function: Any, name: str) -> bool:
     return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
-def signature_columns(model: Any, label_names: list[str]) -> list[str]:
+def signature_columns(model: Model, label_names: list[str]) -> list[str]:
     """Columns of a dataset that `forward` can take; `label` and `label_ids` are renamed by the default collator."""
     names = list(forward_parameters(model))
     return names + [n for n in dict.fromkeys(["label", "label_ids", *label_names]) if n not in names]

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
+from trainwright._types import Model, Trial
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerControl, TrainerState
@@ -66,9 +67,9 @@ class SavingTrainer(Protocol):
     """The part of a trainer that a checkpoint on request needs."""
 
     args: Any  # arguments of the library or of transformers
-    model: Any  # the user's model
+    model: Model  # the user's model
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None: ...
+    def _save_checkpoint(self, model: Model, trial: Trial) -> None: ...
 
 
 class CheckpointManager:

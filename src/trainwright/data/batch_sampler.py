@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, Sampler
 
-from trainwright._types import Batch, Item
+from trainwright._types import Batch, DataLoaderLike, DatasetLike, Item
 from trainwright.data.samplers import Order
 
 Items = list[Item]
@@ -47,7 +47,7 @@ class BatchOrder(Order, Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.indices(self.epoch))
 
-    def wrap(self, dataset: Any) -> BatchedDataset:
+    def wrap(self, dataset: DatasetLike) -> BatchedDataset:
         """The dataset whose index is a group."""
         return BatchedDataset(dataset)
 
@@ -55,7 +55,7 @@ class BatchOrder(Order, Sampler[Any]):
 class BatchedDataset(Dataset[Items]):
     """Gives the items of a group of indices."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: DatasetLike) -> None:
         self.dataset = dataset
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ def batch_order_of(dataloader: object) -> BatchOrder | None:
     return order if isinstance(order, BatchOrder) else None
 
 
-def num_tokens(dataloader: Any) -> int | None:
+def num_tokens(dataloader: DataLoaderLike) -> int | None:
     """Tokens of an epoch of this process, padding included, where the lengths tell without reading a sample."""
     order = batch_order_of(dataloader)
     if order is None or dataloader.batch_sampler.share.num_processes > 1:
@@ -90,7 +90,7 @@ def num_tokens(dataloader: Any) -> int | None:
     return order.num_tokens(dataloader.batch_sampler.epoch)
 
 
-def fetch_items(dataset: Any, indices: Iterable[int]) -> Items:
+def fetch_items(dataset: DatasetLike, indices: Iterable[int]) -> Items:
     """Items by index; at once where the dataset can (torch's own protocol for it)."""
     many = getattr(dataset, "__getitems__", None)
     return list(many(list(indices))) if many is not None else [dataset[index] for index in indices]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import Dataset
 
-from trainwright._types import Batch, Item, optional_class
+from trainwright._types import Batch, DatasetLike, Item, optional_class
 from trainwright.errors import DataError
 
 module_logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def is_columnar(dataset: object) -> bool:
     return cls is not None and isinstance(dataset, cls)
 
 
-def has_transform(dataset: Any) -> bool:
+def has_transform(dataset: DatasetLike) -> bool:
     """Returns True if samples are made on the fly (`with_transform`), of columns that the model need not take."""
     return bool(dataset.format["type"] == "custom")
 
@@ -44,7 +44,7 @@ def module_of(thing: object) -> str:
 
 
 def remove_unused(
-    dataset: Any, columns: Sequence[str], *, model_name: str, description: str | None, for_own: bool = False
+    dataset: DatasetLike, columns: Sequence[str], *, model_name: str, description: str | None, for_own: bool = False
 ) -> Any:
     """A `datasets.Dataset` with only the columns that the model takes.
 
@@ -202,7 +202,7 @@ class _OtherColumns:
 class DatasetWithExtras(Dataset[Sample]):
     """A `datasets.Dataset` without the columns `names`; behind each row these, read when they are asked for."""
 
-    def __init__(self, dataset: Any, names: Sequence[str]) -> None:
+    def __init__(self, dataset: DatasetLike, names: Sequence[str]) -> None:
         self.taken = dataset.remove_columns(names)
         self.others = {name: dataset.select_columns(name) for name in names}
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, Sampler
 
+from trainwright._types import DatasetLike
 from trainwright.data.lengths import Lengths, sample_lengths
 
 
@@ -65,7 +65,7 @@ class LengthGroupedSampler(Sampler[int]):
     def __init__(
         self,
         batch_size: int,
-        dataset: Any = None,
+        dataset: DatasetLike = None,
         lengths: Sequence[int] | Lengths | torch.Tensor | None = None,
         model_input_name: str | None = None,
         generator: torch.Generator | None = None,
@@ -100,7 +100,7 @@ class DistributedLengthGroupedSampler(DistributedSampler[int]):
     def __init__(
         self,
         batch_size: int,
-        dataset: Any = None,
+        dataset: DatasetLike = None,
         num_replicas: int | None = None,
         rank: int | None = None,
         seed: int = 0,
@@ -120,7 +120,7 @@ class DistributedLengthGroupedSampler(DistributedSampler[int]):
 
 
 def _known_lengths(
-    lengths: Sequence[int] | Lengths | torch.Tensor | None, dataset: Any, input_name: str | None
+    lengths: Sequence[int] | Lengths | torch.Tensor | None, dataset: DatasetLike, input_name: str | None
 ) -> list[int]:
     if lengths is None:
         if dataset is None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from trainwright._types import DatasetLike
 from trainwright.data.columns import is_columnar
 from trainwright.errors import DataError
 
@@ -17,7 +17,9 @@ Lengths = NDArray[np.int64]
 QUIET_S = 2.0  # reading lengths shows its progress when it takes longer
 
 
-def sample_lengths(dataset: Any, name: str, *, column: str | None = None, show_progress: bool = False) -> Lengths:
+def sample_lengths(
+    dataset: DatasetLike, name: str, *, column: str | None = None, show_progress: bool = False
+) -> Lengths:
     """Length of each sample: the column of lengths where the dataset has it, else of its entry `name`.
 
     A `datasets.Dataset` is not read for it: Arrow knows where each list begins. Anything else is asked by index.
@@ -32,7 +34,7 @@ def sample_lengths(dataset: Any, name: str, *, column: str | None = None, show_p
     return np.asarray(lengths_of(dataset, name, show_progress=show_progress), dtype=np.int64)
 
 
-def _of_columns(dataset: Any, name: str, column: str | None) -> Lengths | None:
+def _of_columns(dataset: DatasetLike, name: str, column: str | None) -> Lengths | None:
     """From the table alone; None where a transform on the fly makes the items, or the entry is no list."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -55,7 +57,7 @@ def _of_columns(dataset: Any, name: str, column: str | None) -> Lengths | None:
     return lengths if chosen is None else lengths[chosen.column(0).to_numpy()]
 
 
-def lengths_of(dataset: Any, name: str, *, show_progress: bool = False) -> list[int]:
+def lengths_of(dataset: DatasetLike, name: str, *, show_progress: bool = False) -> list[int]:
     """Length of an entry of each item, asked by index: a dataset need not end with an IndexError.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from trainwright._types import has_length
+from trainwright._types import DatasetLike, has_length
 from trainwright.config.plans import LoaderPlan, SamplingPlan
 from trainwright.data.cursor import Cursor, OrderKind, is_same_order, raise_another_order
 from trainwright.data.samplers import Order, SamplerOrder, ShuffledOrder
@@ -24,7 +24,7 @@ LARGE = 2**24  # samples above which "auto" computes the shuffled order: an arra
 # Any: datasets and samplers are the user's own types.
 
 
-def training_order(dataset: Any, plan: SamplingPlan) -> Sampler[Any] | None:
+def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | None:
     """The sampler that the plan asks for; None for a stream, which has its own order.
 
     Raises:
@@ -104,7 +104,7 @@ def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
     return SamplerOrder(sampler)
 
 
-def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dataset: Any) -> Order:
+def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dataset: DatasetLike) -> Order:
     """The order in which the epoch of a checkpoint was begun; `now` is the kind of order of this run, for the message.
 
     Raises:
@@ -151,7 +151,7 @@ def _length_grouping(sampler: LengthGroupedSampler) -> OrderKind:
     }
 
 
-def _length_grouped_again(kind: OrderKind, dataset: Any) -> Order | None:
+def _length_grouped_again(kind: OrderKind, dataset: DatasetLike) -> Order | None:
     """With the lengths that the dataset has where they came from; None where it has none."""
     from trainwright.data.length_sampler import LengthGroupedSampler
     from trainwright.data.lengths import sample_lengths
@@ -166,7 +166,7 @@ def _length_grouped_again(kind: OrderKind, dataset: Any) -> Order | None:
     return SamplerOrder(sampler, partial(_length_grouping, sampler))
 
 
-def _lengths(dataset: Any, plan: SamplingPlan) -> Lengths:
+def _lengths(dataset: DatasetLike, plan: SamplingPlan) -> Lengths:
     from trainwright.data.lengths import sample_lengths
 
     return sample_lengths(dataset, plan.length_of, column=plan.length_column, show_progress=plan.show_progress)

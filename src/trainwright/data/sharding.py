@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import DistributedSampler, IterableDataset, Sampler
 
-from trainwright._types import Item
+from trainwright._types import DatasetLike, Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,12 @@ class ShardSampler(Sampler[int]):
     """
 
     def __init__(
-        self, dataset: Any, batch_size: int = 1, drop_last: bool = False, num_processes: int = 1, process_index: int = 0
+        self,
+        dataset: DatasetLike,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        num_processes: int = 1,
+        process_index: int = 0,
     ) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
@@ -122,7 +127,7 @@ class IterableDatasetShard(IterableDataset[Item]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: DatasetLike,
         batch_size: int = 1,
         drop_last: bool = False,
         num_processes: int = 1,
@@ -174,7 +179,7 @@ class DistributedSamplerWithLoop(DistributedSampler[int]):
         kwargs: of torch's DistributedSampler.
     """
 
-    def __init__(self, dataset: Any, batch_size: int, **kwargs: Any) -> None:
+    def __init__(self, dataset: DatasetLike, batch_size: int, **kwargs: Any) -> None:
         super().__init__(dataset, **kwargs)
         self.batch_size = batch_size
 

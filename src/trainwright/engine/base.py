@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch
 from torch import nn
 
-from trainwright._types import Optimizer, Prepared, Scheduler, StateDict
+from trainwright._types import DataLoaderLike, Optimizer, Prepared, Scheduler, StateDict
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.gradients import Gradients
 from trainwright.engine.precision import autocast_forward, peak_flops
@@ -221,7 +221,7 @@ class Engine:
 
     # -- between processes -----------------------------------------------------------------------------------------
 
-    def dispatch(self, dataloader: Any) -> Any:
+    def dispatch(self, dataloader: DataLoaderLike) -> Any:
         """Has the main process read the batches for all processes, and gives each process its part of each batch."""
         return dataloader
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from trainwright._types import DataLoaderLike
 from trainwright.config.plans import EnginePlan
 from trainwright.distributed import collectives
 from trainwright.distributed.process_group import leave_at_exit
@@ -35,7 +36,7 @@ class DistributedEngine(Engine):
         self._data_parallel_group = collectives.data_parallel_group(self._num_together)
         self._watchdog: Watchdog | None = None
 
-    def dispatch(self, dataloader: Any) -> Any:
+    def dispatch(self, dataloader: DataLoaderLike) -> Any:
         """Has the main process read each batch and send it to all processes, which take equal parts of it.
 
         What a last batch lacks for equal parts is filled with samples of the first one.

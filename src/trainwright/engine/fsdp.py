@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from trainwright._types import Optimizer
+from trainwright._types import Model, Optimizer
 from trainwright.config import fsdp_config
 from trainwright.config.plans import EnginePlan
 from trainwright.distributed.collectives import background_group
@@ -214,7 +214,7 @@ def _shard_on_any_device(accelerator: Accelerator, plugin: FullyShardedDataParal
 
 
 @contextmanager
-def shared_embeddings_in_the_root(model: Any) -> Iterator[None]:
+def shared_embeddings_in_the_root(model: Model) -> Iterator[None]:
     """Keeps accelerate from sharding the embeddings apart within the context, where other modules share their weight.
 
     In T5, more modules share the weight than accelerate looks for, and BERT's head for masked words has the bias of its

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from trainwright._types import Optimizer, is_instance_of
+from trainwright._types import DataLoaderLike, Optimizer, is_instance_of
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import MakeOptimizer
@@ -50,7 +50,7 @@ class TensorParallelEngine(ShardedEngine):
         # A process whose text has ended continues with the others: each forward pass is one of all processes.
         yield {"synced_gpus": True}
 
-    def dispatch(self, dataloader: Any) -> Any:
+    def dispatch(self, dataloader: DataLoaderLike) -> Any:
         raise ArgumentError(
             "accelerator_config.dispatch_batches=True sends each process a part of a batch, and here several processes "
             "need the same one. Leave it out: each process reads for itself."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainwright._types import Batch
+from trainwright._types import Batch, Model
 
 
 class RecurrentForward:
@@ -17,7 +17,7 @@ class RecurrentForward:
         self._past_index = past_index
         self._past: Any = None
 
-    def __call__(self, model: Any, inputs: Batch) -> Any:
+    def __call__(self, model: Model, inputs: Batch) -> Any:
         """Returns the model's output, and keeps its state."""
         if self._past is not None:
             inputs = {**inputs, "mems": self._past}

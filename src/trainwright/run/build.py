@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from trainwright import model_facts
-from trainwright._types import has_length, is_instance_of
+from trainwright._types import Model, Trial, has_length, is_instance_of
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.checkpoint import rng
@@ -120,7 +120,7 @@ def seed_everything(args: Any) -> None:
     enable_full_determinism(args.seed) if args.full_determinism else set_seed(args.seed)
 
 
-def make_engine(args: Any, model: Any = None) -> Engine:
+def make_engine(args: Any, model: Model = None) -> Engine:
     """`model`: the one to train, if it is there already: its weights may be distributed over processes."""
     return select_engine(resolve.engine(args, None if model is None else model_facts.model_layout(model)))
 
@@ -203,7 +203,7 @@ def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:
 # -- a model ----------------------------------------------------------------------------------------------------------
 
 
-def call_model_init(model_init: Callable[..., Any], trial: Any) -> Any:
+def call_model_init(model_init: Callable[..., Any], trial: Trial) -> Any:
     """A model from the user's function, which takes nothing or the trial."""
     num_arguments = len(inspect.signature(model_init).parameters)
     if num_arguments > 1:
@@ -216,7 +216,7 @@ def call_model_init(model_init: Callable[..., Any], trial: Any) -> Any:
     return model
 
 
-def names_of_base_models(model: Any) -> frozenset[str]:
+def names_of_base_models(model: Model) -> frozenset[str]:
     """Class names of transformers' models without a head; only looked up for a model of transformers."""
     if not is_instance_of(model, "transformers", "PreTrainedModel"):
         return frozenset()
@@ -226,19 +226,19 @@ def names_of_base_models(model: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def set_use_cache(model: Any, use_cache: Any) -> None:
+def set_use_cache(model: Model, use_cache: Any) -> None:
     """Tells a model with a config whether to return the cache of its attention layers."""
     if getattr(model, "config", None) is not None:
         model.config.use_cache = use_cache
 
 
-def num_bytes(model: Any) -> int:
+def num_bytes(model: Model) -> int:
     """Memory of a model's parameters."""
     return sum(p.numel() * p.element_size() for p in model.parameters()) if hasattr(model, "parameters") else 0
 
 
 @contextmanager
-def patched(args: Any, model: Any, engine: Engine, *, keeps_outputs: bool) -> Iterator[None]:
+def patched(args: Any, model: Model, engine: Engine, *, keeps_outputs: bool) -> Iterator[None]:
     """The model as it is in training: with what the arguments change in it, and in mixed precision."""
     with ExitStack() as stack:
         for patch in _patches(args, model):
@@ -247,7 +247,7 @@ def patched(args: Any, model: Any, engine: Engine, *, keeps_outputs: bool) -> It
         yield
 
 
-def _patches(args: Any, model: Any) -> Iterator[Any]:
+def _patches(args: Any, model: Model) -> Iterator[Any]:
     """Context managers, in the order to enter them."""
     from trainwright import patches
 
@@ -264,7 +264,7 @@ def _patches(args: Any, model: Any) -> Iterator[Any]:
 # -- a loss -----------------------------------------------------------------------------------------------------------
 
 
-def label_smoother(model: Any, epsilon: float) -> LabelSmoother | None:
+def label_smoother(model: Model, epsilon: float) -> LabelSmoother | None:
     """The smoother that `label_smoothing_factor` asks for; None where it is 0 or each label is a yes or no."""
     if epsilon == 0:
         return None
@@ -281,7 +281,7 @@ def label_smoother(model: Any, epsilon: float) -> LabelSmoother | None:
 
 
 def loss_rule(
-    model: Any,
+    model: Model,
     args: Any,
     *,
     accepts_loss_kwargs: bool,
@@ -318,7 +318,7 @@ def loss_rule(
     )
 
 
-def note_of_mean(model: Any, args: Any, rule: LossRule) -> str:
+def note_of_mean(model: Model, args: Any, rule: LossRule) -> str:
     """Says that a run divides the loss of a model where transformers adds up means; "" where it does not."""
     factor = args.gradient_accumulation_steps * rule.num_processes
     if factor == 1 or not rule.weights_items or value_of(args, "loss_weighting") is not None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainwright import checks
-from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME
+from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME, Model
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.finite import WeightCheck
@@ -64,7 +64,7 @@ SAVING_HOOKS = (
 class WholeForm:
     """Weights and optimizer as one process alone has them, in one file each."""
 
-    def weights(self, engine: Engine, model: Any) -> dict[str, Any] | None:
+    def weights(self, engine: Engine, model: Model) -> dict[str, Any] | None:
         """All weights in the main process, where processes hold parts; else None: the model has them itself."""
         whole = engine.whole_weights(model)
         return None if whole is None else dict(whole)
@@ -82,7 +82,7 @@ class WholeForm:
 class ShardedForm:
     """Weights and optimizer in shards, of which each process writes its own."""
 
-    def weights(self, engine: Engine, model: Any) -> dict[str, Any]:
+    def weights(self, engine: Engine, model: Model) -> dict[str, Any]:
         """Returns no weights: the shards have them."""
         return {}
 
@@ -170,14 +170,14 @@ class Checkpointer:
             state.stateful_callbacks = collect_states(stateful(hooks.callback_handler, run.progress.control))
             state.save_to_json(folder / TRAINER_STATE_NAME)
 
-    def weights_to_save(self, model: Any, *, is_checkpoint: bool) -> dict[str, Any] | None:
+    def weights_to_save(self, model: Model, *, is_checkpoint: bool) -> dict[str, Any] | None:
         """All weights in the main process, where processes hold parts; empty where shards are written; else None."""
         if is_checkpoint:
             return self.form.weights(self.engine, model)
         whole = self.engine.finished_weights(model)
         return None if whole is None else dict(whole)
 
-    def write_model(self, model: Any, processing_class: Any, folder: Path, state_dict: dict[str, Any] | None) -> None:
+    def write_model(self, model: Model, processing_class: Any, folder: Path, state_dict: dict[str, Any] | None) -> None:
         """The model so that `from_pretrained` loads it, the processing class, the arguments."""
         from trainwright.checkpoint import weights
 
@@ -221,7 +221,7 @@ class Checkpointer:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def read_weights(self, model: Any, folder: Path) -> Any:
+    def read_weights(self, model: Model, folder: Path) -> Any:
         """Loads the weights of a checkpoint; returns the keys that did not match."""
         from trainwright.checkpoint import weights
         from trainwright.engine import sharded_state
@@ -229,7 +229,7 @@ class Checkpointer:
         found = sharded_state.read_weights(folder) if sharded_state.has_weights(folder) else None
         return weights.load_weights(model, folder, found=found, load=self.engine.load_weights)
 
-    def read_optimizer_and_scheduler(self, model: Any, optimizer: Any, scheduler: Any, folder: Path) -> None:
+    def read_optimizer_and_scheduler(self, model: Model, optimizer: Any, scheduler: Any, folder: Path) -> None:
         from trainwright.engine import sharded_state
 
         if sharded_state.has_optimizer(folder):
@@ -321,7 +321,7 @@ def prepare_output(args: Any, folder: str, *, is_fresh: bool) -> None:
     )  # fmt: skip
 
 
-def check_first_checkpoint(args: Any, folder: str, model: Any) -> None:
+def check_first_checkpoint(args: Any, folder: str, model: Model) -> None:
     """Warns before step 1 where the first checkpoint may not fit on the disk.
 
     Raises CheckpointWriteError where not even its weights do, and `save_failure` is "stop".
@@ -341,7 +341,7 @@ def check_first_checkpoint(args: Any, folder: str, model: Any) -> None:
     logger.warning("%s", disk_space.shortage_message(root, likely, free, what=f"{what}, estimated with its optimizer,"))
 
 
-def check_next_checkpoint(args: Any, folder: Path, model: Any, optimizer: Any) -> None:
+def check_next_checkpoint(args: Any, folder: Path, model: Model, optimizer: Any) -> None:
     """Raises CheckpointWriteError, before a save writes anything, where it cannot fit on the disk."""
     from trainwright.checkpoint import disk_space
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from trainwright import model_facts
-from trainwright._types import has_length
+from trainwright._types import DataLoaderLike, DatasetLike, Model, has_length
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
@@ -35,7 +35,9 @@ def length_input(processing_class: Any) -> str | None:
     return names[0] if names else None
 
 
-def train_sampler(args: Any, dataset: Any, length_of: str | None, *, batch_size: int, num_processes: int) -> Any:
+def train_sampler(
+    args: Any, dataset: DatasetLike, length_of: str | None, *, batch_size: int, num_processes: int
+) -> Any:
     """The order that the arguments ask for; None for a stream, which has its own."""
     plan = resolve.sampling(
         args, batch_size=batch_size, seed=_data_seed(args), num_processes=num_processes, length_of=length_of
@@ -43,7 +45,7 @@ def train_sampler(args: Any, dataset: Any, length_of: str | None, *, batch_size:
     return sampler_factory.training_order(dataset, plan)
 
 
-def eval_sampler(dataset: Any) -> Any:
+def eval_sampler(dataset: DatasetLike) -> Any:
     """In the order of the dataset; None for a stream."""
     if dataset is None or not has_length(dataset) or isinstance(dataset, IterableDataset):
         return None
@@ -51,7 +53,7 @@ def eval_sampler(dataset: Any) -> Any:
 
 
 def sampler_of(
-    dataset: Any,
+    dataset: DatasetLike,
     sampler_fn: Callable[[Any], Any] | None,
     args: Any,
     *,
@@ -82,7 +84,7 @@ def sample_collator(sampler: Any, collator: Any, *, default: Any) -> Any:
     return as_tensors
 
 
-def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Any, processing_class: Any) -> Any:
+def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Model, processing_class: Any) -> Any:
     """The collator that makes packed rows of what `collate` makes of samples; `collate` where nothing is packed.
 
     Raises ModelError where the samples of a row would see each other in this model.
@@ -112,30 +114,32 @@ def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: An
     )
 
 
-def keeps_all_columns(args: Any, model: Any) -> bool:
+def keeps_all_columns(args: Any, model: Model) -> bool:
     """Returns whether every entry of a sample goes to the model."""
     return not args.remove_unused_columns or model_facts.takes_any_input(model)
 
 
-def is_columnar(dataset: Any) -> bool:
+def is_columnar(dataset: DatasetLike) -> bool:
     """Returns whether columns can be removed from a dataset before its samples are read."""
     return columns.is_columnar(dataset) and not columns.has_transform(dataset)
 
 
-def without_unused_columns(dataset: Any, kept: list[str], model: Any, collator: Any, *, description: str | None) -> Any:
+def without_unused_columns(
+    dataset: DatasetLike, kept: list[str], model: Model, collator: Any, *, description: str | None
+) -> Any:
     """A `datasets.Dataset` without the columns that are not in `kept`."""
     name = type(model).__name__
     for_own = columns.is_own(collator)
     return columns.remove_unused(dataset, kept, model_name=name, description=description, for_own=for_own)
 
 
-def column_removing_collator(collator: Any, kept: list[str], model: Any, description: str | None) -> Any:
+def column_removing_collator(collator: Any, kept: list[str], model: Model, description: str | None) -> Any:
     """A collator that is given only the entries of each sample that are in `kept`."""
     return columns.RemoveColumnsCollator(collator, kept, columns.module_logger, type(model).__name__, description)
 
 
 def make_dataloader(
-    dataset: Any, args: Any, engine: Engine, *, sampler: Any, collate: Any, batch_size: int, is_training: bool
+    dataset: DatasetLike, args: Any, engine: Engine, *, sampler: Any, collate: Any, batch_size: int, is_training: bool
 ) -> Any:
     """The dataloader of this process; with `dispatch_batches` the main process reads for all."""
     plan = resolve.loader(
@@ -151,7 +155,7 @@ def make_dataloader(
     return build_dataloader(dataset, plan, sampler=sampler, collate=collate, exchange=engine)
 
 
-def samples_per_step(dataloader: Any, args: Any) -> int | None:
+def samples_per_step(dataloader: DataLoaderLike, args: Any) -> int | None:
     """Samples of a step over all processes, on average, where batches differ in size; None where they do not."""
     order = batch_order_of(dataloader)
     if order is None:
@@ -161,7 +165,7 @@ def samples_per_step(dataloader: Any, args: Any) -> int | None:
     return int(max(round(share * num_batches), 1))
 
 
-def make_loader(dataloader: Any, device: torch.device) -> Loader:
+def make_loader(dataloader: DataLoaderLike, device: torch.device) -> Loader:
     """Returns the loader of the training loop: batches of an epoch from any position in it."""
     from trainwright.data.device_prefetch import make_prefetcher
 
@@ -179,7 +183,7 @@ def random_states(args: Any) -> Any:
     return rng if wanted and saving_on_exception(args) is None else None
 
 
-def raise_no_input(batch: Any, model: Any, kept: list[str] | None) -> NoReturn:
+def raise_no_input(batch: Any, model: Model, kept: list[str] | None) -> NoReturn:
     """Raises DataError for a batch that is no dict, or an empty one: it cannot be a model's input."""
     if not isinstance(batch, Mapping):
         raise DataError(

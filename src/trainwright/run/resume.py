@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME
+from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, DatasetLike
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.store import CheckpointStore, verified
@@ -200,7 +200,7 @@ def restore_callbacks(states: dict[str, Any], callbacks: Iterable[Any], *, with_
 
 
 def remaining_plan(
-    plan: StepPlan, loader: Loader, checkpoint: str | None, args: Any, *, chunk: int, dataset: Any
+    plan: StepPlan, loader: Loader, checkpoint: str | None, args: Any, *, chunk: int, dataset: DatasetLike
 ) -> tuple[StepPlan, str]:
     """The plan of a run that resumes from a checkpoint, and what there is to say about it.
 

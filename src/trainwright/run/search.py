@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainwright._types import Trial
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback, TimeLimits
 from trainwright.callbacks.preemption import SlurmRequeue
@@ -122,7 +123,7 @@ def host_of(trainer: Any) -> TrainerHandle:
 # -- a trial ----------------------------------------------------------------------------------------------------------
 
 
-def run_trial(trainer: Any, offer: TrialSpec, trial: Any) -> TrialResult:
+def run_trial(trainer: Any, offer: TrialSpec, trial: Trial) -> TrialResult:
     """Trains, evaluates where training did not, and frees what it took."""
     search: SearchState = trainer._search
     search.offer, search.outcome, search.objective = offer, TrialResult(), None
@@ -167,7 +168,7 @@ def release(trainer: Any) -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def report(trainer: Any, trial: Any, metrics: dict[str, float]) -> None:
+def report(trainer: Any, trial: Trial, metrics: dict[str, float]) -> None:
     """Tells the backend of an evaluation; a trial that it ends stops training after this step."""
     _hear(trainer, metrics)
     search, control = trainer._search, trainer.control
@@ -198,12 +199,12 @@ def _keep(trainer: Any, search: SearchState) -> None:
             store.remove(step)
 
 
-def folder_of_trial(output_dir: str, offer: TrialSpec, trial: Any, *, hp_name: Callable[[Any], str] | None) -> str:
+def folder_of_trial(output_dir: str, offer: TrialSpec, trial: Trial, *, hp_name: Callable[[Any], str] | None) -> str:
     """Returns where a trial writes: `run-<id>` in the output directory, or the name that `hp_name` gives it."""
     return os.path.join(output_dir, f"run-{offer.id}" if hp_name is None else str(hp_name(trial)))
 
 
-def name_and_params(trial: Any, search: Any) -> tuple[str | None, dict[str, Any]]:
+def name_and_params(trial: Trial, search: Any) -> tuple[str | None, dict[str, Any]]:
     """Returns what the record of a run says of its trial; `search` may be none at all."""
     given = search.offer.name if search.is_under_way else None
     return (given if search.hp_name is None else search.hp_name(trial)), drawn(trial)

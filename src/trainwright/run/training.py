@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainwright._types import Batch
+from trainwright._types import Batch, DataLoaderLike, DatasetLike, Model, Trial
 from trainwright.checkpoint import training_state
 from trainwright.checkpoint.lease import Lease, NullLease, take
 from trainwright.config import resolve
@@ -36,7 +36,7 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 Forward = Callable[[Any, Batch], Any]
 
 
-def run_model(model: Any, inputs: Batch) -> Any:
+def run_model(model: Model, inputs: Batch) -> Any:
     """The forward pass of a model that keeps nothing from one batch to the next."""
     return model(**inputs)
 
@@ -79,7 +79,7 @@ class TrainingRun:
     """
 
     def __init__(
-        self, progress: RunState, forward: Forward = run_model, *, trial: Any = None, is_dry: bool = False
+        self, progress: RunState, forward: Forward = run_model, *, trial: Trial = None, is_dry: bool = False
     ) -> None:
         self.progress = progress
         self.forward = forward
@@ -104,7 +104,7 @@ class TrainingRun:
         self._resume_note = ""
 
     @classmethod
-    def after(cls, before: TrainingRun, args: Any, trial: Any = None) -> TrainingRun:
+    def after(cls, before: TrainingRun, args: Any, trial: Trial = None) -> TrainingRun:
         """A run that starts from nothing; record and flags are those of the one before until it makes its own."""
         return cls(RunState(before.progress.state, before.progress.control), forward_pass(args), trial=trial)
 
@@ -121,7 +121,7 @@ class TrainingRun:
         idle.run_id, idle.plan, idle.loader, idle.batch_size = self.run_id, self.plan, self.loader, self.batch_size
         return idle
 
-    def rehearsal(self, model: Any) -> TrainingRun:
+    def rehearsal(self, model: Model) -> TrainingRun:
         """A dry run of an evaluation from here; `model` is in evaluation mode until its guard ends."""
         progress = RunState(self.progress.state, self.progress.control)
         dry = TrainingRun(progress, self._fresh_forward(), trial=self.trial, is_dry=True)
@@ -154,13 +154,13 @@ class TrainingRun:
 
     # -- preparing -----------------------------------------------------------------------------------------------------
 
-    def read_from(self, dataloader: Any, plan: StepPlan, engine: Engine, *, batch_size: int) -> Loader:
+    def read_from(self, dataloader: DataLoaderLike, plan: StepPlan, engine: Engine, *, batch_size: int) -> Loader:
         """Takes the data in; the plan is that of a fresh run."""
         self.plan, self.batch_size = plan, batch_size
         self.loader = input_pipeline.make_loader(dataloader, engine.device)
         return self.loader
 
-    def continue_from(self, checkpoint: str | None, args: Any, engine: Engine, dataset: Any) -> StepPlan:
+    def continue_from(self, checkpoint: str | None, args: Any, engine: Engine, dataset: DatasetLike) -> StepPlan:
         """The plan of what is left of a dataset after a checkpoint; of all without one."""
         assert self.plan is not None
         assert self.loader is not None
@@ -315,7 +315,7 @@ class TrainingRun:
         """A new epoch starts without a state that the model kept."""
         self.forward = self._fresh_forward()
 
-    def begin_evaluation(self, model: Any, optimizer: Any) -> None:
+    def begin_evaluation(self, model: Model, optimizer: Any) -> None:
         """Evaluation mode, of which training finds no trace when it goes on."""
         if self.is_dry:
             train_eval_mode.eval_mode(model, None)
@@ -324,7 +324,7 @@ class TrainingRun:
         elif self.eval_mode_guard is None:
             self.eval_mode_guard = train_eval_mode.EvalModeGuard(model, optimizer)
 
-    def end_evaluation(self, model: Any, optimizer: Any) -> None:
+    def end_evaluation(self, model: Model, optimizer: Any) -> None:
         """Training mode again: as training left it, or of all modules where somebody else left evaluation mode on."""
         if self.eval_mode_guard is None:
             train_eval_mode.train_mode(model, optimizer)

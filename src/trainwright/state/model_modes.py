@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
+
+from trainwright._types import Model
 
 
 class ModuleModes:
     """Training or evaluation mode of every module of a model, as they are when this object is made."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Model) -> None:
         self._modes = [(module, module.training) for module in model.modules()]
 
     def restore(self) -> None:
@@ -23,7 +24,7 @@ class ModuleModes:
 
 
 @contextmanager
-def evaluation_mode(model: Any) -> Iterator[None]:
+def evaluation_mode(model: Model) -> Iterator[None]:
     """The model in evaluation mode and without gradients; afterwards each module is in the mode it was in."""
     modes = ModuleModes(model)
     model.eval()
@@ -35,7 +36,7 @@ def evaluation_mode(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def unchanged_model(model: Any) -> Iterator[None]:
+def unchanged_model(model: Model) -> Iterator[None]:
     """Whatever a step inside does to a model besides its weights is undone: gradients, buffers, modes."""
     modes = ModuleModes(model)
     gradients = [(p, p.grad) for p in model.parameters()]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trainwright import model_facts
+from trainwright._types import Model
 
 
 def speed_metrics(
@@ -76,7 +77,7 @@ class FlopEstimator:
         self._per_token = 0
         self._main_input = ""
 
-    def estimate(self, model: Any, inputs: Any) -> float:
+    def estimate(self, model: Model, inputs: Any) -> float:
         """Operations of one forward and backward pass, as the model itself says if it has `floating_point_ops`.
 
         0 where the batch has no main input; a library's own loader may give something else than a dict.
@@ -98,7 +99,7 @@ logger = logging.getLogger(__name__)
 _told: weakref.WeakSet[Any] = weakref.WeakSet()  # models about which it was said: once, not at each batch
 
 
-def count_tokens(inputs: Mapping[str, Any], model: Any, processing_class: Any, *, mode: str) -> torch.Tensor | int:
+def count_tokens(inputs: Mapping[str, Any], model: Model, processing_class: Any, *, mode: str) -> torch.Tensor | int:
     """Input tokens of a batch: "all" of them, or the "non_padding" ones (counted on their device, not read back)."""
     name = getattr(model, "main_input_name", "input_ids")
     if name not in inputs:
@@ -121,7 +122,7 @@ def count_tokens(inputs: Mapping[str, Any], model: Any, processing_class: Any, *
     return inputs[name].numel()  # type: ignore[no-any-return]
 
 
-def _tell(model: Any, text: str) -> None:
+def _tell(model: Model, text: str) -> None:
     if model not in _told:
         _told.add(model)
         logger.warning("%s", text)

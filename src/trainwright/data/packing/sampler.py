@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainwright._types import Item
+from trainwright._types import DatasetLike, Item
 from trainwright.data.batch_sampler import BatchedDataset, BatchOrder, fetch_items
 from trainwright.data.cursor import OrderKind
 from trainwright.data.lengths import Lengths, check_lengths, lengths_digest
@@ -105,14 +104,14 @@ class PackedOrder(BatchOrder):
         widths = ([sum(stop - start for _, start, stop in row) for row in batch] for batch in self.indices(epoch))
         return sum(len(batch) * max(batch) for batch in widths)
 
-    def wrap(self, dataset: Any) -> PackedDataset:
+    def wrap(self, dataset: DatasetLike) -> PackedDataset:
         return PackedDataset(dataset, self.packed_input, splits_long=self._splits_long)
 
 
 class PackedDataset(BatchedDataset):
     """Gives the items of rows of pieces: for each row a list of items, cut where a piece is not the whole sample."""
 
-    def __init__(self, dataset: Any, length_of: str, *, splits_long: bool) -> None:
+    def __init__(self, dataset: DatasetLike, length_of: str, *, splits_long: bool) -> None:
         super().__init__(dataset)
         self.length_of = length_of
         self.splits_long = splits_long

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
 
-from trainwright._types import Item, is_instance_of
+from trainwright._types import DatasetLike, Item, is_instance_of
 from trainwright.data.sharding import ChunkPart
 from trainwright.errors import DataError
 
@@ -192,7 +192,7 @@ def keeps_state(dataset: object) -> bool:
     return not (is_hf_stream(dataset) and _has_buffer(getattr(dataset, "_ex_iterable", None)))
 
 
-def own_state(dataset: Any) -> Any:
+def own_state(dataset: DatasetLike) -> Any:
     """The state of a dataset that keeps one, as a copy: the dataset may return the object that it changes."""
     return copy.deepcopy(dataset.state_dict())
 
