@@ -91,8 +91,8 @@ class LossMark:
         self._one, self._zero = torch.tensor(1.0), torch.tensor(0.0)
 
     def __call__(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """Returns 1 + 0 * loss; None for what is no scalar, which the backward pass itself refuses."""
-        if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
+        """Returns 1 + 0 * loss; None for what is not a real scalar, which the backward pass itself refuses."""
+        if not isinstance(loss, torch.Tensor) or loss.ndim != 0 or loss.is_complex():
             return None
         if self._one.dtype != loss.dtype or self._one.device != loss.device:
             self._one, self._zero = torch.ones_like(loss), torch.zeros_like(loss)
