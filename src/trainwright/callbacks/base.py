@@ -103,32 +103,12 @@ class TrainerCallback:
     def on_log(
         self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
     ) -> TrainerControl | None:
-        """Runs at each log.
-
-        Args:
-            args: as for every event; see the class.
-            state: as for every event.
-            control: as for every event.
-            **kwargs: `logs`, a dict of name to value, which a callback may change; and the objects of every event.
-
-        Returns:
-            A control object that replaces the current one, or None.
-        """
+        """Runs at each log; `kwargs` has `logs`, a dict of name to value, which a callback may change."""
 
     def on_evaluate(
         self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
     ) -> TrainerControl | None:
-        """Runs after an evaluation.
-
-        Args:
-            args: as for every event; see the class.
-            state: as for every event.
-            control: as for every event.
-            **kwargs: `metrics`, a dict of name to value, with the prefix `eval_`; and the objects of every event.
-
-        Returns:
-            A control object that replaces the current one, or None.
-        """
+        """Runs after an evaluation; `kwargs` has `metrics`, a dict of name to value, with the prefix `eval_`."""
 
     def on_prediction_step(
         self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
@@ -138,17 +118,7 @@ class TrainerCallback:
     def on_predict(
         self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
     ) -> TrainerControl | None:
-        """Runs after a prediction.
-
-        Args:
-            args: as for every event; see the class.
-            state: as for every event.
-            control: as for every event.
-            **kwargs: `metrics`, a dict of name to value, with the prefix `test_`; and the objects of every event.
-
-        Returns:
-            A control object that replaces the current one, or None.
-        """
+        """Runs after a prediction; `kwargs` has `metrics`, a dict of name to value, with the prefix `test_`."""
 
     def on_save(
         self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
@@ -173,17 +143,7 @@ class TrainerCallback:
     def on_exception(
         self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
     ) -> TrainerControl | None:
-        """Runs when training ends with an error, which is raised again afterwards.
-
-        Args:
-            args: as for every event; see the class.
-            state: as for every event.
-            control: as for every event.
-            **kwargs: `exception`, the error; and the objects of every event.
-
-        Returns:
-            A control object that replaces the current one, or None.
-        """
+        """Runs when training ends with an error, `exception` in `kwargs`, which is raised again afterwards."""
 
     def on_incident(
         self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject

@@ -143,13 +143,7 @@ class CallbackHandler(TrainerCallback):
         return any(overrides(c, "on_save") and getattr(c, "looks_at_files", True) for c in self.callbacks)
 
     def fire(self, event: str, run: RunState, **kwargs: object) -> None:
-        """Calls the listeners of an event; a control object that one of them returns becomes the run's.
-
-        Args:
-            event: one of `EVENTS`.
-            run: holds `state` and `control`.
-            **kwargs: objects of this event, such as `logs`.
-        """
+        """Calls the listeners of an event with its objects; a control object that one of them returns is the run's."""
         for flag in _CLEARS.get(event, ()):
             setattr(run.control, flag, False)
         if "call_event" in self.__dict__:  # a library replaced it on the instance, as SetFit does

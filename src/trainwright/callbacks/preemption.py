@@ -33,16 +33,11 @@ def _run(command: list[str]) -> None:
 
 
 class SlurmRequeue(TrainerCallback):
-    """Calls `scontrol requeue` for this job, once, from the first process of all.
-
-    Args:
-        job: number of the job; None for that of the environment, SLURM_JOB_ID.
-        run: runs a command (list of words); raises OSError or SubprocessError if it fails.
-    """
+    """Calls `scontrol requeue` for this job, once, from the first process of all."""
 
     def __init__(self, job: str | None = None, *, run: Callable[[list[str]], None] = _run) -> None:
-        self.job = job
-        self._run = run
+        self.job = job  # number of the job; None for that of the environment, SLURM_JOB_ID
+        self._run = run  # runs a command (list of words); raises OSError or SubprocessError if it fails
 
     def on_exception(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         error = kwargs.get("exception")

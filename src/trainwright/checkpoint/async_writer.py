@@ -1,9 +1,9 @@
 """CheckpointWriter: writes checkpoints before a save returns, or on a thread. One save at a time.
 
-In the background: what changes while training goes on is copied (`sink`, `snapshot`), and a thread of low priority
-writes, flushes and commits. Its calls to the system and its checksums do not hold the interpreter's lock. An error of
-it is raised where the run next asks: at the next save, or when training ends. Where several processes write parts of
-one checkpoint, each has such a thread; these agree among themselves, and an error of one is raised in all.
+In the background: what changes while training goes on is copied (`sink`), and a thread of low priority writes, flushes
+and commits, outside of the interpreter's lock. An error of it is raised where the run next asks: at the next save, or
+when training ends. Where several processes write parts of one checkpoint, each has such a thread; these agree among
+themselves, and an error of one is raised in all.
 """
 
 from __future__ import annotations
@@ -45,22 +45,15 @@ class Ranks(Protocol):
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one trainer, one at a time.
-
-    Args:
-        goes_on: whether a failed write is only reported. An error while several processes fill a directory together
-            ends the run all the same: the others wait for the one that failed.
-
-    Attributes:
-        sink: destination of large files for the hooks.
-        newest: step of the newest checkpoint that is on disk or being written; None before the first.
-        longest_s: longest time from the start of a save until its checkpoint was on disk, in seconds.
-    """
+    """Writes the checkpoints of one trainer, one at a time."""
 
     def __init__(self, *, goes_on: bool = False) -> None:
-        self.sink: FileSink = IMMEDIATE
+        self.sink: FileSink = IMMEDIATE  # destination of large files for the hooks
+        # step of the newest checkpoint that is on disk or being written; None before the first
         self.newest: int | None = None
-        self.longest_s = 0.0
+        self.longest_s = 0.0  # longest time from the start of a save until its checkpoint was on disk, in seconds
+        # whether a failed write is only reported. An error while several processes fill a directory together ends the
+        # run all the same: the others wait for the one that failed.
         self._goes_on = goes_on
         self._buffers = HostBuffers()
         self._thread: threading.Thread | None = None

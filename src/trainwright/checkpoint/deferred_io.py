@@ -43,13 +43,7 @@ class FileSink(Protocol):
     """Destination of large files."""
 
     def put(self, tree: Nested, write: Write, *, shared: bool = False) -> None:
-        """Calls `write`, now or later, with the present values of the tensors.
-
-        Args:
-            tree: nested tensors, on any device.
-            write: writes the tree that it gets to a file.
-            shared: whether writing is collective: all processes write at once, or all later.
-        """
+        """Calls `write`, now or later, with the present values of nested tensors; `shared`: all processes do alike."""
         ...
 
 

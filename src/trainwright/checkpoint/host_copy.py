@@ -43,8 +43,7 @@ class HostBuffers:
     def copy_of(self, tree: Nested) -> Nested:
         """Returns a nested value with its tensors copied into this memory, on the CPU, and the rest deep-copied.
 
-        Raises:
-            NotPlainError: a tensor in it cannot be copied byte by byte.
+        Raises NotPlainError where a tensor in it cannot be copied byte by byte.
         """
         originals = [check_plain(tensor) for tensor in tensors_of(tree)]
         storages = {_place(s): s for s in (tensor.untyped_storage() for tensor in originals)}

@@ -36,12 +36,7 @@ class ShardedReader(Protocol):
 
 
 def export_model(checkpoint: Path, folder: Path, *, parts: ShardedReader) -> list[Path]:
-    """Writes the model of a checkpoint; shards and parts become one file.
-
-    Args:
-        checkpoint: a checkpoint of any layout.
-        folder: must be empty or missing.
-        parts: reads weights in parts.
+    """Writes the model of a checkpoint of any layout into an empty or missing folder; shards and parts become one file.
 
     Returns:
         The files written.

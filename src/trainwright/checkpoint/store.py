@@ -37,16 +37,11 @@ _IN_USE: set[Path] = set()  # staging directories that this process is writing, 
 
 
 class CheckpointStore:
-    """Store of the checkpoints below one output directory.
-
-    Args:
-        root: the directory.
-        weights: what is asked of the weights of a checkpoint that is committed.
-    """
+    """Store of the checkpoints below one output directory."""
 
     def __init__(self, root: str | Path, *, weights: WeightCheck = ANY_WEIGHTS) -> None:
-        self.root = Path(root)
-        self._weights = weights
+        self.root = Path(root)  # the directory
+        self._weights = weights  # what is asked of the weights of a checkpoint that is committed
         self._token = f"t{uuid.uuid4().hex[:8]}"  # another store of this process has directories of its own
 
     def path(self, step: int) -> Path:

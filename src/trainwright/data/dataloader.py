@@ -47,14 +47,7 @@ def build_dataloader(
 
 
 def build_whole(dataset: Any, plan: LoaderPlan, *, sampler: Any, collate: Collate) -> DataLoader[Any]:
-    """A DataLoader of the batches of all processes together, as one process reads them for the others.
-
-    Args:
-        dataset: map-style or iterable.
-        plan: of this process.
-        sampler: as for `build_dataloader`.
-        collate: makes a batch of a list of samples.
-    """
+    """A DataLoader of the batches of all processes together, as one process reads them for the others."""
     whole = replace(plan, batch_size=plan.batch_size * plan.num_processes, rank=0, num_processes=1)
     if isinstance(dataset, IterableDataset):
         from trainwright.data.streaming.stream_state import check_is_whole

@@ -47,12 +47,9 @@ class LoaderPosition(ABC):
 
     @abstractmethod
     def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
-        """The batches of the epoch after `skip_batches`.
+        """The batches of the epoch after some, whose random states a resume sets once the first batch is fetched.
 
-        Args:
-            skip_batches: as for `seek`.
-            resumes: a checkpoint's random states are set once the first batch is fetched.
-            reset: sets the random states of the beginning of the epoch.
+        `reset` sets the random states of the beginning of the epoch.
         """
 
     def begin(self) -> None:  # noqa: B027 -- a position that is computed has nothing to follow

@@ -73,18 +73,13 @@ class ShuffledOrder(Order):
 
 
 class SamplerOrder(Order):
-    """The order that a sampler gives; it may draw from the random generators of this process when an epoch starts.
-
-    Args:
-        sampler: has a length and can be iterated once per epoch.
-        describe: returns the kind of the order; default: the name of the sampler's class.
-    """
+    """The order that a sampler gives; it may draw from the random generators of this process when an epoch starts."""
 
     is_counted = True
 
     def __init__(self, sampler: Any, describe: Callable[[], OrderKind] | None = None) -> None:
-        self.sampler = sampler
-        self._describe = describe
+        self.sampler = sampler  # has a length and can be iterated once per epoch
+        self._describe = describe  # returns the kind of the order; default: the name of the sampler's class
         self._kind: OrderKind | None = None
 
     def __len__(self) -> int:
@@ -106,15 +101,7 @@ class SamplerOrder(Order):
 
 
 class EpochBatches(Sampler[list[int]]):
-    """Batches of indices for one epoch at a time, those of one process; `seek` says which epoch and where in it.
-
-    Args:
-        order: gives the indices of an epoch, to all processes the same.
-        batch_size: indices per batch.
-        drop_last: leave out a last batch that is smaller, or that not every process could fill.
-        worker_seed: base of the seeds that workers get with each batch; None leaves them alone.
-        share: which part of the order is this process's; default all of it.
-    """
+    """Batches of indices for one epoch at a time, those of one process; `seek` says which epoch and where in it."""
 
     def __init__(
         self,
@@ -125,10 +112,11 @@ class EpochBatches(Sampler[list[int]]):
         worker_seed: int | None = None,
         share: RankShare | None = None,
     ) -> None:
-        self.order = order
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self.worker_seed = worker_seed
+        self.order = order  # gives the indices of an epoch, to all processes the same
+        self.batch_size = batch_size  # indices per batch
+        self.drop_last = drop_last  # leave out a last batch that is smaller, or that not every process could fill
+        self.worker_seed = worker_seed  # base of the seeds that workers get with each batch; None leaves them alone
+        # which part of the order is this process's; default all of it
         self.share = RankShare(batch_size=batch_size) if share is None else share
         assert self.share.batch_size == batch_size
         self.tells_epoch = False  # batches say of which epoch they are

@@ -37,17 +37,9 @@ def data_parallel_group(num_together: int) -> Group:
 def gather(value: Any, device: torch.device, group: Group = None) -> Any:
     """Gathers a nested value of tensors, concatenated along the first dimension in the order of ranks.
 
-    Args:
-        value: nested lists, tuples and mappings of tensors. Their first dimensions may differ between ranks, and a
-            scalar counts as one row; where another dimension differs, the shorter ones are padded with -100.
-        device: device that the backend works with.
-        group: the processes that take part.
-
-    Returns:
-        The value with gathered tensors, each on the device where it was.
-
-    Raises:
-        DataError: the processes have different structures.
+    First dimensions may differ between ranks, and a scalar counts as one row; where another dimension differs, the
+    shorter ones are padded with -100. They are sent from `device` and returned on the device where each was. Different
+    structures are a DataError.
     """
     mine = list(tensors_of(value))
     if not mine:

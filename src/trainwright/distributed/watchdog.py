@@ -35,20 +35,14 @@ WAIT_FOR_GATES_S = 10.0
 
 
 class Watchdog:
-    """Watchdog of one run in this process. Its thread runs until `close`.
-
-    Args:
-        store: a view of the process group's store for this run alone; None where this is the only process.
-        rank: rank of this process.
-        num_processes: number of processes.
-        hang_timeout_s: seconds without passing a point after which the run is ended; 0: never.
-    """
+    """Watchdog of one run in this process. Its thread runs until `close`."""
 
     def __init__(self, store: Store | None, *, rank: int, num_processes: int, hang_timeout_s: float) -> None:
+        # a view of the process group's store for this run alone; None where this is the only process
         self._store = store
-        self._rank = rank
-        self._num_processes = num_processes
-        self._hang_timeout_s = hang_timeout_s
+        self._rank = rank  # rank of this process
+        self._num_processes = num_processes  # number of processes
+        self._hang_timeout_s = hang_timeout_s  # seconds without passing a point after which the run is ended; 0: never
         self._lock = threading.Lock()
         self._passed = 0
         self._passed_at = time.monotonic()
@@ -70,11 +64,7 @@ class Watchdog:
     # -- called by the thread that trains ------------------------------------------------------------------------
 
     def passes(self) -> int | None:
-        """Counts a point that all ranks pass.
-
-        Returns:
-            The signal after which all ranks end at this point; None: the run continues.
-        """
+        """Counts a point that all ranks pass; returns the signal after which all ranks end there, if any."""
         with self._lock:
             self._passed += 1
             self._passed_at = time.monotonic()
@@ -86,22 +76,11 @@ class Watchdog:
         return self._signal if self._last is not None and self._passed >= self._last else None
 
     def ask(self, number: int) -> None:
-        """Notes a signal to this process. Called in its handler, so the thread publishes it.
-
-        Args:
-            number: number of the signal.
-        """
+        """Notes the number of a signal to this process. Called in its handler, so the thread publishes it."""
         self._signal = number
 
     def fails(self, error: BaseException) -> str | None:
-        """Publishes an error of this rank.
-
-        Args:
-            error: what was raised.
-
-        Returns:
-            The description of an error that another rank published before; None: this one is the first.
-        """
+        """Publishes an error of this rank; returns the description of one that another rank published before."""
         if self._store is None or getattr(error, "is_everybodys", False):
             return None
         text = "".join(traceback.format_exception(error))
@@ -200,10 +179,9 @@ def start_watchdog(*, rank: int, num_processes: int, hang_timeout_s: float, run:
 
 @contextmanager
 def watched(watchdog: Watchdog, interrupts: Interrupts) -> Iterator[None]:
-    """Connects a watchdog to the work that counts its points in `interrupts`, and closes it at the end of the context.
+    """Connects a watchdog to the work that counts its points in `interrupts`, and closes it at the end.
 
-    Raises:
-        ProcessFailedError: the work failed after another rank had.
+    Raises ProcessFailedError where the work failed after another rank had.
     """
     interrupts.meeting = watchdog
     try:
@@ -219,11 +197,7 @@ def watched(watchdog: Watchdog, interrupts: Interrupts) -> Iterator[None]:
 
 
 def raise_first(watchdog: Watchdog, error: BaseException) -> None:
-    """Publishes an error that was raised in this process, and raises the one that another rank published before.
-
-    Raises:
-        ProcessFailedError: another rank failed first; the message has its traceback.
-    """
+    """Publishes an error of this process; raises ProcessFailedError, with its traceback, for one that came first."""
     first = watchdog.fails(error)
     if first is not None:
         raise ProcessFailedError(f"Another process failed first, and this one cannot go on alone.\n{first}") from None

@@ -30,25 +30,13 @@ NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # without state, so on
 
 
 class Engine:
-    """Placement, precision, updates and collectives of one trainer.
-
-    Args:
-        plan: what selects and sets up the backend.
-        accelerator: a real `accelerate.Accelerator`, which users and libraries read.
-        device: where batches go.
-
-    Attributes:
-        accelerator: as above.
-        device: as above.
-        non_blocking: whether batches are copied to the device without waiting.
-        input_dtype: type of a batch's floating-point tensors; None: the type that they have.
-    """
+    """Placement, precision, updates and collectives of one trainer."""
 
     def __init__(self, plan: EnginePlan, accelerator: Accelerator, device: torch.device) -> None:
-        self.accelerator = accelerator
-        self.device = device
-        self.non_blocking = plan.non_blocking
-        self.input_dtype: torch.dtype | None = None
+        self.accelerator = accelerator  # a real `accelerate.Accelerator`, which users and libraries read
+        self.device = device  # where batches go
+        self.non_blocking = plan.non_blocking  # whether batches are copied to the device without waiting
+        self.input_dtype: torch.dtype | None = None  # of a batch's floating-point tensors; None: as they come
         self._plan = plan
         self._scaler: torch.amp.GradScaler | None = getattr(accelerator, "scaler", None)
         self._gradients = Gradients([])
@@ -129,8 +117,7 @@ class Engine:
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         """Scales gradients down so that their joint 2-norm is at most `max_norm`; infinity only measures.
 
-        Returns:
-            The norm before, a detached scalar on the device of the gradients.
+        Returns the norm before, a detached scalar on the device of the gradients.
         """
         self._unscale()
         return self._gradients.clip(max_norm)
@@ -194,8 +181,7 @@ class Engine:
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
         """Gathers the weights of a model that is sharded over processes. All processes call it.
 
-        Returns:
-            Whole tensors in the main process; None: the model has them itself.
+        Returns whole tensors in the main process; None: the model has them itself.
         """
         return None
 

@@ -28,10 +28,9 @@ def is_partitioned(module: nn.Module) -> bool:
 
 
 def whole_weights(module: nn.Module, *, keeps: bool) -> dict[str, torch.Tensor]:
-    """Gathers weights as the optimizer has them: in fp32 where it trains them. All processes call it.
+    """Gathers weights as the optimizer has them, whole, by name, on the CPU: in fp32 where it trains them.
 
-    Returns:
-        Whole tensors on the CPU, by name; empty unless `keeps`.
+    All processes call it; without `keeps` it returns none.
     """
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param
@@ -85,10 +84,9 @@ def set_masters(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
 
 
 def whole_optimizer_state(optimizer: Optimizer, groups: Groups, *, keeps: bool) -> StateDict:
-    """Gathers the state of ZeRO's optimizer, whose inner one got its parameters in these groups. All processes call it.
+    """Gathers the state of ZeRO's optimizer as one process alone would have it, with parameters by number.
 
-    Returns:
-        The state as one process alone would have it, with parameters by number; empty unless `keeps`.
+    The inner optimizer got its parameters in these groups. All processes call it; without `keeps` it returns none.
     """
     from deepspeed.utils import safe_get_full_optimizer_state
 
@@ -119,10 +117,9 @@ def whole_optimizer_state(optimizer: Optimizer, groups: Groups, *, keeps: bool) 
 
 
 def load_whole_optimizer_state(optimizer: Optimizer, groups: Groups, state: Mapping[str, Any]) -> None:
-    """Loads a state as `whole_optimizer_state` returns it, whole in all processes, of which each keeps its partition.
+    """Loads a state as `whole_optimizer_state` returns it, whole in all processes; each keeps its partition.
 
-    Raises:
-        ValueError: its parameters are grouped otherwise.
+    Raises ValueError where its parameters are grouped otherwise.
     """
     if [len(g["params"]) for g in state["param_groups"]] != [len(group) for group in groups]:
         raise ValueError("its parameters are grouped otherwise")

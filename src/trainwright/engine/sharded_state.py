@@ -42,12 +42,7 @@ def save(
 ) -> None:
     """Writes this process's part of a sharded model, and of its optimizer unless that is None. All processes call it.
 
-    Args:
-        folder: the checkpoint.
-        model: with sharded parameters.
-        optimizer: its states are sharded as the parameters are.
-        put: as of `Engine.save_parts`.
-        group: of all processes, for no other work than this.
+    `put` is that of `Engine.save_parts`; `group` is of all processes, for no other work than this.
     """
     states: dict[str, Any] = {MODEL: {"model": get_model_state_dict(model, options=_options(model))}}
     if optimizer is not None:
@@ -112,10 +107,9 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
 
 
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Gathers the weights of a sharded model. All processes call it.
+    """Gathers the weights of a sharded model: whole tensors on the CPU in the main process, none in the others.
 
-    Returns:
-        Whole tensors on the CPU in the main process; empty in the others.
+    All processes call it.
     """
     weights: Any = get_model_state_dict(model, options=_options(model, whole=True))
     return weights  # type: ignore[no-any-return]
@@ -128,10 +122,9 @@ def load_whole_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) ->
 
 
 def whole_optimizer_state(model: nn.Module, optimizer: Optimizer) -> StateDict:
-    """Gathers the state of a sharded optimizer. All processes call it.
+    """Gathers the state of a sharded optimizer as one process alone would have it, with parameters by number.
 
-    Returns:
-        The state as one process alone would have it, with parameters by number; empty in all but the main process.
+    All processes call it; it is empty in all but the main process.
     """
     named: Any = get_optimizer_state_dict(model, optimizer, options=_options(model, whole=True))
     if not named:
@@ -143,10 +136,9 @@ def whole_optimizer_state(model: nn.Module, optimizer: Optimizer) -> StateDict:
 
 
 def load_whole_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Loads a state as `whole_optimizer_state` returns it, whole in all processes, of which each keeps its part.
+    """Loads a state as `whole_optimizer_state` returns it, whole in all processes; each keeps its part.
 
-    Raises:
-        ValueError: the state has other numbers of parameters.
+    Raises ValueError where the state has other numbers of parameters.
     """
     mine: Any = get_optimizer_state_dict(model, optimizer)
     names = [name for group in mine["param_groups"] for name in group["params"]]

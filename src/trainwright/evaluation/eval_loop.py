@@ -24,11 +24,7 @@ logger = logging.getLogger(__name__)
 def evaluation_loop(
     session: EvalContext, run: RunState, hooks: EvalHooks, dataloader: Iterable[Batch], *, prefix: str
 ) -> EvalLoopOutput:
-    """Runs the model over a dataloader; metrics are named `<prefix>_...`.
-
-    Returns:
-        Predictions and labels as arrays (None unless kept), metrics, and the number of samples.
-    """
+    """Runs the model over a dataloader; metrics are named `<prefix>_...`, and arrays are None unless kept."""
     known = _num_samples(dataloader, hooks)
     results = PredictionAccumulator(session, known)
     run.interrupts.open()  # nothing is half done while evaluating: a signal may end it at once

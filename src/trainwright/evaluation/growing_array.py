@@ -30,14 +30,12 @@ class ArrayStorage:
 
     The place is decided when an array is made. Its pages are only taken as rows are written, so memory promised to
     earlier arrays counts as taken.
-
-    Args:
-        share: of the memory that is free now, in [0, 1]; arrays beyond it are in files.
-        folder: folder of these files; if it does not exist, the system's folder for temporary files.
     """
 
     def __init__(self, *, share: float, folder: str | None = None) -> None:
+        # of the memory that is free now, in [0, 1]; arrays beyond it are in files
         self._left_bytes = share * available_bytes()
+        # folder of these files; if it does not exist, the system's folder for temporary files
         self._folder = folder if folder is not None and Path(folder).is_dir() else None
         self._has_told = False
 
@@ -84,8 +82,7 @@ class GrowingArray:
     def add(self, rows: npt.ArrayLike) -> None:
         """Appends an array of shape (rows, ...), whose other dimensions may differ from those of earlier rows.
 
-        Raises:
-            DataError: they have another number of dimensions, or are no arrays at all.
+        Raises DataError for another number of dimensions, and for what is no array at all.
         """
         rows = np.atleast_1d(np.asarray(rows))
         if self._array is None:

@@ -16,14 +16,7 @@ from trainwright.tensor_tree import map_nested, nested_concat, nested_detach, ne
 
 
 class NestedCollector:
-    """Collects values of one kind (predictions, labels, ...) over the batches of an evaluation.
-
-    Args:
-        num_samples: rows to expect; None where unknown.
-        concat: one array for all batches; False keeps a list with one entry for each batch.
-        move_every: batches after which results are moved off the device; None: all at the end.
-        storage: allocates the arrays; None: in memory.
-    """
+    """Collects values of one kind (predictions, labels, ...) over the batches of an evaluation."""
 
     def __init__(
         self,
@@ -33,10 +26,10 @@ class NestedCollector:
         move_every: int | None = None,
         storage: ArrayStorage | None = None,
     ) -> None:
-        self._num_samples = num_samples
-        self._concat = concat
-        self._move_every = move_every
-        self._storage = ArrayStorage(share=1.0) if storage is None else storage
+        self._num_samples = num_samples  # rows to expect; None where unknown
+        self._concat = concat  # one array for all batches; False keeps a list with one entry for each batch
+        self._move_every = move_every  # batches after which results are moved off the device; None: all at the end
+        self._storage = ArrayStorage(share=1.0) if storage is None else storage  # allocates the arrays; None: in memory
         self._waiting: deque[Nested] = deque()
         self._batches: list[Nested] = []  # without concatenation
         self._store: Nested = None  # nested Rows with it

@@ -42,16 +42,10 @@ def prediction_step(
     loss_and_outputs: Callable[[Batch], tuple[torch.Tensor, Nested]],
     outputs_only: Callable[[Batch], Nested],
 ) -> tuple[torch.Tensor | None, Nested, Nested]:
-    """Returns loss, logits and labels of a prepared batch, detached, each None where there is none.
+    """Returns loss, logits and labels of a batch on the device, detached, each None where there is none.
 
-    Args:
-        inputs: the batch, on the device.
-        label_names: entries that are labels.
-        returns_loss: whether the model computes a loss without labels.
-        loss_only: whether logits and labels are left out.
-        ignore_keys: entries of the output to leave out.
-        loss_and_outputs: runs the model; used when the batch has all labels, or none are needed for a loss.
-        outputs_only: runs the model without a loss.
+    `loss_and_outputs` runs the model where the batch has all labels, or none are needed for a loss (`returns_loss`);
+    `outputs_only` runs it without a loss. With `loss_only`, logits and labels are left out.
     """
     has_labels = bool(label_names) and all(inputs.get(name) is not None for name in label_names)
     with_loss = has_labels or (not label_names and returns_loss)

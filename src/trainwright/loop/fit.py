@@ -87,8 +87,7 @@ def run_epoch(session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int
 def end_without_data(session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int) -> None:
     """Ends a run whose data gave no batch in an epoch; its last step is saved where such a run saves.
 
-    Raises:
-        DataError: no step was trained at all, or `max_steps` of a stream are not done.
+    Raises DataError where no step was trained at all, or `max_steps` of a stream are not done.
     """
     step, plan = run.state.global_step, session.plan
     is_empty, is_stream = step == 0, not has_length(session.loader)

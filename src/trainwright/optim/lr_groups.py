@@ -39,10 +39,7 @@ def is_asked_for(args: Arguments) -> bool:
 
 
 def own_rates(model: nn.Module, args: Arguments) -> dict[str, float]:
-    """Returns the base rate of each trainable parameter, by name.
-
-    Raises ArgumentError where a pattern fits no parameter, or there are no numbered layers.
-    """
+    """Returns the base rate of each trainable parameter, by name; ArgumentError where a pattern fits none."""
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     decay = getattr(args, "layerwise_lr_decay", None)
     factors = dict.fromkeys(names, 1.0) if decay is None else layer_factors(model, decay)
@@ -51,10 +48,7 @@ def own_rates(model: nn.Module, args: Arguments) -> dict[str, float]:
 
 
 def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
-    """Returns the factor of `layerwise_lr_decay` for each parameter, by name; `decay` is in (0, 1].
-
-    Raises ArgumentError where there are no numbered layers.
-    """
+    """Returns the factor of `layerwise_lr_decay` for each parameter, by name; it needs numbered layers."""
     names = [name for name, _ in model.named_parameters()]
     layers = {name: (match[1], int(match[2])) for name in names if (match := _NUMBERED.match(name))}
     if not layers:

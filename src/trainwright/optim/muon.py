@@ -25,12 +25,7 @@ MATRICES = "uses_muon"  # a group with this key set is Muon's
 class MuonWithAdamW(Optimizer):
     """Combines Muon and AdamW over disjoint groups, with common groups and state in torch's usual form.
 
-    Args:
-        params: groups, as `muon_groups` makes them.
-        lr: learning rate of both.
-        weight_decay: of both.
-        betas, eps: of AdamW.
-        momentum, nesterov, ns_steps, adjust_lr_fn: of `torch.optim.Muon`.
+    `params` are groups as `muon_groups` makes them; learning rate and weight decay are those of both.
     """
 
     def __init__(

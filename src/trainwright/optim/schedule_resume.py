@@ -81,14 +81,7 @@ def changed_rate(optimizer: Optimizer, asked: RequestedSettings) -> tuple[float,
 def apply_changes(
     optimizer: Optimizer, scheduler: LRScheduler, asked: RequestedSettings, changed: Mapping[str, tuple[Any, Any]]
 ) -> None:
-    """Applies the settings whose arguments differ from the checkpoint's, after loading; the others stay as loaded.
-
-    Args:
-        optimizer: with its loaded state.
-        scheduler: with its loaded state.
-        asked: settings from before loading.
-        changed: argument -> (value of the checkpoint, value of this run).
-    """
+    """Applies the settings whose arguments changed, (before, now), after loading; the others stay as loaded."""
     scheduler = _plain(scheduler)
     names = {name for argument in changed for name in SETTINGS.get(argument, ())}
     follows = follows_metrics(scheduler)
@@ -114,17 +107,10 @@ def continue_towards(
     now: int,
     is_new: bool = False,
 ) -> bool:
-    """Continues a loaded schedule towards another length without a jump of the rate.
+    """Continues a loaded schedule towards another length without a jump; returns whether the rate depends on it.
 
-    Args:
-        scheduler: the loaded schedule.
-        build: makes the schedule of a new run from an optimizer and a number of steps.
-        before: steps of the run that wrote the checkpoint.
-        now: steps of this run.
-        is_new: the schedule differs from the checkpoint's, whose earlier lengths no longer count.
-
-    Returns:
-        Whether the rate depends on the length.
+    `build` makes the schedule of a new run from an optimizer and a number of steps. A schedule that `is_new` differs
+    from the checkpoint's, whose earlier lengths no longer count.
     """
     scheduler = _plain(scheduler)
     if not isinstance(scheduler, LambdaLR):

@@ -55,17 +55,10 @@ def make_schedule(
     num_training_steps: int,
     options: Mapping[str, object] | None = None,
 ) -> LRScheduler:
-    """Makes a learning-rate schedule.
+    """Makes the learning-rate schedule that `lr_scheduler_type` names; `options` are `lr_scheduler_kwargs`.
 
-    Args:
-        name: as `lr_scheduler_type`.
-        optimizer: whose rates it sets.
-        num_warmup_steps: optimizer steps over which the rate rises from 0.
-        num_training_steps: optimizer steps of the whole run.
-        options: `lr_scheduler_kwargs`.
-
-    Raises:
-        ArgumentError: an option is unknown or missing.
+    The rate rises from 0 over the warm-up; both numbers count optimizer steps. An unknown or missing option is an
+    error.
     """
     name = str(getattr(name, "value", name))
     options = dict(options or {})
@@ -156,10 +149,7 @@ def linear(step: int, *, num_warmup_steps: int, num_training_steps: int) -> floa
 
 
 def cosine(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
-    """Returns a factor that falls to 0 along half a cosine after the warm-up.
-
-    Source: Loshchilov and Hutter, SGDR, 2017, without restarts.
-    """
+    """Returns a factor that falls to 0 along half a cosine (Loshchilov and Hutter, SGDR, 2017) after the warm-up."""
     if step < num_warmup_steps:
         return rising(step, num_warmup_steps)
     progress = (step - num_warmup_steps) / max(1, num_training_steps - num_warmup_steps)

@@ -1,8 +1,8 @@
 """Training and evaluation mode of a model and of optimizers that have such modes (schedule-free ones).
 
-An evaluation in the middle of training must leave no trace in the weights. The mode of each module is remembered, as a
-part of a model may be in evaluation mode by the user's wish. A schedule-free optimizer moves the weights to the average
-and back, which rounds; so the weights are remembered as well.
+An evaluation in the middle of training must leave no trace: the mode of each module is remembered, as the user may want
+a part in evaluation mode, and so are the weights, which a schedule-free optimizer moves to the average and back, and
+rounds.
 """
 
 from __future__ import annotations

@@ -51,14 +51,8 @@ def log_run_header(
 ) -> None:
     """Shows the effective plan when training starts, and says once which settings have no effect.
 
-    Args:
-        context: of the run.
-        args: of the run.
-        state: its record.
-        engine: its backend.
-        note: what a resume in batches of another size changes.
-        loss_note: where the loss is divided otherwise than in transformers.
-        changed_args: what differs from the checkpoint that is resumed from, as lines.
+    `note` is what a resume in batches of another size changes, `loss_note` where the loss is divided otherwise than in
+    transformers, `changed_args` what differs from the checkpoint that is resumed from, as lines.
     """
     from trainwright.config.summary import run_summary
 

@@ -35,13 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 def find_checkpoint(asked: str | bool | None, output_dir: str) -> str | None:
-    """The checkpoint to resume from: the newest complete one for True, the named one if it verifies.
+    """The checkpoint to resume from: the newest complete one for True and "auto", the named one if it verifies.
 
-    For "auto" it is the newest complete one too, or none where there is none.
-
-    Raises:
-        CheckpointNotFoundError: there is none.
-        CheckpointError: the named one is damaged.
+    Raises CheckpointNotFoundError where there is none, but for "auto", and CheckpointError where the named one is
+    damaged.
     """
     if asked is None or asked is False:
         return None

@@ -1,7 +1,6 @@
 """TrainingRun: everything that belongs to one `train()`. It is made when training begins and dropped when it ends.
 
-A trainer always has one. Before the first `train()` and after the last it is an idle one, which holds the record and
-the position of the run before. A trial, a dry run of the evaluation, the memory plan and `prove()` each make their own.
+Before the first `train()` and after the last there is an idle one, with the record and the position of the run before.
 """
 
 from __future__ import annotations
@@ -52,54 +51,33 @@ def forward_pass(args: Any) -> Forward:
 
 
 class TrainingRun:
-    """State of one `train()`.
-
-    Args:
-        progress: the record, the flags, the loss and the clock.
-        forward: runs a batch through the model.
-        trial: of a search; None outside of one.
-        is_dry: nothing of it may be noticed outside: no events, no trace in the optimizer.
-
-    Attributes:
-        run_id: whose checkpoints it writes; a resume goes on with the id of its checkpoint.
-        is_training: between the beginning and the end of `train()`.
-        is_evaluating: inside of an evaluation loop.
-        plan: how far it goes; None while that is not known.
-        loader: its batches, from any position.
-        batch_size: samples of a micro-batch, per device.
-        loss_rule: the arithmetic of its loss, settled when it starts; None: asked for at every step.
-        context: what the loop works with.
-        guard: decides about its updates.
-        pending_actions: what its checkpoint's run was about to do.
-        checkpoint_args: the arguments of the checkpoint that it resumes from; None for a fresh run.
-        changed_args: what differs from them, as lines.
-        lease: its claim on the directory where it saves.
-        eval_mode_guard: holds how training left the model, from an evaluation until the next step.
-        flops: estimates the operations of a micro-batch.
-    """
+    """State of one `train()`."""
 
     def __init__(
         self, progress: RunState, forward: Forward = run_model, *, trial: Trial = None, is_dry: bool = False
     ) -> None:
-        self.progress = progress
-        self.forward = forward
-        self.trial = trial
-        self.is_dry = is_dry
-        self.run_id = resume.new_run_id()
-        self.is_training = False
-        self.is_evaluating = False
-        self.plan: StepPlan | None = None
-        self.loader: Loader | None = None
-        self.batch_size = 0
+        self.progress = progress  # the record, the flags, the loss and the clock
+        self.forward = forward  # runs a batch through the model
+        self.trial = trial  # of a search; None outside of one
+        self.is_dry = is_dry  # nothing of it may be noticed outside: no events, no trace in the optimizer
+        self.run_id = resume.new_run_id()  # whose checkpoints it writes; a resume goes on with the id of its checkpoint
+        self.is_training = False  # between the beginning and the end of `train()`
+        self.is_evaluating = False  # inside of an evaluation loop
+        self.plan: StepPlan | None = None  # how far it goes; None while that is not known
+        self.loader: Loader | None = None  # its batches, from any position
+        self.batch_size = 0  # samples of a micro-batch, per device
+        # the arithmetic of its loss, settled when it starts; None: asked for at every step
         self.loss_rule: LossRule | None = None
-        self.context: LoopContext | None = None
-        self.guard: StepGuard = NULL_GUARD
-        self.pending_actions = PendingActions()
+        self.context: LoopContext | None = None  # what the loop works with
+        self.guard: StepGuard = NULL_GUARD  # decides about its updates
+        self.pending_actions = PendingActions()  # what its checkpoint's run was about to do
+        # the arguments of the checkpoint that it resumes from; None for a fresh run
         self.checkpoint_args: CheckpointArguments | None = None
-        self.changed_args: list[str] = []
-        self.lease: Lease | NullLease = NullLease()
+        self.changed_args: list[str] = []  # what differs from them, as lines
+        self.lease: Lease | NullLease = NullLease()  # its claim on the directory where it saves
+        # holds how training left the model, from an evaluation until the next step
         self.eval_mode_guard: train_eval_mode.EvalModeGuard | None = None
-        self.flops = FlopEstimator()
+        self.flops = FlopEstimator()  # estimates the operations of a micro-batch
         self._data_wait: DataWait | None = None
         self._resume_note = ""
 
@@ -175,10 +153,8 @@ class TrainingRun:
     ) -> TrainerState:
         """The record, fresh or from a checkpoint; with it the run's id, what is pending, and which arguments differ.
 
-        `folder` is where the run writes; `is_own`: the optimizer is the user's.
-
-        Raises:
-            CheckpointError: it cannot be read, is another one for some process, or contradicts the arguments.
+        `folder` is where the run writes; `is_own`: the optimizer is the user's. Raises CheckpointError where it cannot
+        be read, is another one for some process, or contradicts the arguments.
         """
         self.progress.state = state = resume.initial_state(checkpoint, stateful)
         self.checkpoint_args = None

@@ -22,16 +22,11 @@ OTHER = "other"  # the loop itself, and what happens before the first and after 
 
 
 class Clock:
-    """Counts the seconds between two marks for the phase that was marked first.
-
-    Attributes:
-        seconds: by phase, up to the last mark.
-        phase: the current one.
-    """
+    """Counts the seconds between two marks for the phase that was marked first."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.phase = OTHER
+        self.seconds: dict[str, float] = defaultdict(float)  # by phase, up to the last mark
+        self.phase = OTHER  # the current one
         self._since = perf_counter()
 
     def restart(self) -> None:

@@ -42,15 +42,11 @@ class Interrupts:
 
     Where several processes train together, none of them may end by itself: a signal is given to `meeting`, and all end
     at the same step, where `passes` raises.
-
-    Attributes:
-        received: the signal that ends the run; None while there is none.
-        meeting: agreement of the processes; None: this process ends by itself.
     """
 
     def __init__(self) -> None:
-        self.received: int | None = None
-        self.meeting: InterruptSync | None = None
+        self.received: int | None = None  # the signal that ends the run; None while there is none
+        self.meeting: InterruptSync | None = None  # agreement of the processes; None: this process ends by itself
         self._is_open = False
         self._is_handed_on = False
         self._seen: dict[int, float] = {}  # signals to this process, and when each came first

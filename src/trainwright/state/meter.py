@@ -24,13 +24,7 @@ class LossReading(NamedTuple):
 
 
 class LossMeter:
-    """Sums losses between two logs.
-
-    Args:
-        device: where the losses are.
-        skip_non_finite: replace a NaN or infinite loss by the mean of the steps before it (`logging_nan_inf_filter`).
-        collect: stacks a tensor of each process along a new first dimension; None where there is one process.
-    """
+    """Sums losses between two logs."""
 
     def __init__(
         self,
@@ -40,8 +34,9 @@ class LossMeter:
         collect: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self.total = torch.tensor(0.0, device=device)  # read by overrides of the log hook, which may zero it in place
+        # replace a NaN or infinite loss by the mean of the steps before it (`logging_nan_inf_filter`)
         self.skip_non_finite = skip_non_finite
-        self._collect = collect
+        self._collect = collect  # stacks a tensor of each process along a new first dimension; None: one process
         self._losses: list[torch.Tensor] = []
         self._packed: list[torch.Tensor] = []
         self._num_steps: list[int] = []  # losses added before each step ended, to know "steps so far" at a loss

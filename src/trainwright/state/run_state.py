@@ -16,44 +16,27 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 
 class RunState:
-    """State, flags, loss and clock of a run.
-
-    Args:
-        state: the record that checkpoints store.
-        control: the flags.
-
-    Attributes:
-        state: the record that goes into checkpoints.
-        control: the flags; replaced when a callback returns another object.
-        meter: the running loss since the last log.
-        clock: seconds by phase.
-        total_loss: sum of the losses already read back in this `train()`.
-        step_last_logged: optimizer step of the last log.
-        first_step: optimizer step at which this `train()` started (not 0 after a resume).
-        flos: floating-point operations not yet stored in `state`.
-        tokens: input tokens not yet stored in `state`, a device scalar or None while nothing is counted.
-        unrecordable: names of the metrics that a warning has named as impossible to write down.
-    """
+    """State, flags, loss and clock of a run."""
 
     def __init__(self, state: TrainerState, control: TrainerControl) -> None:
-        self.state = state
-        self.control = control
-        self.meter = LossMeter("cpu")
+        self.state = state  # the record that checkpoints store
+        self.control = control  # the flags; replaced when a callback returns another object
+        self.meter = LossMeter("cpu")  # the running loss since the last log
         self._collect: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.interrupts = Interrupts()
-        self.clock = Clock()
-        self.total_loss = 0.0
-        self.step_last_logged = 0
-        self.first_step = 0
+        self.clock = Clock()  # seconds by phase
+        self.total_loss = 0.0  # sum of the losses already read back in this `train()`
+        self.step_last_logged = 0  # optimizer step of the last log
+        self.first_step = 0  # optimizer step at which this `train()` started (not 0 after a resume)
         self.first_tokens = 0
         self.first_flos = 0.0
         self.start_time = time.time()
-        self.flos: float = 0
-        self.tokens: torch.Tensor | int = 0
+        self.flos: float = 0  # floating-point operations not yet stored in `state`
+        self.tokens: torch.Tensor | int = 0  # input tokens not yet stored in `state`, a device scalar once counted
         self.window_start: Any = None  # state to repeat the current window from, of the loop; None between windows
         self.is_updating = False  # the weights are neither the last step's nor the next one's
         self.saved_step: int | None = None  # optimizer step of the last checkpoint
-        self.unrecordable: set[str] = set()
+        self.unrecordable: set[str] = set()  # metrics that a warning has named as impossible to write down
         self.epoch = 0  # the epoch that is being trained, from 0
         self.share_of_window = 1.0  # the current micro-batch's share of its window's samples
         self.part_of_micro_batch = 1.0  # below 1 for a part of one that was cut because it did not fit

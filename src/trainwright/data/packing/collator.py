@@ -28,16 +28,7 @@ class PackingLayout:
 
 
 class PackedCollator:
-    """Makes a batch of rows: the items' tensors one after the other, filled up on the right to the longest row.
-
-    Args:
-        data_collator: makes tensors of the items of all rows, padded or not; what it pads is taken off again.
-        layout: tells the model where samples begin.
-        length_of: the entry that has a token for each position.
-        pad_token_id: fills that entry; what else there is is filled with 0, labels so that no loss counts them.
-        masks_first: a sample's first label is no target: the token before it belongs to another sample.
-        multiple_of: rows are filled up to a multiple of so many tokens.
-    """
+    """Makes a batch of rows: the items' tensors one after the other, filled up on the right to the longest row."""
 
     def __init__(
         self,
@@ -49,11 +40,14 @@ class PackedCollator:
         masks_first: bool = False,
         multiple_of: int | None = None,
     ) -> None:
+        # makes tensors of the items of all rows, padded or not; what it pads is taken off again
         self.data_collator = data_collator
-        self.layout = layout
-        self.length_of = length_of
+        self.layout = layout  # tells the model where samples begin
+        self.length_of = length_of  # the entry that has a token for each position
+        # a sample's first label is no target: the token before it belongs to another sample
         self.masks_first = masks_first
-        self.multiple_of = multiple_of or 1
+        self.multiple_of = multiple_of or 1  # rows are filled up to a multiple of so many tokens
+        # fills that entry; what else there is is filled with 0, labels so that no loss counts them
         self._fill = {length_of: pad_token_id, "labels": IGNORE_INDEX}
 
     def __call__(self, rows: list[list[Item]]) -> Batch:

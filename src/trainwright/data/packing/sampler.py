@@ -146,12 +146,7 @@ def _cut(lengths: Lengths, row_length: int) -> NDArray[np.int64]:
 
 
 def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> NDArray[np.int64]:
-    """The row to which each length goes.
-
-    Args:
-        lengths: longest first, none above the capacity.
-        capacity: of a row.
-    """
+    """Returns the row of each sample, of which the longest comes first; a row takes so many tokens."""
     row_of = np.zeros(len(lengths), dtype=np.int64)
     room: dict[int, list[int]] = {}  # free tokens -> rows with so many
     rooms: list[int] = []  # its keys, sorted

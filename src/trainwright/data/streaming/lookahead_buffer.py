@@ -82,9 +82,7 @@ class BatchFormer:
         }
 
     def order(self, lengths: Sequence[int], *, seed: int = 0, drop_last: bool = False) -> BatchOrder:
-        """The batches of samples with these lengths; `drop_last` leaves out one of the last look-ahead that is not
-        full.
-        """
+        """The batches of samples with these lengths; `drop_last` leaves out one of the last look-ahead if not full."""
         return formed_by_length(lengths, self.plan, seed=seed, drop_last=drop_last and self.plan.drop_last)
 
     def length(self, item: Item, number: int) -> int:

@@ -35,14 +35,10 @@ class RankExchange(Protocol):
 def equal_batches(
     fetched: Iterator[tuple[Batch, BatchOrigin]], exchange: RankExchange, split: Split, *, size: int, begins: bool
 ) -> Iterator[tuple[Batch, BatchOrigin]]:
-    """The batches of this process and those that stand in, each with the origin of the batches of all.
+    """The batches of this process's part (`split`) and those that stand in, each with the origin of the batches of all.
 
-    Args:
-        fetched: batches of this process's part, each with its origin.
-        exchange: between the processes.
-        split: which part this is.
-        size: of a full batch on one process.
-        begins: nothing of the epoch is trained yet; then a process without any sample raises DataError.
+    A full batch has `size` samples on one process. `begins`: nothing of the epoch is trained yet; then a process
+    without any sample raises DataError.
     """
     latest: Batch | None = None
     while True:

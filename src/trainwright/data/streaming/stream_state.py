@@ -94,9 +94,7 @@ class EpochProgress:
 
     @classmethod
     def passed_over(cls, samples: int, split: Split = WHOLE) -> EpochProgress:
-        """The progress after some samples of all processes, with nothing known of workers or of the dataset's own
-        state.
-        """
+        """The progress after some samples of all processes; nothing is known of workers or the dataset's own state."""
         place = StreamPlace(samples=samples // split.num_parts)
         return cls(samples=samples, of_worker={0: place} if samples else {}, part=split.part)
 
