@@ -74,10 +74,10 @@ def test_metadata_is_what_any_argument_parser_understands():
 def test_the_protocol_has_what_both_kinds_of_arguments_have():
     shared = {name for name in SETTINGS if name not in {**OlderFields.settings, **OurFields.settings}}
     shared &= {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
-    declared = set(inspect.get_annotations(Arguments)) - {"__dataclass_fields__"}
+    declared = {name for kind in Arguments.__mro__ for name in vars(kind).get("settings", ())}
     assert declared == shared
     for args in (TrainingArguments(use_cpu=True), transformers.TrainingArguments(use_cpu=True)):
-        assert all(hasattr(args, name) for name in dir(Arguments) if not name.startswith("_"))
+        assert all(hasattr(args, name) for name in declared | set(inspect.get_annotations(Arguments)))
 
 
 def test_a_field_that_arguments_lack_has_its_default():

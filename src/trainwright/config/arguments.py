@@ -15,11 +15,11 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from trainwright.config import fields as groups
 from trainwright.config import resolve, rules, summary
 from trainwright.config.accelerator import distributed_state
 from trainwright.config.coerce import DICT_FIELDS, coerce, verbosity
 from trainwright.config.constructor import FieldSignature, accept_old_names, finish
+from trainwright.config.fields import GenerationFields, OlderFields, OurFields, SharedFields
 from trainwright.config.protocol import Arguments
 from trainwright.config.setters import Setters
 from trainwright.distributed.process_group import start_alone, start_group
@@ -33,26 +33,7 @@ LEVELS = {"detail": 10, "debug": 10, "info": 20, "warning": 30, "error": 40, "cr
 
 
 @dataclass(repr=False)
-class TrainingArguments(
-    Setters,
-    groups.OurFields,  # dataclasses collect fields from the last base to the first
-    groups.OlderFields,
-    groups.ScriptFields,
-    groups.DistributedFields,
-    groups.DataFields,
-    groups.AcceleratorFields,
-    groups.SeedFields,
-    groups.ResumeFields,
-    groups.BestModelFields,
-    groups.HubFields,
-    groups.SavingFields,
-    groups.EvaluationFields,
-    groups.LoggingFields,
-    groups.PrecisionFields,
-    groups.OptimizerFields,
-    groups.LengthFields,
-    groups.OutputFields,
-):
+class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
     """All settings of a training run. `output_dir` comes first; give the others by name."""
 
     __signature__ = FieldSignature()
@@ -262,5 +243,5 @@ class TrainingArguments(
 
 
 @dataclass(kw_only=True, repr=False)
-class Seq2SeqTrainingArguments(groups.GenerationFields, TrainingArguments):
+class Seq2SeqTrainingArguments(GenerationFields, TrainingArguments):
     """TrainingArguments for Seq2SeqTrainer."""

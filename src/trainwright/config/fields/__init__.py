@@ -7,7 +7,7 @@ One dataclass per group; TrainingArguments is made of all of them. Names, defaul
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from trainwright.config.fields.evaluation_fields import EvaluationFields, LoggingFields
@@ -25,17 +25,21 @@ from trainwright.config.fields.training_fields import LengthFields, OptimizerFie
 
 __all__ = [
     "ALIASES", "CHOICES", "GROUPS", "POSITIONS", "RANGES", "SETTINGS", "WITH_GENERATION",
-    "AcceleratorFields", "BestModelFields", "DataFields", "DistributedFields", "EvaluationFields", "GenerationFields",
-    "HubFields", "LengthFields", "LoggingFields", "OlderFields", "OptimizerFields", "OurFields", "OutputFields",
-    "PrecisionFields", "ResumeFields", "SavingFields", "ScriptFields", "SeedFields",
+    "GenerationFields", "OlderFields", "OurFields", "SharedFields",
     "batch_formers", "defaults_of", "has_other_meaning", "names_with", "out_of_range", "value_of",
 ]  # fmt: skip
 
-BY_POSITION: tuple[type[FieldGroup], ...] = (
-    OutputFields, LengthFields, OptimizerFields, PrecisionFields, LoggingFields, EvaluationFields, SavingFields,
-    HubFields, BestModelFields, ResumeFields, SeedFields, AcceleratorFields, DataFields, DistributedFields,
-    ScriptFields,
-)  # fmt: skip
+
+@dataclass(init=False, repr=False, eq=False)
+class SharedFields(  # dataclasses collect fields from the last base to the first
+    ScriptFields, DistributedFields, DataFields, AcceleratorFields, SeedFields, ResumeFields, BestModelFields,
+    HubFields, SavingFields, EvaluationFields, LoggingFields, PrecisionFields, OptimizerFields, LengthFields,
+    OutputFields,
+):  # fmt: skip
+    """The fields that our arguments share with transformers'."""
+
+
+BY_POSITION: tuple[type[FieldGroup], ...] = SharedFields.__bases__[::-1]
 GROUPS: tuple[type[FieldGroup], ...] = (*BY_POSITION, OlderFields, OurFields)
 WITH_GENERATION: tuple[type[FieldGroup], ...] = (*GROUPS, GenerationFields)
 
