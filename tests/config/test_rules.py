@@ -16,7 +16,6 @@ from trainwright.config.rules import (
     Stage,
     advice,
     advise,
-    caution,
     cautions,
     check,
     check_run,
@@ -512,7 +511,7 @@ def test_what_a_run_cannot_make_use_of_is_a_warning(name, pointless, words, usef
     args = TrainingArguments(**settings)
     check_run(args, RunFacts(**facts))
     (message,) = cautions(args, RunFacts(**facts))
-    assert message == getattr(caution, name)(args, RunFacts(**facts))
+    assert message == getattr(start, name)(args, RunFacts(**facts))
     for word in words.split():
         assert word in message
     settings, facts = useful

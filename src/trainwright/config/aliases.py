@@ -1,4 +1,8 @@
-"""Kinds of older names: what becomes of a value that was given under one. The names themselves are at the fields."""
+"""Kinds of older names: what becomes of a value that was given under one. The names themselves are at the fields.
+
+Each has `advice`; `reads`, the type that a command line takes a value for; `meaning`, today's names and values (it raises
+ValueError with the reason where there are none); `current`, the older name's value from those of today's names.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 Given = Mapping[str, Any]  # Any: the values of arguments, of all types
-
-
-class OldName(Protocol):
-    """Translation of one older name."""
-
-    @property
-    def advice(self) -> str: ...
-
-    @property
-    def reads(self) -> type:
-        """Type that a command line takes a value for: bool, int, float or str."""
-        ...
-
-    def meaning(self, value: Any, given: Given) -> dict[str, Any]:
-        """Today's names and values. Raises ValueError with the reason where there is none."""
-        ...
-
-    def current(self, args: Any) -> Any:
-        """The older name's value, from that of today's names in `args`."""
-        ...
 
 
 @dataclass
@@ -207,6 +191,9 @@ class Honoured:
 
     def current(self, args: Any) -> Any:
         raise AssertionError("fields are read by their own names")
+
+
+OldName = NameOfField | Refused | Accepted | Honoured
 
 
 def entries_of(value: Any) -> Any:

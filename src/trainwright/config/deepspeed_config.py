@@ -1,7 +1,4 @@
-"""DeepSpeed's configuration: read, its "auto" values filled in from the arguments, and held against them. Pure.
-
-What only the model or the length of the run tells (`LATE`) stays "auto"; the engine fills it in when it has both.
-"""
+"""DeepSpeed's configuration, with "auto" values from the arguments; those in `LATE` are filled in by the engine."""
 
 from __future__ import annotations
 

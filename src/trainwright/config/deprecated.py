@@ -1,8 +1,4 @@
-"""Older names of arguments: collected from the fields, and those that mean nothing today; how a call is translated,
-and how they are read and assigned as attributes.
-
-Names that are fields again (`logging_dir`, ...) are listed as honoured and pass through untouched.
-"""
+"""Older names of arguments: collected from the fields, translated in a call, read and assigned as attributes."""
 
 from __future__ import annotations
 

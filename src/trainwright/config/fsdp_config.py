@@ -1,7 +1,4 @@
-"""The forms that `fsdp` and `fsdp_config` come in, brought to one: `fsdp=True` and a dict without prefixes.
-
-What the settings do, and their defaults, belongs to the engine.
-"""
+"""The forms that `fsdp` and `fsdp_config` come in, brought to one: `fsdp=True` and a dict without prefixes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Overrides: a copy of arguments with some other values, as a trial of a hyperparameter search trains with them.
-
-Which values are tried is decided by `search/`; here is what they must be: a searchable field, and a value of its type.
-"""
+"""Overrides: a copy of arguments with some other values, as a trial of a hyperparameter search trains with them."""
 
 from __future__ import annotations
 

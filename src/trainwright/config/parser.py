@@ -1,7 +1,4 @@
-"""HfArgumentParser: dataclasses from the command line, a dict, a JSON or a YAML file.
-
-How one field becomes options is in cli_options.py; this file owns where values come from and how they are handed out.
-"""
+"""HfArgumentParser: dataclasses from the command line, a dict, a JSON or a YAML file. Options are in cli_options.py."""
 
 from __future__ import annotations
 

@@ -52,12 +52,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan:
-    """Settings of a loader.
-
-    Attributes:
-        rank, num_processes: this process, and how many share the data.
-        workers, prefetch_factor, ...: passed to torch's DataLoader.
-    """
+    """Settings of a loader; `workers`, `prefetch_factor` and what is not described are those of torch's DataLoader."""
 
     batch_size: int  # samples per batch on this process
     seed: int  # base of the order of samples; epoch e is shuffled with `seed + e`
@@ -73,22 +68,18 @@ class LoaderPlan:
     shuffle_method: str = "auto"
     seed_samples: bool = False  # what is random in a sample is a function of seed, epoch and sample
     rank: int = 0
-    num_processes: int = 1
+    num_processes: int = 1  # that share the data
     even_tail: bool = True  # a tail that does not fill a batch of all processes is split evenly among them
     is_training: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingPlan:
-    """Order of samples, and which samples form a batch.
-
-    Attributes:
-        micro_batches, num_processes: batches of an optimizer step on a process, and processes.
-    """
+    """Order of samples, and which samples form a batch."""
 
     strategy: str  # "random", "sequential", "group_by_length" or "batch_rebalance"
     batch_size: int  # samples per batch on a process; rows where they are packed
-    micro_batches: int
+    micro_batches: int  # of an optimizer step, on a process
     num_processes: int
     seed: int  # base of the orders that are a function of seed and epoch
     length_of: str = "input_ids"  # entry of a sample whose length counts
@@ -162,17 +153,13 @@ class DeepSpeedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelPlan:
-    """Numbers of processes for each kind of parallelism.
-
-    Attributes:
-        cp, sp: processes that have parts of one batch's sequences; in torch's way, and in DeepSpeed's.
-    """
+    """Numbers of processes for each kind of parallelism."""
 
     dp_replicate: int = 1  # copies of the model, each with batches of its own
     dp_shard: int = 1  # processes with batches of their own that hold a copy's parameters in parts
     tp: int = 1  # processes that compute each layer of one batch together
-    cp: int = 1
-    sp: int = 1
+    cp: int = 1  # processes that have parts of one batch's sequences, in torch's way
+    sp: int = 1  # the same in DeepSpeed's way
     in_model: bool = False  # the model was brought in parts
     given: Any = None  # accelerate's ParallelismConfig, which is not imported here; None: nobody made one
 

@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 
 class Arguments(SharedFields):
-    """The fields that our arguments share with transformers'; never made, only a type.
+    """The fields that our arguments share with transformers', as construction leaves them; never made, only a type.
 
-    Fields that construction brings to one form have the type of that form. Words of an enum are typed as text: enums of
-    transformers compare equal to it as ours do.
+    Words of an enum are typed as text: enums of transformers compare equal to it as ours do.
     """
 
     output_dir: str

@@ -1,7 +1,4 @@
-"""Pure: arguments (+ world, + lengths) -> frozen plans.
-
-Reads arguments by name only, so an instance of `transformers.TrainingArguments` resolves to the same plans.
-"""
+"""Pure: arguments, also of transformers, and the world -> frozen plans. Attributes are read by name only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The `set_...` methods of the arguments: a user's way to change a group of fields in one call.
-
-Names, parameters and defaults are transformers'. Each writes to the arguments and returns them.
-"""
+"""The `set_...` methods of the arguments, with transformers' names and defaults: a group of fields in one call."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""ZeRO-3 initialization: transformers partitions the parameters of a model while it makes the model.
-
-The marker in transformers and the import of DeepSpeed are here. The arguments decide when models are partitioned; how a
-partitioned model trains and is saved belongs to the engine.
-"""
+"""ZeRO-3: transformers partitions the parameters of a model while it makes it. The arguments decide when."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Table of checks: name, moment, facts needed, purpose; the facts that checks look at, and the findings they return.
-
-Whoever fills in `CheckFacts` knows the trainer; the checks know only these values.
-"""
+"""Table of checks, the facts that they look at, and their findings. No check knows the trainer."""
 
 from __future__ import annotations
 

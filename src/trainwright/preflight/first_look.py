@@ -20,7 +20,7 @@ from trainwright.config.plans import StepPlan
 from trainwright.engine.precision import supports_bf16
 from trainwright.loop.context import NULL_OBSERVER
 from trainwright.optim.optimizer_class import steps_in_backward
-from trainwright.preflight import data_checks, parameter_checks, system_checks  # noqa: F401 -- registers their checks
+from trainwright.preflight import data_checks, model_checks  # noqa: F401 -- registers their checks
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
 from trainwright.preflight.trainer_copy import AnyTrainer
 
@@ -32,12 +32,7 @@ BATCHES = 4  # of a window that are looked at
 
 
 class FirstLook:
-    """Runs the cheap checks during the first step of a run.
-
-    Args:
-        facts: what is known before step 1.
-        tell: is given what was found at each of the three moments.
-    """
+    """Runs the cheap checks at three moments of the first step of a run, and tells what each found."""
 
     def __init__(self, facts: CheckFacts, tell: Callable[[CheckReport], None]) -> None:
         self._facts = facts

@@ -29,7 +29,7 @@ from trainwright.engine.precision import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
 from trainwright.hooks import Events
-from trainwright.journal.listener import JournalListener
+from trainwright.journal.record import JournalListener
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
 from trainwright.loss_normalization import LossRule
 from trainwright.run.uploads import Uploads

@@ -12,8 +12,7 @@ from trainwright._types import printable
 from trainwright.config import rules
 from trainwright.engine.base import Engine
 from trainwright.journal import timeline
-from trainwright.journal.listener import JournalListener
-from trainwright.journal.record import FileJournal, NullJournal
+from trainwright.journal.record import FileJournal, JournalListener, NullJournal
 from trainwright.loop.context import LoopContext
 from trainwright.state.run_state import RunState
 from trainwright.state.trainer_state import TrainerState

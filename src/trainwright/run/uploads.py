@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainwright.hub.uploader import Uploader
-    from trainwright.journal.listener import JournalListener
+    from trainwright.journal.record import JournalListener
 
 
 class Uploads:

@@ -1,7 +1,4 @@
-"""Shared types of a search: the protocol of a backend, the functions that it calls of the trainer, the results.
-
-A backend decides which trials there are. The trainer trains and evaluates them, by the functions of a `TrainerHandle`.
-"""
+"""Shared types of a search: the protocol of a backend, the trainer's functions that it calls, the results."""
 
 from __future__ import annotations
 
@@ -95,11 +92,7 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerHandle:
-    """Functions of the trainer for a backend.
-
-    Attributes:
-        agree: calls a function on the main process and returns its result on all.
-    """
+    """Functions of the trainer for a backend."""
 
     args: Arguments  # the trainer's arguments; no trial changes them
     is_main: bool
@@ -108,6 +101,7 @@ class TrainerHandle:
     check: Callable[[Params], None]  # raises if a trial cannot be trained with these parameters
     folder_of: Callable[[TrialSpec, Trial], str]  # returns the directory of a trial
     find_checkpoint: Callable[[str], str | None]  # returns the newest complete checkpoint in a directory of a trial
+    # calls a function on the main process and returns its result on all
     agree: Callable[[Callable[[], Any]], Any]  # of the type that the function returns
     # returns a function that makes the trainer again in another process, and returns its handle
     pack: Callable[[], Callable[[], TrainerHandle]]
@@ -115,12 +109,7 @@ class TrainerHandle:
 
 @dataclass(slots=True, kw_only=True)
 class SearchState:
-    """State of a running search in the trainer.
-
-    Attributes:
-        space, hp_name, compute_objective: as given to `hyperparameter_search`, or their defaults.
-        offer, outcome: of the running trial.
-    """
+    """State of a running search in the trainer; functions are those given to `hyperparameter_search`, or defaults."""
 
     backend: SearchBackend
     plan: SearchPlan

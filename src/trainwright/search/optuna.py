@@ -1,7 +1,4 @@
-"""Optuna: studies with its samplers, pruners and storages.
-
-One process keeps the study; the others of a trial follow.
-"""
+"""Optuna: studies with its samplers, pruners and storages, kept by one process; the others of a trial follow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Ray Tune: trials side by side in processes of their own, its schedulers, and checkpoints of ours for those that move.
-
-A trainer travels to a trial as a function that makes it anew there (`Host.pack`).
-"""
+"""Ray Tune: trials side by side in processes of their own, to which a function that makes the trainer anew travels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The record of a search, `search.json` in its output directory: every trial with what came of it. Written again, as a
-whole, after each trial; a report is made of it. The backend's own storage is not its business.
-"""
+"""The record of a search, `search.json` in its output directory, written as a whole after each trial."""
 
 from __future__ import annotations
 

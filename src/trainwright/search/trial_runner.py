@@ -21,13 +21,7 @@ MODEL_FOLDER = "model"  # in a trial's directory: its model, while it is the bes
 
 
 class TrialRunner:
-    """Runs trials and keeps the record of the search.
-
-    Args:
-        host: functions of the trainer.
-        plan: settings of the search.
-        backend: name of the backend.
-    """
+    """Runs trials of a backend by the functions of the trainer, and keeps the record of the search."""
 
     def __init__(self, host: TrainerHandle, plan: SearchPlan, *, backend: str) -> None:
         self._host = host

@@ -28,14 +28,7 @@ Call = Callable[[], None]
 
 
 class TrackerThread:
-    """Runs calls one after the other in the background.
-
-    Args:
-        name: of the tracker, for messages.
-
-    Attributes:
-        is_disabled: whether calls are no longer made, since several in a row failed.
-    """
+    """Runs calls one after the other in the background; `is_disabled` after several in a row failed."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -12,12 +12,7 @@ MOST = 1000  # more labels than this are no labels but numbers or texts
 
 
 class Labels:
-    """Labels of a run.
-
-    Attributes:
-        names: in the order of their numbers.
-        number_of: value of a cell -> number; numbers of a table may be text there.
-    """
+    """Labels of a run, in the order of their numbers, and the number of each value of a cell (as text)."""
 
     def __init__(self, names: Sequence[str], number_of: dict[str, int]) -> None:
         self.names = list(names)

@@ -23,16 +23,12 @@ EVAL_SPLITS = ("validation", "valid", "dev", "test")
 
 @dataclass
 class TaskSource:
-    """Data and recipe of a task.
-
-    Attributes:
-        train, eval: rows; `eval` is empty where nothing is held out.
-    """
+    """Data and recipe of a task."""
 
     recipe: Recipe
     tree: Tree  # places of the entries in the file
     train: Rows
-    eval: Rows
+    eval: Rows  # empty where nothing is held out
 
     @property
     def parts(self) -> list[tuple[str, Rows]]:

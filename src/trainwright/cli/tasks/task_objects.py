@@ -24,15 +24,11 @@ BATCH = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class TaskObjects:
-    """Objects of a Trainer's constructor, and a text about them.
-
-    Attributes:
-        train, eval: samples; `eval` is None where nothing is held out.
-    """
+    """Objects of a Trainer's constructor, and a text about them."""
 
     model: nn.Module
     train: Dataset
-    eval: Dataset | None
+    eval: Dataset | None  # None where nothing is held out
     processing_class: Processor | None
     data_collator: Callable[..., object] | None = None
     compute_metrics: Callable[..., dict[str, float]] | None = None

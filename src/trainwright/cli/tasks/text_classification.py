@@ -1,7 +1,4 @@
-"""One label, or one number, for a text or a pair of texts; or a tag for each word.
-
-The tag of a word is the label of its first token; its other tokens have no label.
-"""
+"""One label, or one number, for texts or pairs of texts; or a tag for each word, at the first of its tokens."""
 
 from __future__ import annotations
 

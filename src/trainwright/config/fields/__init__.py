@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from trainwright.config.fields.evaluation_fields import EvaluationFields, LoggingFields
 from trainwright.config.fields.machine_fields import (
     AcceleratorFields,
     DataFields,
@@ -19,7 +18,14 @@ from trainwright.config.fields.machine_fields import (
     SeedFields,
 )
 from trainwright.config.fields.own_fields import GenerationFields, OlderFields, OurFields
-from trainwright.config.fields.saving_fields import BestModelFields, HubFields, ResumeFields, SavingFields
+from trainwright.config.fields.saving_fields import (
+    BestModelFields,
+    EvaluationFields,
+    HubFields,
+    LoggingFields,
+    ResumeFields,
+    SavingFields,
+)
 from trainwright.config.fields.setting import FieldGroup, Range, Setting, Syntax
 from trainwright.config.fields.training_fields import LengthFields, OptimizerFields, OutputFields, PrecisionFields
 

@@ -1,8 +1,4 @@
-"""Declaration of a field of the arguments: `setting()` takes every fact about it, and `FieldGroup` insists on them.
-
-Tables by name of field (`fields/__init__.py`) are derived from these declarations. What a value does is decided
-elsewhere; rules between fields are in `rules/`.
-"""
+"""Declaration of a field of the arguments: `setting()` takes every fact about it, and `FieldGroup` insists on them."""
 
 from __future__ import annotations
 

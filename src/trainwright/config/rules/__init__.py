@@ -1,6 +1,6 @@
 """Rules between settings: which cannot go together and what to change, and which have no effect.
 
-A rule is a function in construction.py, start.py, caution.py or advice.py, registered with its stage and its fields
+A rule is a function in construction.py, start.py or advice.py, registered with its stage and its fields
 (stages.py). All that is wrong is listed in one error. A rule is an error only where transformers' Trainer raises
 too, or where work or correctness would be lost; otherwise it warns.
 """
@@ -13,7 +13,7 @@ from dataclasses import replace
 from trainwright.config.constructor import refuse
 from trainwright.config.fields import SETTINGS, out_of_range, value_of
 from trainwright.config.protocol import Arguments
-from trainwright.config.rules import advice, caution, construction  # noqa: F401 -- they register their rules
+from trainwright.config.rules import advice, construction  # noqa: F401 -- they register their rules
 from trainwright.config.rules.stages import Rule, RunFacts, Stage, of_stage
 from trainwright.config.rules.start import COMPUTED_BY_EVALUATION, RequiredMetric, needs_length, resolve_best_metric
 from trainwright.errors import NotYetError

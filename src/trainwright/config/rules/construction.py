@@ -1,7 +1,4 @@
-"""Contradictions that the arguments show by themselves: one function per rule, each returns a message or None.
-
-Rules read attributes by name only, and compare with plain strings, so arguments of transformers serve too.
-"""
+"""Contradictions that the arguments, also of transformers, show by themselves: each rule returns a message or None."""
 
 from __future__ import annotations
 

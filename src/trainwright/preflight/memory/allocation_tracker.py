@@ -25,15 +25,7 @@ BLOCK_BYTES = {"cuda": 512}  # allocators that round up
 
 
 class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts on one kind of device while it is entered.
-
-    Args:
-        device: of the step.
-
-    Attributes:
-        moment: what the step is at, as a person calls it; a backward pass is noticed by itself.
-        peaks: the fullest moment of each kind.
-    """
+    """Counts on one kind of device while it is entered; `peaks` has the fullest moment of each kind."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
