@@ -154,19 +154,21 @@ from trainwright.tensor_tree import (
     numpy_pad_and_concatenate,
     torch_pad_and_concatenate,
 )
-from trainwright.trackers.azureml import AzureMLCallback
 from trainwright.trackers.base import rewrite_logs
 from trainwright.trackers.clearml import ClearMLCallback
-from trainwright.trackers.codecarbon import CodeCarbonCallback
 from trainwright.trackers.comet import CometCallback
 from trainwright.trackers.dvclive import DVCLiveCallback
-from trainwright.trackers.flyte import FlyteCallback
-from trainwright.trackers.kubeflow import KubeflowCallback
 from trainwright.trackers.mlflow import (
     DagsHubCallback,
     MLflowCallback,
 )
 from trainwright.trackers.neptune import NeptuneCallback
+from trainwright.trackers.platforms import (
+    AzureMLCallback,
+    CodeCarbonCallback,
+    FlyteCallback,
+    KubeflowCallback,
+)
 from trainwright.trackers.registry import (
     get_reporting_integration_callbacks,
     is_azureml_available,

@@ -18,7 +18,7 @@ import pytest
 
 from trainwright import TrainerCallback
 from trainwright.journal.record import read
-from trainwright.trackers import kubeflow, tracker_thread
+from trainwright.trackers import platforms, tracker_thread
 
 from .._support.small import data, make_trainer, train
 from .services import azure_values, enter_azure, enter_mlflow, into, mlflow_values
@@ -65,7 +65,7 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cont
     (tmp_path / "token").write_text("secret\n")
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", f"http://127.0.0.1:{server.server_address[1]}")
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(tmp_path / "token"))
-    monkeypatch.setattr(kubeflow, "PAUSE_S", 0.0)
+    monkeypatch.setattr(platforms, "PAUSE_S", 0.0)
     yield one
     server.shutdown()
     server.server_close()

@@ -1,7 +1,7 @@
 """Kinds of older names: what becomes of a value that was given under one. The names themselves are at the fields.
 
-Each has `advice`; `reads`, the type that a command line takes a value for; `meaning`, today's names and values (it raises
-ValueError with the reason where there are none); `current`, the older name's value from those of today's names.
+Each has `advice`; `reads`, the type that a command line takes a value for; `meaning`, today's names and values (it
+raises ValueError with the reason where there are none); `current`, the older name's value from those of today's names.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def is_kubeflow_available() -> bool:
 
 # Name for report_to -> module, class, and whether "all" reports to it now; in the order of "all".
 TRACKERS: dict[str, tuple[str, str, Callable[[], bool]]] = {
-    "azure_ml": ("azureml", "AzureMLCallback", lambda: is_azureml_available() and not is_mlflow_available()),
+    "azure_ml": ("platforms", "AzureMLCallback", lambda: is_azureml_available() and not is_mlflow_available()),
     "comet_ml": ("comet", "CometCallback", is_comet_available),
     "dagshub": ("mlflow", "DagsHubCallback", is_dagshub_available),
     "dvclive": ("dvclive", "DVCLiveCallback", is_dvclive_available),
@@ -72,12 +72,12 @@ TRACKERS: dict[str, tuple[str, str, Callable[[], bool]]] = {
     "neptune": ("neptune", "NeptuneCallback", is_neptune_available),
     "tensorboard": ("tensorboard", "TensorBoardCallback", is_tensorboard_available),
     "wandb": ("wandb", "WandbCallback", is_wandb_available),
-    "codecarbon": ("codecarbon", "CodeCarbonCallback", is_codecarbon_available),
+    "codecarbon": ("platforms", "CodeCarbonCallback", is_codecarbon_available),
     "clearml": ("clearml", "ClearMLCallback", is_clearml_available),
     "swanlab": ("swanlab", "SwanLabCallback", is_swanlab_available),
     "trackio": ("trackio", "TrackioCallback", is_trackio_available),
-    "kubeflow": ("kubeflow", "KubeflowCallback", is_kubeflow_available),
-    "flyte": ("flyte", "FlyteCallback", bool),  # works only inside of its own tasks, so "all" leaves it out
+    "kubeflow": ("platforms", "KubeflowCallback", is_kubeflow_available),
+    "flyte": ("platforms", "FlyteCallback", bool),  # works only inside of its own tasks, so "all" leaves it out
 }
 
 

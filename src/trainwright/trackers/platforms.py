@@ -1,4 +1,4 @@
-"""Kubeflow: progress, time left and metrics, posted to the controller that started this process."""
+"""Trackers of the place that runs this process: Azure ML, CodeCarbon (emissions), Flyte, Kubeflow."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from trainwright.config.plans import OPEN_END
 from trainwright.config.protocol import Arguments
 from trainwright.errors import MissingPackageError
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.trackers.base import TrackerCallback
+from trainwright.trackers.base import Client, TrackerCallback, logger, needs
 from trainwright.trackers.registry import is_kubeflow_available
 
-PAUSE_S = 5.0  # between two posts
+PAUSE_S = 5.0  # between two posts to Kubeflow
 TIMEOUT_S = 5
 
 
@@ -84,3 +84,97 @@ class KubeflowCallback(TrackerCallback):
         context = ssl.create_default_context(cafile=authority) if authority else None
         with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context):
             pass
+
+
+class AzureMLCallback(TrackerCallback):
+    """Reports to a run of Azure ML.
+
+    Args:
+        azureml_run: an `azureml.core.run.Run`; by default the run of this process.
+    """
+
+    name = "azure_ml"
+
+    def __init__(self, azureml_run: Client = None) -> None:
+        super().__init__()
+        with needs("azure_ml", "azureml-sdk"):
+            from azureml.core.run import Run
+        self._run_class: Client = Run
+        self.azureml_run = azureml_run
+
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
+        if self.azureml_run is None:
+            self.azureml_run = self._run_class.get_context()
+
+    def send(self, values: dict[str, object], state: TrainerState) -> None:
+        for name, value in values.items():
+            if isinstance(value, (int, float)):
+                self.azureml_run.log(name, value, description=name)
+
+
+class CodeCarbonCallback(TrackerCallback):
+    """Writes emissions.csv into the output directory when training ends."""
+
+    name = "codecarbon"
+
+    def __init__(self) -> None:
+        super().__init__()
+        with needs("codecarbon", "codecarbon"):
+            import codecarbon
+        self._codecarbon: Client = codecarbon
+        self.tracker: Client = None
+
+    def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
+        self.tracker = self._codecarbon.EmissionsTracker(output_dir=str(args.output_dir))
+        self.tracker.start()
+
+    def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Does nothing."""
+
+    def on_predict(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Does nothing."""
+
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
+        self.tracker.stop()
+        self._initialized = False
+
+
+class FlyteCallback(TrackerCallback):
+    """Passes each checkpoint to the task, so that a retried task can resume.
+
+    Args:
+        save_log_history: show the log as a deck; needs flytekitplugins-deck-standard and pandas.
+        sync_checkpoints: pass checkpoints to the task.
+    """
+
+    name = "flyte"
+
+    def __init__(self, save_log_history: bool = True, sync_checkpoints: bool = True) -> None:
+        super().__init__()
+        with needs("flyte", "flytekit"):
+            import flytekit
+        self._flytekit: Client = flytekit
+        self.cp: Client = flytekit.current_context().checkpoint
+        self.save_log_history = save_log_history
+        self.sync_checkpoints = sync_checkpoints
+
+    def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Does nothing: `close` shows the whole log."""
+
+    def on_predict(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Does nothing."""
+
+    def saved(self, folder: Path, args: Arguments, state: TrainerState) -> None:
+        if self.sync_checkpoints:
+            self.cp.save(str(folder))
+
+    def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
+        if not self.save_log_history:
+            return
+        try:
+            import pandas as pd
+            from flytekitplugins.deck.renderer import TableRenderer
+        except ImportError:
+            logger.warning("Flyte shows no log: pip install flytekitplugins-deck-standard pandas.")
+            return
+        self._flytekit.Deck("Log History", TableRenderer().to_html(pd.DataFrame(state.log_history)))
