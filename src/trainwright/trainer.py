@@ -42,7 +42,7 @@ from trainwright.loop.context import NULL_OBSERVER
 from trainwright.loop.fit import fit, run_epoch
 from trainwright.loss_normalization import LossRule
 from trainwright.optim import parameter_groups, schedule_resume, schedules, train_eval_mode
-from trainwright.run import build, checkpointing, console, input_pipeline, resume
+from trainwright.run import build, checkpointing, console, copies, input_pipeline, resume
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.training import TrainingRun
 from trainwright.run.uploads import result_of
@@ -212,6 +212,9 @@ class Trainer:
         self.state = self._fresh_state()
         self.callback_handler.fire("on_init_end", self._run.progress)
         self._services.memory_tracker.stop_and_update_metrics(stage="init")
+
+    # Pickles and copies: a deep one gets an engine and other services of its own, a shallow one shares them.
+    __getstate__, __setstate__, __copy__ = copies.state_of, copies.restore, build.with_parts
 
     def create_accelerator_and_postprocess(self) -> None:
         """Makes the engine, and with it `accelerator`."""

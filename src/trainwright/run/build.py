@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +15,7 @@ import torch
 from trainwright import model_facts
 from trainwright._types import Model, Trial, has_length, is_instance_of
 from trainwright.callbacks.dispatch import CallbackHandler
-from trainwright.callbacks.flow import DefaultFlowCallback
+from trainwright.callbacks.flow import DefaultFlowCallback, TimeLimits
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve, rules
@@ -108,8 +107,8 @@ class NoSearch:
 
 def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass of the user's
     """Another trainer with the same objects and hooks, but for these attributes."""
-    other = copy.copy(trainer)
-    vars(other).update(parts)
+    other = object.__new__(type(trainer))
+    vars(other).update(vars(trainer) | parts)
     return other
 
 
@@ -131,21 +130,9 @@ def make_callbacks(
     """The handler with the flow, trackers, the user's callbacks, those of the arguments, and what shows progress."""
     handler = CallbackHandler([DefaultFlowCallback, *_trackers(args), *(callbacks or ())], **context)
     handler.args = args
-    plan = resolve.checkpoint(args)
-    if plan.max_train_s is not None or plan.save_every_s is not None:
-        from trainwright.callbacks.flow import TimeLimits
-
-        guess = num_bytes(context["model"]) * WITH_OPTIMIZER / SLOW_DISK
-        handler.add_callback(
-            TimeLimits(
-                plan.max_train_s,
-                plan.save_every_s,
-                save_s=lambda: writer.longest_s,
-                first_save_s=guess,
-                agree=engine.agree,
-            )
-        )
-    if plan.requeues:
+    if (limits := time_limits(args, context["model"], engine=engine, writer=writer)) is not None:
+        handler.add_callback(limits)
+    if resolve.checkpoint(args).requeues:
         from trainwright.callbacks.preemption import SlurmRequeue
 
         handler.add_callback(SlurmRequeue)
@@ -163,6 +150,20 @@ def jit_callbacks(handler: CallbackHandler) -> list[JITCheckpointCallback]:
         handler.add_callback(JITCheckpointCallback)
     found = [callback for callback in handler.callbacks if isinstance(callback, JITCheckpointCallback)]
     return [callback for callback in found if callback.trainer is None]
+
+
+def time_limits(args: Any, model: Any, *, engine: Engine, writer: CheckpointWriter) -> TimeLimits | None:
+    """The callback that saves and ends by the clock; None where the arguments do not ask for it."""
+    plan = resolve.checkpoint(args)
+    if plan.max_train_s is None and plan.save_every_s is None:
+        return None
+    return TimeLimits(
+        plan.max_train_s,
+        plan.save_every_s,
+        save_s=lambda: writer.longest_s,
+        first_save_s=num_bytes(model) * WITH_OPTIMIZER / SLOW_DISK,
+        agree=engine.agree,
+    )
 
 
 def _trackers(args: Any) -> list[type[Any]]:

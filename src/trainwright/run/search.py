@@ -15,9 +15,6 @@ from typing import Any
 
 from trainwright._types import Trial
 from trainwright.callbacks.dispatch import CallbackHandler
-from trainwright.callbacks.flow import DefaultFlowCallback, TimeLimits
-from trainwright.callbacks.preemption import SlurmRequeue
-from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config.overrides import with_overrides
 from trainwright.errors import CheckpointNotFoundError
@@ -41,10 +38,7 @@ from trainwright.search.base import (
 from trainwright.search.search_record import SearchRecord, TrialRecord
 from trainwright.search.trial_runner import MODEL_FOLDER
 from trainwright.state.trainer_state import collect_states
-from trainwright.trackers.base import TrackerCallback
 from trainwright.trackers.registry import get_reporting_integration_callbacks
-
-MADE_ANEW = (DefaultFlowCallback, ProgressCallback, PrinterCallback, TimeLimits, SlurmRequeue)
 
 # `trainer: Any` throughout: any Trainer, or a subclass of the user's, which trains all trials of its search.
 
@@ -264,17 +258,4 @@ def _packed(trainer: Any) -> Callable[[], TrainerHandle]:
     args.output_dir = os.path.abspath(args.output_dir)  # paths hold there too
     search = replace(search, args=args, plan=replace(search.plan, options={}))
     parts = {"args": args, "model": None, "model_wrapped": None, "optimizer": None, "lr_scheduler": None}
-    moved = build.with_parts(trainer, **parts, _search=search, _services=None, _run=None)
-    trackers = get_reporting_integration_callbacks(args.report_to)
-    users = [one for one in trainer.callback_handler.callbacks if not isinstance(one, MADE_ANEW)]
-    callbacks = [type(one) if isinstance(one, TrackerCallback) else one for one in users if type(one) not in trackers]
-    return partial(_unpacked, moved, callbacks)
-
-
-def _unpacked(moved: Any, callbacks: list[Any]) -> TrainerHandle:
-    """In the other process: the trainer, with services and a run of its own."""
-    services = build.Services.for_arguments(moved.args, measures_memory=False)
-    trainer = build.with_parts(moved, _services=services, _run=TrainingRun.idle(moved.args))
-    trainer.create_accelerator_and_postprocess()
-    trainer._use_callbacks(callbacks)
-    return host_of(trainer)
+    return partial(host_of, build.with_parts(trainer, **parts, _search=search))
