@@ -123,6 +123,37 @@ def test_an_error_leaves_no_token_in_journal_and_report(tmp_path: Path) -> None:
         json.loads(line)
 
 
+def test_every_record_of_the_package_is_clean_for_every_handler(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any module, with or without a configuration of logging, and in the traceback below the message too."""
+    secrets = "; ".join(text for text, _ in SECRETS)
+    logger = logging.getLogger("trainwright.of.any.module")
+
+    def log() -> None:
+        try:
+            raise ValueError(f"{secrets} {ESC}")
+        except ValueError as error:
+            logger.exception("%s 100%% %s", ESC, error)
+        logger.warning("%d of 100%%, as it was written", 5)
+
+    log()
+    shown = caplog.text
+    assert caplog.records[-1].args == (5,), "a message without either keeps its format and values"
+    logging.getLogger("somebody.else").warning(ESC)
+    assert caplog.records[-1].getMessage() == ESC, "records of others are theirs"
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    log()
+    printed = capsys.readouterr().err
+    for text in (shown, printed):
+        assert [secret for _, secret in SECRETS if secret in text] == []
+        assert is_clean(text)
+        assert f"{SHOWN} 100% " in text
+        assert text.count(SHOWN) == 3, "twice in the message, once in the traceback"
+        assert "Traceback" in text
+        assert "5 of 100%, as it was written" in text
+
+
 def test_a_command_masks_and_escapes_its_message(capsys: pytest.CaptureFixture[str]) -> None:
     echo(f"{SECRETS[0][0]}\n{ESC}", err=True)
     assert capsys.readouterr().err == f"https://***@host/x\n{SHOWN}\n"

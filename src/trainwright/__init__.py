@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from trainwright import log_handler
+
 __version__ = "0.2.0"
 
 # Module -> public names that live in it.
@@ -229,3 +231,4 @@ class _OriginalPaths:
 
 
 sys.meta_path.append(_OriginalPaths)  # type: ignore[arg-type]
+log_handler.install()

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from trainwright._types import without_tokens
 from trainwright.checkpoint.deferred_io import IMMEDIATE, DeferredSink, FileSink
 from trainwright.checkpoint.host_copy import HostBuffers
 from trainwright.checkpoint.manifest import Manifest
@@ -197,7 +196,7 @@ class CheckpointWriter:
         try:
             self.end()
         except Exception as error:
-            logger.error("%s", without_tokens(str(error)))
+            logger.error("%s", error)
 
     def _raise_or_report(self, error: BaseException) -> None:
         if isinstance(error, NonFiniteWeightsError):
@@ -205,7 +204,7 @@ class CheckpointWriter:
             return
         if not (self._goes_on and isinstance(error, CheckpointWriteError)):
             raise error
-        logger.error("%s Training goes on (save_failure='continue').", without_tokens(str(error)))
+        logger.error("%s Training goes on (save_failure='continue').", error)
 
 
 def _staging(

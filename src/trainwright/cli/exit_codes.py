@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import typer
 
 from trainwright import errors
-from trainwright._types import printable, without_tokens
 from trainwright.distributed.world import World
+from trainwright.log_handler import for_log
 
 FAILED = 1
 USAGE = 2
@@ -40,7 +40,7 @@ def reporting() -> Iterator[None]:
 
 def echo(text: str, *, err: bool = False) -> None:
     """Prints text, without the control characters and the keys of others that may be in it; with `err` to stderr."""
-    typer.echo(without_tokens(printable(text, lines=True)), err=err)
+    typer.echo(for_log(text), err=err)
 
 
 def tell(problem: str) -> None:

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from trainwright._types import printable, without_tokens
 from trainwright.distributed.process_group import stay_in_the_group
 from trainwright.errors import ProcessFailedError
+from trainwright.log_handler import for_log
 from trainwright.state.interrupts import Interrupts
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def watch_single_process(hang_timeout_s: float, interrupts: Interrupts) -> Itera
 
 
 def _print(text: str) -> None:
-    print(printable(without_tokens(text), lines=True), file=_stderr(), flush=True)
+    print(for_log(text), file=_stderr(), flush=True)
 
 
 def _stderr() -> TextIO:

@@ -253,7 +253,6 @@ class WarningRecorder(logging.Handler):
         self._logger.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._show(record)
         text = record.getMessage()
         if text not in self._known:
             self._known.add(text)
@@ -263,13 +262,3 @@ class WarningRecorder(logging.Handler):
         waiting, self._waiting = self._waiting, []
         for entry in waiting:
             self._keeper.journal.write("warning", **entry)
-
-    def _show(self, record: logging.LogRecord) -> None:
-        """Shows a warning where logging is not set up: python does so itself only without a handler like this."""
-        place: logging.Logger | None = logging.getLogger(record.name)
-        while place is not None:
-            if any(handler is not self for handler in place.handlers):
-                return
-            place = place.parent if place.propagate else None
-        if logging.lastResort is not None and record.levelno >= logging.lastResort.level:
-            logging.lastResort.handle(record)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from trainwright._types import Batch, has_length, without_tokens
+from trainwright._types import Batch, has_length
 from trainwright.errors import DataError
 from trainwright.hooks import TrainHooks
 from trainwright.loop.context import LoopContext
@@ -197,8 +197,7 @@ def save_before_raising(session: LoopContext, run: RunState, hooks: TrainHooks, 
         try:
             hooks._save_checkpoint(session.model, session.trial)
         except Exception as second:
-            text = without_tokens(repr(second))
-            logger.warning("Step %d could not be saved before the error is raised: %s", step, text)
+            logger.warning("Step %d could not be saved before the error is raised: %r", step, second)
     what = "is saved" if run.saved_step == step else "is not saved"
     notes = " ".join(["", *getattr(error, "__notes__", ())])
     logger.warning("Training ends with %s after step %d, which %s.%s", type(error).__name__, step, what, notes)

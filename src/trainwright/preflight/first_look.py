@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright._types import Batch, Optimizer, without_tokens
+from trainwright._types import Batch, Optimizer
 from trainwright.checkpoint import disk_space
 from trainwright.config.plans import StepPlan
 from trainwright.engine.precision import supports_bf16
@@ -62,7 +62,7 @@ def begin(trainer: AnyTrainer, plan: StepPlan | None, folder: str) -> Any:
     try:
         facts = known_facts(trainer, plan, folder, optimizer=trainer.optimizer, is_brief=True)
     except Exception as error:
-        logger.info("The first step is not looked at: %s: %s", type(error).__name__, without_tokens(str(error)))
+        logger.info("The first step is not looked at: %s: %s", type(error).__name__, error)
         return NULL_OBSERVER
     look = FirstLook(facts, log_findings if trainer.args.should_log else lambda report: None)
     look.start()

@@ -20,22 +20,10 @@ from trainwright.state.trainer_state import TrainerState
 logger = logging.getLogger(__name__)
 
 
-class _LastResort(logging.StreamHandler):  # type: ignore[type-arg]  # of the stream of the moment
-    """Shows messages on stderr while the script has not configured logging; Python itself drops those of level info."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if not logging.getLogger().handlers:
-            self.setStream(sys.stderr)
-            super().emit(record)
-
-
 def use_log_level(args: Any) -> None:
     """Sets the level of our messages, and of transformers' where it is loaded, to that of the arguments."""
-    ours = logging.getLogger("trainwright")
-    for name in {ours.name, "transformers"} & sys.modules.keys():
+    for name in {"trainwright", "transformers"} & sys.modules.keys():
         logging.getLogger(name).setLevel(args.get_process_log_level())
-    if not any(isinstance(handler, _LastResort) for handler in ours.handlers):
-        ours.addHandler(_LastResort())
 
 
 def log_run_header(
@@ -84,7 +72,7 @@ def show_lines(args: Any, lines: Iterable[str], *, level: int = logging.INFO) ->
         if shown:
             print(printable(line), flush=True)
         elif args.should_log or level < logging.WARNING:
-            logger.log(level, "%s", printable(line))
+            logger.log(level, "%s", line)
 
 
 def begin_journal(

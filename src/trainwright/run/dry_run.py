@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trainwright import checks
-from trainwright._types import has_length, metric_number, without_tokens
+from trainwright._types import has_length, metric_number
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import rules
 from trainwright.errors import MetricError, TrainwrightError
@@ -70,7 +70,7 @@ def _find_metric(trainer: Any, wanted: rules.RequiredMetric, ignore_keys: list[s
         logger.warning(
             "metric_for_best_model=%r could not be looked for before training: compute_metrics raised %s on a "
             "single batch (%s). If it does on the whole set too, the first evaluation will end the run.",
-            trainer.args.metric_for_best_model, type(error).__name__, without_tokens(str(error)),
+            trainer.args.metric_for_best_model, type(error).__name__, error,
         )  # fmt: skip
         return
     finally:
@@ -104,8 +104,7 @@ def _look_at_metrics(trainer: Any, eval_set: str | None, ignore_keys: list[str] 
     except TrainwrightError:
         raise
     except Exception as error:
-        text = without_tokens(repr(error))
-        logger.info("The metrics of a single batch could not be looked at before training: %s", text)
+        logger.info("The metrics of a single batch could not be looked at before training: %r", error)
 
 
 def _first_batch(trainer: Any, eval_set: str | None) -> FirstBatch:

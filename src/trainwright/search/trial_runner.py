@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainwright._types import printable, without_tokens
+from trainwright._types import without_tokens
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import search_record
 from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec, drawn
@@ -54,7 +54,7 @@ class TrialRunner:
         except Exception as error:
             reason = without_tokens(f"{type(error).__name__}: {error}")
             note(TrialRecord(offer.id, search_record.FAILED, params, error=reason))
-            logger.warning("Trial %s failed: %s", offer.id, printable(reason, lines=True))
+            logger.warning("Trial %s failed: %s", offer.id, reason)
             raise
         self._is_under_way = False
         note(search_record.finished(offer.id, params | drawn(trial), outcome))  # with what model_init drew

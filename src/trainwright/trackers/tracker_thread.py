@@ -14,8 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from trainwright._types import printable, without_tokens
-
 logger = logging.getLogger(__name__)
 
 QUEUE_LENGTH = 1024
@@ -103,7 +101,7 @@ class TrackerThread:
 
     def _warn(self, text: str) -> None:
         if not self._has_warned:
-            logger.warning("%s", printable(without_tokens(text), lines=True))
+            logger.warning("%s", text)
         self._has_warned = True
 
 

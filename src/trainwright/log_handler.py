@@ -1,0 +1,51 @@
+"""Handler on the package's logger: cleans every record before other handlers get it, and shows what nothing else shows.
+
+It is a handler since Python applies the filters of a logger only to records made on that very logger, and each module
+has its own; the handlers of `trainwright` are called before those of the root logger.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from trainwright._types import printable, without_tokens
+
+
+class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the stream of the moment
+    """Shows messages on stderr while the script has not configured logging; Python itself drops those of level info."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Cleans a record; shows it if the root logger has no handler."""
+        _clean(record)
+        if not logging.getLogger().handlers:
+            self.setStream(sys.stderr)
+            super().emit(record)
+
+
+def _clean(record: logging.LogRecord) -> None:
+    """Masks keys and escapes control characters in the message of a record and in its traceback."""
+    try:
+        text = record.getMessage()
+    except Exception:  # arguments that do not fit the format: each handler reports it
+        return
+    if (shown := for_log(text)) != text:
+        record.msg, record.args = shown, None
+    if record.exc_info and not record.exc_text:
+        record.exc_text = for_log(logging.Formatter().formatException(record.exc_info))
+
+
+def for_log(text: str) -> str:
+    """Returns text of several lines without control characters and without what looks like a key.
+
+    Args:
+        text: a message or a traceback.
+    """
+    return without_tokens(printable(text, lines=True))
+
+
+def install() -> None:
+    """Adds the handler to the package's logger; called when the package is imported."""
+    logger = logging.getLogger(__name__.partition(".")[0])
+    if not any(type(handler).__name__ == PackageHandler.__name__ for handler in logger.handlers):  # imported again
+        logger.addHandler(PackageHandler())
