@@ -200,7 +200,7 @@ class CheckpointWriter:
 
     def _raise_or_report(self, error: BaseException) -> None:
         if isinstance(error, NonFiniteWeightsError):
-            logger.error("%s", without_tokens(str(error)))
+            logger.error("%s", error)
             return
         if not (self._goes_on and isinstance(error, CheckpointWriteError)):
             raise error
