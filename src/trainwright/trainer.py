@@ -177,10 +177,8 @@ class Trainer:
         self._signature_columns: list[str] | None = None
         self._created_lr_scheduler = False
         self.processing_class = build.one_processing_class(processing_class, tokenizer)
-        self.train_dataset = train_dataset
-        self.eval_dataset = eval_dataset
-        self.model = model
-        self.model_init = model_init
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.model, self.model_init = model, model_init
         self.create_accelerator_and_postprocess()
         model = self.call_model_init() if model is None else model
         checks.check_head(model, build.names_of_base_models(model))
