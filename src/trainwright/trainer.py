@@ -360,6 +360,7 @@ class Trainer:
             align_special_tokens(self.model, self.processing_class)
         if checkpoint is not None:
             self._load_from_checkpoint(checkpoint)
+            self._train_batch_size = resume.batch_size_of(checkpoint, self.args, self._train_batch_size)
         checks.check_trainable(self.model, getattr(self.args, "mixed_precision", "no"))
         patched = build.patched(self.args, self.model, self._engine, keeps_outputs=self._uses_outputs())
         with patched, run.progress.listening(grace_s=value_of(self.args, "signal_grace_s")):
@@ -473,7 +474,7 @@ class Trainer:
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Evaluation data in batches.
+        """Evaluation data in batches; with `dataloader_persistent_workers` the same loader each time for a dataset.
 
         Args:
             eval_dataset: a dataset, the name of one in `self.eval_dataset`, or None for that itself.
@@ -483,11 +484,12 @@ class Trainer:
         """
         if eval_dataset is None and self.eval_dataset is None:
             raise DataError("Evaluation needs an eval_dataset; pass one to Trainer or to evaluate().")
-        key = eval_dataset if isinstance(eval_dataset, str) else "eval" if eval_dataset is None else None
-        if key in self._eval_dataloaders and self.args.dataloader_persistent_workers:
-            return self._eval_dataloaders[key]  # type: ignore[no-any-return]
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        key = dataset if isinstance(dataset, str) else "eval" if dataset is self.eval_dataset else "other"
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
+        kept = self._eval_dataloaders.get(key) if self.args.dataloader_persistent_workers else None
+        if kept is not None and getattr(kept, "source", dataset) is dataset:
+            return kept  # type: ignore[no-any-return]
         size = self.args.eval_batch_size
         return self._get_dataloader(dataset, "Evaluation", size, self._get_eval_sampler, dataloader_key=key)
 
@@ -519,6 +521,7 @@ class Trainer:
             dataloader_key: under which it is kept for the next evaluation, with `dataloader_persistent_workers`.
         """
         checks.check_is_dataset(dataset, description)
+        source = dataset
         # The order first: a column of lengths is none that the model takes.
         length_of, model = input_pipeline.length_input(self.processing_class), self.model
         sampler = input_pipeline.sampler_of(
@@ -533,6 +536,7 @@ class Trainer:
         how = {"sampler": sampler, "collate": collate, "batch_size": batch_size, "is_training": is_training}
         dataloader = input_pipeline.make_dataloader(dataset, self.args, self._engine, **how)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
+            dataloader.source = source
             self._eval_dataloaders[dataloader_key] = dataloader
         return dataloader  # type: ignore[no-any-return]
 
@@ -690,9 +694,9 @@ class Trainer:
         return self._run.find_position(resume_from_checkpoint, self.args, self._engine, steps_per_epoch=steps)
 
     def _load_callback_state(self) -> None:
-        """Gives callbacks the state that the checkpoint has of them."""
+        """Gives callbacks the state that the checkpoint has of them; with their settings `control` gets its flags."""
         with_settings = self.args.restore_callback_states_from_checkpoint
-        callbacks = self.callback_handler.callbacks
+        callbacks = [*self.callback_handler.callbacks, *([self.control] if with_settings else [])]
         resume.restore_callbacks(self.state.stateful_callbacks, callbacks, with_settings=with_settings)
 
     def _prepare_for_training(

@@ -119,6 +119,50 @@ def test_required_fields_and_bare_flags_mean_the_same(line):
     assert outcome(ours) == outcome(theirs)
 
 
+@dataclass
+class Declared:
+    """Types as the documentation of the parser declares them."""
+
+    needed_list: list[int]
+    needed_colour: Colour = field()
+    need_bool: bool = field()
+    on: bool = True
+    maybe_on: Optional[bool] = True  # noqa: UP045
+    maybe_off: bool | None = False
+    maybe: bool | None = field(default=None)
+    mode: Literal["fast", "slow", 3] = "fast"
+    maybe_mode: Optional[Literal["a", "b"]] = None  # noqa: UP045
+    colour: Colour = "blue"
+    maybe_colour: Colour | None = None
+    many: list[float] = field(default_factory=list)
+    maybe_many: list[str] | None = None
+    number: float | None = field(default=None, metadata={"help": "help message"})
+    made: str = field(default_factory=lambda: "made")
+
+
+@pytest.mark.parametrize("kind", [Basic, Rich, Required, Declared])
+def test_options_are_declared_alike(kind):
+    """As tests of the parser compare them: all that argparse keeps of an option; choices by what they parse to."""
+
+    def declared(action):
+        parts = {name: value for name, value in vars(action).items() if name not in ("container", "type", "help")}
+        words = [*map(str, action.choices or ()), "other"] if action.choices else []
+        is_bool = getattr(action.type, "__name__", "") == "string_to_bool"
+        kind_of = [action.type(word) for word in words] or ("bool" if is_bool else action.type)
+        return type(action), parts, kind_of
+
+    ours, theirs = ([declared(action) for action in parser._actions] for parser in both(kind))
+    assert ours == theirs
+
+
+def test_a_flag_that_is_on_can_be_turned_off_in_any_place():
+    lines = ["", "--on", "--no_on", "--no-on --on", "--on --no_on", "--on no", "--maybe_on 0", "--no_maybe_on"]
+    for line in lines:
+        words = f"--needed_list 1 --needed_colour red {line}".split()
+        ours, theirs = (one.parse_args_into_dataclasses(words, look_for_args_file=False) for one in both(Declared))
+        assert ours == theirs
+
+
 @pytest.mark.parametrize(("kind", "line"), WRONG)
 def test_wrong_lines_end_with_a_usage_message(kind, line, capsys):
     for parser in both(kind):

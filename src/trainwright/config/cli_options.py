@@ -137,7 +137,7 @@ def add_field(parser: argparse._ActionsContainer, field: dataclasses.Field[Any],
     if settings.get("type") is string_to_bool and field.default is True:
         turn_off = f"Turn {field.name} off." if text else None
         names = spellings(f"no_{field.name}")
-        parser.add_argument(*names, dest=field.name, action="store_false", default=True, help=turn_off)
+        parser.add_argument(*names, dest=field.name, action="store_false", default=False, help=turn_off)
 
 
 def spellings(name: str) -> list[str]:
@@ -199,16 +199,16 @@ def _members(name: str, hint: Any) -> list[Any]:
     return members
 
 
-def _choices(name: str, members: Sequence[Any]) -> list[Any]:
+def _choices(name: str, members: Sequence[Any]) -> Sequence[Any]:
     """The values of an Enum or a Literal, with the older ones that are still understood."""
     others = [member for member in members if member is not str]
     if len(others) != 1:
-        return []
+        return ()
     if isinstance(others[0], type) and issubclass(others[0], Enum):
         known = SETTINGS.get(name)
         older = [] if known is None else [*known.older_values, *known.refused_values]
         return [member.value for member in others[0]] + older
-    return list(get_args(others[0])) if get_origin(others[0]) is Literal and str not in members else []
+    return get_args(others[0]) if get_origin(others[0]) is Literal and str not in members else ()
 
 
 def _convert(members: Sequence[Any]) -> Convert:

@@ -75,8 +75,9 @@ class Cursor:
         )
 
 
-COUNTS = ("epoch", "samples", "seed", "num_samples", "batches", "chunk", "batch_size", "micro_batches")
-NOT_ZERO = ("chunk", "batch_size", "micro_batches")
+COUNTS = ("epoch", "samples", "seed", "num_samples", "batches", "chunk", "batch_size", "micro_batches",
+          "num_parts")  # fmt: skip
+NOT_ZERO = ("chunk", "batch_size", "micro_batches", "num_parts")
 
 
 def check_entries(values: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainwright._types import Batch, Item, TailBatch
 from trainwright.config.plans import LoaderPlan
 from trainwright.data.batch_sampler import BatchOrder, SingleBatchCollator
+from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.sampler_factory import order_by
 from trainwright.data.samplers import EpochBatches, Order
 from trainwright.data.seeding import SeededCollator, SeededItems, end_workers_at_exit, start_worker
@@ -28,7 +29,7 @@ Collate = Callable[[list[Item]], Batch]
 
 def build_dataloader(
     dataset: Any, plan: LoaderPlan, *, sampler: Any, collate: Collate, exchange: RankExchange | None = None
-) -> DataLoader[Any]:
+) -> PreparedDataLoader:
     """A DataLoader over the dataset; the order comes from the sampler, or from the dataset itself if it is a stream.
 
     Args:
@@ -41,9 +42,13 @@ def build_dataloader(
     Raises:
         DataError: a stream that is split for other processes, or a sampler of batches.
     """
-    if isinstance(dataset, IterableDataset):
-        return _stream_dataloader(dataset, plan, sampler, collate, exchange)
-    return _indexed_dataloader(dataset, plan, sampler, collate)
+    dataloader = (
+        _stream_dataloader(dataset, plan, sampler, collate, exchange)
+        if isinstance(dataset, IterableDataset)
+        else _indexed_dataloader(dataset, plan, sampler, collate)
+    )
+    dataloader.total_batch_size = plan.batch_size * plan.num_processes
+    return dataloader
 
 
 def build_whole(dataset: Any, plan: LoaderPlan, *, sampler: Any, collate: Collate) -> DataLoader[Any]:
@@ -86,7 +91,7 @@ def _stream_dataloader(
     return StreamDataLoader(items, collate=collate, exchange=exchange, **_options(plan))
 
 
-def _indexed_dataloader(dataset: Any, plan: LoaderPlan, sampler: Any, collate: Collate) -> DataLoader[Any]:
+def _indexed_dataloader(dataset: Any, plan: LoaderPlan, sampler: Any, collate: Collate) -> PreparedDataLoader:
     worker_seed = plan.seed if plan.is_training and plan.workers > 0 else None
     share, drop_last = _share(plan), plan.drop_last
     if isinstance(sampler, BatchOrder):  # its unit is a batch already, and it drops what is to be dropped itself
@@ -99,7 +104,7 @@ def _indexed_dataloader(dataset: Any, plan: LoaderPlan, sampler: Any, collate: C
     if plan.seed_samples:
         batches.tells_epoch, dataset = True, SeededItems(dataset, plan.seed)
         collate = SeededCollator(collate)
-    kind = RankDataLoader if plan.num_processes > 1 else DataLoader
+    kind = RankDataLoader if plan.num_processes > 1 else PreparedDataLoader
     return kind(dataset, batch_sampler=batches, collate_fn=collate, **_options(plan))
 
 
@@ -123,14 +128,14 @@ def _options(plan: LoaderPlan) -> dict[str, Any]:
     }
 
 
-class RankDataLoader(DataLoader[Any]):
-    """torch's DataLoader over `EpochBatches`; a batch of a tail that is shared unevenly comes as a `TailBatch`."""
+class RankDataLoader(PreparedDataLoader):
+    """A dataloader over `EpochBatches`; a batch of a tail that is shared unevenly comes as a `TailBatch`."""
 
-    def __iter__(self) -> Any:  # torch types it as its own iterator
+    def host_batches(self) -> Iterator[Batch]:
         batches = self.batch_sampler
         assert isinstance(batches, EpochBatches)
         num_batches, part = batches.num_batches(batches.first_sample), batches.last_part(batches.first_sample)
-        fetched = super().__iter__()
+        fetched = super().host_batches()
         return fetched if part is None else _with_marked_end(fetched, num_batches, part)
 
 

@@ -46,7 +46,7 @@ class DevicePrefetcher:
         """Begins to copy a batch to the device; `receive` must be called before it is used."""
         sent = PrefetchedBatch(batch)
         with self._stream:
-            sent.batch = self._moved(batch, sent.tensors)
+            sent.batch = map_tensors(lambda tensor: self._copied(tensor, sent.tensors), batch)
             if sent.tensors:
                 sent.event = self._stream.record_event()
         return sent
@@ -60,22 +60,32 @@ class DevicePrefetcher:
                 tensor.record_stream(computing)
         return sent.batch
 
-    def _moved(self, value: Any, tensors: list[torch.Tensor]) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self._copied(value, tensors)
-        if isinstance(value, MutableMapping):
-            return _with_values(value, {key: self._moved(part, tensors) for key, part in value.items()})
-        if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_make")):
-            parts = [self._moved(part, tensors) for part in value]
-            return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
-        return value
-
     def _copied(self, tensor: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
         if tensor.device.type != "cpu" or tensor.nbytes > self._bytes_left or not tensor.is_pinned():
             return tensor
         self._bytes_left -= tensor.nbytes
         tensors.append(tensor.to(self._device, non_blocking=True))
         return tensors[-1]
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
+    """Applies a function to the tensors of a batch.
+
+    Args:
+        function: called with each tensor.
+        batch: nested mappings, lists and tuples; it is not changed, and what is none of them stays as it is.
+
+    Returns:
+        A batch of the same kind, with whatever else its mappings carry.
+    """
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    if isinstance(batch, MutableMapping):
+        return _with_values(batch, {key: map_tensors(function, part) for key, part in batch.items()})
+    if type(batch) in (list, tuple) or (isinstance(batch, tuple) and hasattr(batch, "_make")):
+        parts = [map_tensors(function, part) for part in batch]
+        return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
+    return batch
 
 
 def _with_values(mapping: MutableMapping[object, object], values: dict[object, object]) -> object:

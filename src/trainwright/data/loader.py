@@ -23,6 +23,7 @@ from trainwright.data.collators import draws_random_numbers
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import Cursor, LoaderState
 from trainwright.data.positions import position_of
+from trainwright.data.prepared_dataloader import watched
 from trainwright.data.seeding import SeededItems
 
 if TYPE_CHECKING:
@@ -65,7 +66,11 @@ class Loader:
         self._epoch_start: RandomStates | None = None
         self._before_ahead: RandomStates | None = None
         self._window_start: tuple[RandomStates, RandomStates | None] | None = None
-        self.has_ended = False
+        self._watched = watched(dataloader)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._watched.end_of_dataloader
 
     def __len__(self) -> int:
         return len(self.dataloader)
@@ -90,13 +95,13 @@ class Loader:
             after_first: called once the first batch is fetched: the place where an interrupted run's random states
                 belong, since it had fetched that batch before it was interrupted.
         """
-        self.has_ended = False
         position = self.position
         position.seek(epoch, skip_batches)
         batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=after_first is not None)
         if self._copies is not None:
             batches = map(self._copies.send, batches)
         fetch: Any = self._fetch_as_it_was if self._seeds_here else next
+        self._watched.begin()
         try:
             ahead = fetch(batches, _END)
             if after_first is not None:
@@ -107,12 +112,14 @@ class Loader:
                 if self._keeps_states:
                     self._before_ahead = self._random_state()
                 ahead = fetch(batches, _END)
-                self.has_ended = ahead is _END
-                position.advance(is_last=self.has_ended)
+                is_last = self._watched.end_of_dataloader = ahead is _END
+                position.advance(is_last=is_last)
                 yield batch if self._copies is None else self._copies.receive(batch)
         except Exception as error:
             name_sample(error, where=f"epoch {epoch} (counted from 0) of the training data")
             raise
+        finally:
+            self._watched.end()
 
     def _fetch_as_it_was(self, batches: Iterator[Batch], end: object) -> Any:
         """The next batch; the random states, which it seeds, are afterwards what they were."""
@@ -142,7 +149,7 @@ class Loader:
     def rewind(self) -> None:
         """Back to the beginning of the window, whose data will not be trained on any more."""
         self.position.rewind()
-        self.has_ended = False
+        self._watched.end_of_dataloader = False
         if self._window_start is not None:
             states, self._before_ahead = self._window_start
             self._set_random_state(states)

@@ -23,6 +23,7 @@ from torch.utils.data import IterableDataset
 
 from trainwright._types import Batch, has_length
 from trainwright.data.cursor import Cursor, OrderKind, WindowSize, check_same_data, is_same_order, raise_another_order
+from trainwright.data.prepared_dataloader import host_batches
 from trainwright.data.sampler_factory import order_of_checkpoint
 from trainwright.data.samplers import EpochBatches
 from trainwright.data.streaming.stream_state import EpochProgress, progress_at
@@ -118,7 +119,7 @@ class IndexedPosition(LoaderPosition):
         self._batches.seek(epoch, self._samples_before(epoch, skip_batches))
 
     def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
-        batches: Iterator[Batch] = iter(self._dataloader)
+        batches = host_batches(self._dataloader)
         if resumes:
             self._batches.draw()
         return batches
@@ -177,7 +178,7 @@ class StreamPosition(LoaderPosition):
         items.set_epoch(epoch)
 
     def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
-        return iter(self._dataloader)
+        return host_batches(self._dataloader)
 
     def begin(self) -> None:
         self._ahead = self._dataloader.origin

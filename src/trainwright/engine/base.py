@@ -58,6 +58,7 @@ class Engine:
         wrapped, optimizer = self._wrap(model, make_optimizer)
         scheduler = make_scheduler(optimizer)
         self._begin(wrapped, optimizer)
+        self.note_sync(is_last=True)  # an earlier run may have ended within a window
         return Prepared(self._compiled(wrapped), optimizer, scheduler)
 
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
@@ -97,6 +98,14 @@ class Engine:
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
         """Context of the forward and backward pass of one micro-batch; `sync` averages gradients over processes."""
         return NO_CONTEXT
+
+    def note_sync(self, is_last: bool) -> None:
+        """Sets `accelerator.sync_gradients`, which overrides and libraries read.
+
+        Args:
+            is_last: the micro-batch that follows is the last one of its window.
+        """
+        self.accelerator.gradient_state.sync_gradients = is_last
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Computes gradients of a scalar loss, scaled here for fp16, and adds them to those of the window."""

@@ -57,6 +57,8 @@ def accumulate_gradients(session: LoopContext, run: RunState, hooks: TrainHooks,
     for i, part in enumerate(parts):
         run.part_of_micro_batch, run.share_of_window = part.of_micro_batch, part.of_window
         run.clock.mark(FORWARD)
+        if last:
+            session.engine.note_sync(i == last)
         with session.engine.accumulate(session.model, sync=i == last):
             loss = hooks.training_step(session.model, part.inputs, window.num_items)
         run.clock.mark(OTHER)
@@ -66,6 +68,7 @@ def accumulate_gradients(session: LoopContext, run: RunState, hooks: TrainHooks,
         if i < last:
             session.events.fire("on_substep_end", run)
             if run.should_stop:
+                session.engine.note_sync(True)
                 return False
     return True
 

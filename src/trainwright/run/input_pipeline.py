@@ -152,7 +152,10 @@ def make_dataloader(
     )
     if is_training and resolve.dispatches(args, engine.num_replicas):
         return engine.dispatch(build_whole(dataset, plan, sampler=sampler, collate=collate))
-    return build_dataloader(dataset, plan, sampler=sampler, collate=collate, exchange=engine)
+    dataloader = build_dataloader(dataset, plan, sampler=sampler, collate=collate, exchange=engine)
+    dataloader.device, dataloader.non_blocking = engine.device, engine.non_blocking
+    dataloader.gradient_state = engine.accelerator.gradient_state
+    return dataloader
 
 
 def samples_per_step(dataloader: DataLoaderLike, args: Any) -> int | None:

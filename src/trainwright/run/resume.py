@@ -6,7 +6,7 @@ import json
 import logging
 import uuid
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,6 +142,15 @@ def initial_state(checkpoint: str | None, stateful: list[Any]) -> TrainerState:
     return state
 
 
+def batch_size_of(checkpoint: str, args: Any, batch_size: int) -> int:
+    """Returns the samples of a micro-batch: with `auto_find_batch_size` those of the checkpoint, else `batch_size`."""
+    found = load_state(Path(checkpoint)).train_batch_size if args.auto_find_batch_size else None
+    if not found or found == batch_size:
+        return batch_size
+    logger.info("auto_find_batch_size: batches of %d samples, as in the checkpoint, not of %d", found, batch_size)
+    return found
+
+
 def best_of(state: TrainerState, folder: Path) -> str | None:
     """Returns where the best checkpoint is now: beside the others, also after all of them were moved together."""
     recorded = state.best_model_checkpoint
@@ -178,19 +187,33 @@ def pending_actions(state: TrainerState, manifest: Manifest | None) -> PendingAc
     return PendingActions(evaluates, evaluates and (by_clock or said("TrainerControl", "args", "should_save")))
 
 
-def restore_callbacks(states: dict[str, Any], callbacks: Iterable[Any], *, with_settings: bool) -> None:
-    """Gives callbacks their state back, matched by class; their own settings stay unless `with_settings`."""
+def restore_callbacks(states: dict[str, Any], callbacks: Sequence[Any], *, with_settings: bool) -> None:
+    """Gives callbacks, and the control, their state back, matched by class in the order of their list.
+
+    Args:
+        states: of a record, by class name.
+        callbacks: get the attributes that they export.
+        with_settings: also what they were made with, by their constructors; a state that no callback takes is named.
+    """
     waiting = {name: list(state) if isinstance(state, list) else [state] for name, state in states.items()}
     for callback in callbacks:
         state = waiting.get(type(callback).__name__)
         if not state or not callable(getattr(callback, "state", None)):
             continue
         saved, now = state.pop(0), callback.state()
-        for part in ("args", "attributes") if with_settings else ("attributes",):
-            values = saved.get(part) if isinstance(saved, dict) else None
-            for name, value in values.items() if isinstance(values, dict) else ():
-                if name in now.get(part, {}):  # what a callback does not export is not set either
-                    setattr(callback, name, value)
+        if with_settings and (settings := _exported(saved, now, "args")):
+            vars(callback).update(vars(type(callback)(**settings)))
+        for name, value in _exported(saved, now, "attributes").items():
+            setattr(callback, name, value)
+    if with_settings and (missing := sorted(set(states) - {type(callback).__name__ for callback in callbacks})):
+        logger.warning("The checkpoint has the state of callbacks that this trainer lacks: %s.", ", ".join(missing))
+
+
+def _exported(saved: object, now: Any, part: str) -> dict[str, Any]:
+    """Returns the saved values of a part that the callback exports now: others are not set."""
+    values = saved.get(part) if isinstance(saved, dict) else None
+    pairs = values.items() if isinstance(values, dict) else ()
+    return {name: value for name, value in pairs if name in now.get(part, {})}
 
 
 # -- its position -----------------------------------------------------------------------------------------------------

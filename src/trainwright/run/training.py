@@ -164,6 +164,8 @@ class TrainingRun:
         resume.check_same_checkpoint(manifest, checkpoint, engine)
         self.run_id = engine.agree(lambda: resume.run_id_after(checkpoint, folder))
         self.pending_actions = resume.pending_actions(state, manifest)
+        if args.auto_find_batch_size and manifest is not None and manifest.cursor is not None:
+            self.progress.num_parts = manifest.cursor.get("num_parts") or 1
         return state
 
     def find_position(self, checkpoint: str, args: Any, engine: Engine, *, steps_per_epoch: int) -> tuple[int, int]:
@@ -352,7 +354,8 @@ class TrainingRun:
         progress, plan = self.progress, self.plan
         cursor = self.loader.cursor(progress.epoch, progress.batches_in_epoch, batches_per_epoch=plan.batches_per_epoch)
         size = {"batch_size": self.batch_size, "micro_batches": plan.micro_batches, "chunk": self.loader.position.chunk}
-        return {**cursor.to_dict(), **size, "shift": plan.shift}
+        parts = {} if progress.num_parts == 1 else {"num_parts": progress.num_parts}
+        return {**cursor.to_dict(), **size, **parts, "shift": plan.shift}
 
     def loader_states(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Random states of the loader, as they lie beside those of the process, and the position of its data."""

@@ -124,7 +124,7 @@ _NUMBER = (int, float)
 _KINDS: dict[str, type | tuple[type, ...]] = {  # of the fields that a resume reads; null has a rule of its own
     "epoch": _NUMBER, "global_step": int, "max_steps": int, "num_train_epochs": int, "num_input_tokens_seen": int,
     "total_flos": _NUMBER, "best_metric": _NUMBER, "best_global_step": int, "best_model_checkpoint": str,
-    "log_history": list, "stateful_callbacks": dict,
+    "log_history": list, "stateful_callbacks": dict, "train_batch_size": int,
 }  # fmt: skip
 
 

@@ -23,10 +23,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from trainwright._types import Batch, Item, TailBatch
+from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.seeding import seed_from, seed_of
 from trainwright.data.sharding import RankShare
 from trainwright.data.streaming.chunks import Chunk, OpenStream, chunks_of_batches, chunks_of_items
@@ -121,7 +122,7 @@ class StreamItems(IterableDataset[BatchItems]):
         return StreamReader(self, epoch, start, info).portions()
 
 
-class StreamDataLoader(DataLoader[Any]):
+class StreamDataLoader(PreparedDataLoader):
     """torch's DataLoader over `StreamItems`.
 
     Args:
@@ -157,8 +158,8 @@ class StreamDataLoader(DataLoader[Any]):
         num_items = len(self.items.source)
         return self.items.share.num_batches(num_items, drop_last=self.items.drop_last) or min(num_items, 1)
 
-    def __iter__(self) -> Any:
-        fetched = super().__iter__()
+    def host_batches(self) -> Iterator[Batch]:
+        fetched: Any = super().host_batches()  # with their origins
         if self.exchange is None:
             return self._batches(fetched)
         split, size = self.items.split, self.items.share.batch_size
