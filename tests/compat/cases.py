@@ -6,6 +6,7 @@ Runs in a process of its own (side.py), so it imports the libraries at the top: 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -351,6 +352,29 @@ def setfit_few_shots(folder: Path) -> dict[str, Any]:
         "predictions": [str(p) for p in model.predict(data["text"][:8])],
         "head": head,
     }
+
+
+@case
+def setfit_default_arguments(folder: Path) -> dict[str, Any]:
+    """Without arguments, after a training with an evaluation at each epoch; DVCLive cannot take SetFit's there."""
+    from setfit import SetFitModel, training_args
+    from setfit import Trainer as SetFitTrainer
+    from sklearn.linear_model import LogisticRegression
+
+    training_args.get_available_reporting_integrations = lambda: ["tensorboard"]
+    before = Path.cwd()
+    os.chdir(folder)  # the default of output_dir is relative
+    try:
+        model = SetFitModel(model_body=encoder(folder), model_head=LogisticRegression(), labels=["a", "b"])
+        rows = range(6)
+        data = Dataset.from_dict({"text": [sentence(i, 4 + i % 2) for i in rows], "label": [i % 2 for i in rows]})
+        args = training_args.TrainingArguments(eval_strategy="epoch", save_strategy="epoch")
+        SetFitTrainer(model=model, args=args, train_dataset=data, eval_dataset=data).train()
+        trainer = SetFitTrainer(model=model, train_dataset=data)
+        trainer.train()
+        return {**outcome(trainer.st_trainer), "head": model.model_head.coef_.tolist()}
+    finally:
+        os.chdir(before)
 
 
 # -- PEFT -------------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class PreparedDataLoader(DataLoader[Any]):
 
     def host_batches(self) -> Iterator[Batch]:
         """Returns an iterator over the batches as the collator made them."""
-        return super().__iter__()  # type: ignore[return-value]  # torch's iterator is one
+        return super().__iter__()
 
     def __iter__(self) -> Any:  # torch types it as its own iterator
         return self._device_batches(self.host_batches())
