@@ -282,7 +282,9 @@ def run(case: Case, side: Side, used: Counter[Correction], **more: Any) -> Facts
 
 def _place(error: BaseException) -> str:
     """The function that raised, and its callers, without those of the fuzz."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if "/fuzz" not in one.filename]
+    frames = [
+        one for one in traceback.extract_tb(error.__traceback__) if not Path(one.filename).name.startswith("fuzz")
+    ]
     return " < ".join(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in reversed(frames[-6:]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import random
 import warnings
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 import trainwright
 
@@ -18,7 +20,7 @@ from . import fuzz_sides
 from .fuzz import check, report, shrunk
 from .fuzz_corrections import CORRECTIONS, FINISHED, INTERVALS, NON_FINITE, Correction
 from .fuzz_sides import OURS, compare
-from .fuzz_table import TABLE, Case, draw
+from .fuzz_table import BUNDLES, FIELDS, LEFT_OUT, TABLE, Case, draw
 
 MIGRATE = Path(__file__).parents[2] / "docs" / "migrate.md"
 
@@ -53,6 +55,15 @@ def test_a_seed_draws_the_same_case_whatever_was_drawn_before() -> None:
 def test_every_row_of_the_table_is_drawn() -> None:
     names = {name for seed in range(400) for name in draw(seed)}
     assert {row.name for row in TABLE} - names == set()
+
+
+def test_every_argument_of_the_original_is_drawn_or_left_out_with_a_reason() -> None:
+    bundled = {name for row in BUNDLES for value in row.values for name in value}
+    drawn = bundled | {row.name for row in FIELDS}
+    fields = {field.name for field in dataclasses.fields(transformers.Seq2SeqTrainingArguments)}
+    assert drawn | LEFT_OUT.keys() == fields
+    assert drawn & LEFT_OUT.keys() == set()
+    assert len(drawn) >= 90
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda correction: correction.name)
