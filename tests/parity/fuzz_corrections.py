@@ -10,6 +10,7 @@ that follows from it is compared too, and counts how often it changed something.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 from collections import Counter
@@ -44,6 +45,7 @@ FILES = Correction("more files", "`training_args.json` beside it is for people")
 TOTAL_FLOS = Correction(
     "operations in the result", "without progress bars, the result of `train()` has no `total_flos`"
 )
+TOKEN_RATE = Correction("tokens per second of the run", "the last log and the result have no `train_tokens_per_second`")
 HALF_ON_CPU = Correction("fp16 on the CPU", "`fp16=True` has no effect on the CPU")
 NAMED_ERROR = Correction("an error of ours by name", "the error is one of Python's, from within")
 METRIC = Correction("a metric that nobody computes", "a misspelt `metric_for_best_model`")
@@ -77,6 +79,7 @@ CORRECTIONS = (
     NAMED_ERROR,
     METRIC,
     TOTAL_FLOS,
+    TOKEN_RATE,
     EVAL_LOSS,
     EVAL_DRAWS,
     SHIFTED,
@@ -193,11 +196,22 @@ class Corrected:
             random.setstate(before[2])
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._finalize_training(*args, **kwargs)
+        with self._token_rate():
+            result = super()._finalize_training(*args, **kwargs)
         if "total_flos" not in result.metrics:
             result.metrics["total_flos"] = self.state.total_flos
             self.used[TOTAL_FLOS] += 1
         return result
+
+    @contextlib.contextmanager
+    def _token_rate(self) -> Iterator[None]:
+        measure, counts = transformers.trainer.speed_metrics, self.args.include_num_input_tokens_seen != "no"
+        self.used[TOKEN_RATE] += counts
+        transformers.trainer.speed_metrics = functools.partial(measure, num_tokens=1) if counts else measure
+        try:
+            yield
+        finally:
+            transformers.trainer.speed_metrics = measure
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         labels, num_rows = inputs.get("labels"), len(next(iter(inputs.values())))

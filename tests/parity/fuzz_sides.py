@@ -49,7 +49,7 @@ from .fuzz_corrections import (
     corrected,
 )  # fmt: skip
 from .fuzz_table import CONTAINERS, Case, Scores, best_token, is_t5, num_samples, settings, task_of
-from .sides import Digest, Side, weights, without_clock
+from .sides import CLOCK, Digest, Side, weights
 
 Facts = dict[str, Any]
 EVENTS = [name for name in vars(transformers.TrainerCallback) if name.startswith("on_")]
@@ -78,7 +78,7 @@ class Recorder:
 def _noting(event: str) -> Callable[..., None]:
     def note(self: Recorder, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         rates = [] if kwargs.get("lr_scheduler") is None else [g["lr"] for g in kwargs["optimizer"].param_groups]
-        shown = {name: sorted(without_clock([kwargs[name]])[0]) for name in ("logs", "metrics") if kwargs.get(name)}
+        shown = {name: sorted(kwargs[name]) for name in ("logs", "metrics") if kwargs.get(name)}
         self.events.append(
             (event, state.global_step, state.epoch, [getattr(control, flag) for flag in FLAGS], rates,
              {name: [key for key in keys if not is_ignored(key)] for name, keys in shown.items()})
@@ -230,7 +230,7 @@ def facts_of(trainer: Any, folder: Path) -> Facts:
     state = trainer.state
     best = state.best_model_checkpoint
     return {
-        "log": [_in_order(entry) for entry in without_clock(state.log_history)],
+        "log": [_in_order(entry) for entry in state.log_history],
         "state": {name: getattr(state, name) for name in STATE} | {"best": best and Path(best).name},
         "weights": {name: Digest.of(value) for name, value in weights(trainer.model).items()},
         "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*")),
@@ -239,9 +239,11 @@ def facts_of(trainer: Any, folder: Path) -> Facts:
 
 
 def _in_order(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry of the log with the measurements of memory at its end, without their values."""
+    """An entry of the log without the values of measurements, those of memory at its end."""
     memory = sorted(key for key in entry if any(word in key for word in MEMORY))
-    return {key: value for key, value in entry.items() if key not in memory} | dict.fromkeys(memory)
+    return {
+        key: None if key.endswith(CLOCK) else value for key, value in entry.items() if key not in memory
+    } | dict.fromkeys(memory)
 
 
 def _checkpoint(path: Path) -> Facts:
@@ -249,7 +251,7 @@ def _checkpoint(path: Path) -> Facts:
     if (path / "trainer_state.json").exists():
         record = json.loads((path / "trainer_state.json").read_text())
         found["state"] = {name: record.get(name) for name in STATE}
-        found["log"] = [_in_order(entry) for entry in without_clock(record["log_history"])]
+        found["log"] = [_in_order(entry) for entry in record["log_history"]]
         found["callbacks"] = record["stateful_callbacks"]
     if (path / "model.safetensors").exists():
         tensors = safetensors.torch.load_file(path / "model.safetensors")
@@ -341,7 +343,7 @@ def _named(prefix: str, facts: Facts) -> Iterator[tuple[str, Any]]:
 
 
 def _metrics(metrics: dict[str, Any]) -> dict[str, Any]:
-    return without_clock([{key: value for key, value in metrics.items() if not is_ignored(key)}])[0]
+    return {key: None if key.endswith(CLOCK) else value for key, value in metrics.items() if not is_ignored(key)}
 
 
 def _prediction(found: Any) -> Any:

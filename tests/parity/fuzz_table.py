@@ -177,6 +177,7 @@ def bundle(**settings: Any) -> dict[str, Any]:
     return settings
 
 
+FIVE_TOKENS = GenerationConfig(max_new_tokens=5, decoder_start_token_id=0)
 EVERY_2 = bundle(eval_strategy="steps", eval_steps=2)
 BEST_STEPS = EVERY_2 | bundle(save_strategy="steps", save_steps=2, load_best_model_at_end=True)
 BEST_EPOCH = bundle(eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True)
@@ -237,13 +238,14 @@ BUNDLES = (
     Row("workers", 0.02, (
         bundle(dataloader_num_workers=1), bundle(dataloader_num_workers=1, dataloader_persistent_workers=True),
         bundle(dataloader_num_workers=2, dataloader_prefetch_factor=4), bundle(dataloader_persistent_workers=True),
-        bundle(dataloader_prefetch_factor=2), bundle(dataloader_num_workers=1, dataloader_multiprocessing_context="fork"),
+        bundle(dataloader_prefetch_factor=2),
+        bundle(dataloader_num_workers=1, dataloader_multiprocessing_context="fork"),
     )),
     Row("generation", 0.5, (
         bundle(predict_with_generate=True, generation_max_length=6),  # always a length: see docs/migrate.md
         bundle(predict_with_generate=True, generation_max_length=6, generation_num_beams=2),
         bundle(generation_max_length=6),
-        bundle(predict_with_generate=True, generation_config=GenerationConfig(max_new_tokens=5, decoder_start_token_id=0)),
+        bundle(predict_with_generate=True, generation_config=FIVE_TOKENS),
     ), is_t5),
 )  # fmt: skip
 
