@@ -14,7 +14,7 @@ import functools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,11 @@ TOTAL_FLOS = Correction(
 )
 TOKEN_RATE = Correction("tokens per second of the run", "the last log and the result have no `train_tokens_per_second`")
 HALF_ON_CPU = Correction("fp16 on the CPU", "`fp16=True` has no effect on the CPU")
-NAMED_ERROR = Correction("an error of ours by name", "the error is one of Python's, from within")
+NOISE = Correction("noise needs embeddings", "`neftune_noise_alpha` with a module that has no `get_input_embeddings`")
+STOPPING = Correction(
+    "early stopping needs a metric", "`EarlyStoppingCallback` without a metric or without evaluations"
+)
 METRIC = Correction("a metric that nobody computes", "a misspelt `metric_for_best_model`")
-WITHIN = (AttributeError, KeyError, TypeError, AssertionError, IndexError, RuntimeError)
 IN_ORDER = Correction("predictions in the order of the data", "predictions come in an order drawn at random")
 NUM_LOSSES = Correction("a loss for each sample", 'with `include_for_metrics=["loss"]`')
 NAMED_RESUME = Correction("a checkpoint in the arguments", "`args.resume_from_checkpoint` is left to the script")
@@ -61,7 +63,15 @@ MORE_MODULES = Correction("settings of transformers' models", "with a module tha
 NO_STATE = Correction("no resume without the optimizer", "a checkpoint of `save_only_model` is resumed")
 INTERVALS = Correction("intervals of a resumed run", "a resumed run keeps the intervals of its checkpoint")
 FINISHED = Correction("no step after the last", "a resume of a run that has done all its steps")
-STRAYS = Correction("a resumed run is the uninterrupted one", "a resumed run draws other numbers")
+DRAWS = Correction("a resumed collator draws as before", "a resumed run draws other numbers where a collator draws")
+GROUPED = Correction("a resumed order by length", "or where samples are grouped by length in a later epoch")
+PASSES = Correction("passes of a resumed stream", "a resumed stream that has had more than one pass")
+OWN_CHECKPOINTS = Correction(
+    "retention of this run's checkpoints", "`save_total_limit` counts and deletes all checkpoints"
+)
+SEQ2SEQ = Correction("an optimizer's class for Seq2SeqTrainer", "`Seq2SeqTrainer` takes no `optimizer_cls_and_kwargs`")
+TWO_MODELS = Correction("model_init beside optimizers", "`model_init` beside `optimizers` ends in a `RuntimeError`")
+TWO_FAULTS = Correction("the first of two errors", "of two errors in one configuration")
 CORRECTIONS = (
     IN_ORDER,
     NUM_LOSSES,
@@ -70,13 +80,20 @@ CORRECTIONS = (
     NO_STATE,
     INTERVALS,
     FINISHED,
-    STRAYS,
+    DRAWS,
+    GROUPED,
+    PASSES,
+    OWN_CHECKPOINTS,
+    SEQ2SEQ,
+    TWO_MODELS,
+    TWO_FAULTS,
     RENAMED,
     NON_FINITE,
     SCALARS,
     MORE_MODULES,
     HALF_ON_CPU,
-    NAMED_ERROR,
+    NOISE,
+    STOPPING,
     METRIC,
     TOTAL_FLOS,
     TOKEN_RATE,
@@ -85,6 +102,52 @@ CORRECTIONS = (
     SHIFTED,
     PREPARATION,
     FILES,
+)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Two errors, or an error of one side alone, that a correction explains.
+
+    Attributes:
+        ours: words of our error; None if ours trains.
+        theirs: words of the error of the original; None if it trains.
+        fields: rows of the table of which a case has one.
+    """
+
+    correction: Correction
+    ours: str | None
+    theirs: str | None
+    fields: tuple[str, ...]
+
+    def explain(self, fields: Container[str], ours: BaseException | None, theirs: BaseException | None) -> bool:
+        """Whether these are the errors of a case with these fields."""
+        pairs = ((self.ours, ours), (self.theirs, theirs))
+        is_so = all(error is None if words is None else error is not None and words in str(error)
+                    for words, error in pairs)  # fmt: skip
+        return is_so and any(name in fields for name in self.fields)
+
+
+CALLBACK = ("callback",)
+NO_CONFIG, NO_CHECKPOINTING = "has no attribute 'config'", "has no attribute 'gradient_checkpointing_enable'"
+BEST = ("best", "metric_for_best_model")
+NOT_FOUND = "training argument is set to"
+ENDS = (
+    Ends(NOISE, "neftune_noise_alpha=", "has no attribute 'get_input_embeddings'", ("neftune_noise_alpha",)),
+    Ends(TWO_MODELS, "optimizers=", "Passing a `model_init` is incompatible", ("model_init",)),
+    Ends(STOPPING, "EarlyStoppingCallback watches metric_for_best_model", "requires metric_for_best_model", CALLBACK),
+    Ends(STOPPING, "EarlyStoppingCallback watches metric_for_best_model", "no attribute 'startswith'", CALLBACK),
+    Ends(STOPPING, "EarlyStoppingCallback needs evaluations", "requires IntervalStrategy of steps or epoch", CALLBACK),
+    Ends(METRIC, "names none of the evaluation sets", NOT_FOUND, BEST),
+    Ends(METRIC, "is computed by nobody", NOT_FOUND, BEST),
+    Ends(METRIC, "is computed by nobody", None, BEST),  # no evaluation was due
+    Ends(NO_STATE, "has no optimizer.pt", None, ("save_only_model",)),
+)
+# Errors of the original, and the row of the table without which both sides are compared instead.
+TRAINS_ONLY_HERE = (
+    (MORE_MODULES, NO_CONFIG, "label_smoothing_factor"),
+    (MORE_MODULES, NO_CHECKPOINTING, "checkpointing"),
+    (SEQ2SEQ, "unexpected keyword argument 'optimizer_cls_and_kwargs'", "optimizers"),
 )
 FILES_OF_OURS = ("training_args.json", "manifest.json", "data_position.pth", "journal.jsonl")
 # Settings of ours that ask for the original's arithmetic where the default corrects it.

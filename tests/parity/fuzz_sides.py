@@ -29,26 +29,38 @@ import transformers
 from accelerate.state import AcceleratorState, GradientState
 
 import trainwright
-from trainwright.errors import CheckpointError, TrainwrightError
+from trainwright.errors import TrainwrightError
 
 from . import rows
 from .fuzz_corrections import (
     AS_THERE,
+    DRAWS,
+    ENDS,
     FILES,
     FILES_OF_OURS,
+    GROUPED,
     HALF_ON_CPU,
-    METRIC,
-    MORE_MODULES,
-    NAMED_ERROR,
-    NO_STATE,
     NON_FINITE,
+    OWN_CHECKPOINTS,
+    PASSES,
     SCALARS,
-    STRAYS,
-    WITHIN,
+    TRAINS_ONLY_HERE,
+    TWO_FAULTS,
     Correction,
     corrected,
 )  # fmt: skip
-from .fuzz_table import CONTAINERS, Case, Scores, best_token, is_t5, num_samples, settings, task_of
+from .fuzz_table import (
+    CONTAINERS,
+    Case,
+    Scores,
+    best_token,
+    is_stream,
+    is_t5,
+    num_samples,
+    settings,
+    task_of,
+    with_meaning,
+)  # fmt: skip
 from .sides import CLOCK, Digest, Side, weights
 
 Facts = dict[str, Any]
@@ -387,26 +399,54 @@ def compare(case: Case, used: Counter[Correction]) -> Difference | None:
             more = [path for path in ours[name] if Path(path).name in FILES_OF_OURS and path not in theirs[name]]
             used[FILES] += bool(more)
             ours[name] = [path for path in ours[name] if path not in more]
+        if (
+            name in ("resumed files", "resumed checkpoints")
+            and case["resume"] == "first"
+            and "save_total_limit" in case
+        ):
+            ours[name] = _without_kept(ours[name], theirs[name], used)
         if (found := first_difference(ours[name], theirs[name], name, used)) is not None:
-            if name.startswith("resumed ") and _only_ours_is_straight(case, sides[0], ours, theirs):
-                used[STRAYS] += 1
+            strays = next((one for one, is_so in STRAYS if is_so(case)), None)
+            if name.startswith("resumed ") and strays and _only_ours_is_straight(case, sides[0], ours, theirs):
+                used[strays] += 1
                 return None
             return found
     if (mine is None and other is None) or (mine and other and _same_error(mine, other)):
         return None
-    if isinstance(mine, TrainwrightError) and isinstance(other, WITHIN):
-        used[NAMED_ERROR] += 1
+    for correction, words, row in TRAINS_ONLY_HERE:
+        if row in case and other is not None and words in str(other):
+            used[correction] += 1
+            return compare(without(case, row), used)
+    explained = next((one for one in ENDS if one.explain(case, mine, other)), None)
+    if explained is not None and isinstance(mine, TrainwrightError | None):
+        used[explained.correction] += 1
         return None
-    if case.get("model", "tuple") == "tuple" and mine is None and isinstance(other, AttributeError):
-        used[MORE_MODULES] += 1
-        return None
-    if other is None and isinstance(mine, TrainwrightError) and str(mine).startswith("metric_for_best_model="):
-        used[METRIC] += 1  # no evaluation was due that could fail
-        return None
-    if "save_only_model" in case and isinstance(mine, CheckpointError) and "resume" in case:
-        used[NO_STATE] += 1
-        return None
+    for row in case if mine and other else ():
+        if f"{row}=" in str(mine) and "error" in run(rest := without(case, row), sides[1], Counter()):
+            used[TWO_FAULTS] += 1
+            return compare(rest, used)
     return Difference("error", mine, other)
+
+
+def _without_kept(ours: Any, theirs: Any, used: Counter[Correction]) -> Any:
+    """Files or checkpoints of ours less whole checkpoints that the original deleted."""
+    gone = {path.split("/")[0] for path in ours} - {path.split("/")[0] for path in theirs}
+    gone = {folder for folder in gone if folder.startswith("checkpoint-")}
+    used[OWN_CHECKPOINTS] += bool(gone)
+    left = [path for path in ours if path.split("/")[0] not in gone]
+    return {path: ours[path] for path in left} if isinstance(ours, dict) else left
+
+
+def without(case: Case, row: str) -> Case:
+    """A case less one row."""
+    return with_meaning({name: value for name, value in case.items() if name != row})
+
+
+STRAYS: tuple[tuple[Correction, Callable[[Case], bool]], ...] = (
+    (DRAWS, lambda case: case.get("model") == "mlm"),
+    (GROUPED, lambda case: case.get("train_sampling_strategy") == "group_by_length"),
+    (PASSES, is_stream),
+)
 
 
 def _only_ours_is_straight(case: Case, side: Side, ours: Facts, theirs: Facts) -> bool:
@@ -456,6 +496,8 @@ def first_difference(ours: Any, theirs: Any, where: str, used: Counter[Correctio
             used[SCALARS] += 1
         same = type(ours) is type(theirs) and Digest.of(ours) == Digest.of(theirs)
         return None if same else Difference(where, ours, theirs)
+    if where.endswith("total_flos") and ours == theirs:  # 0 and 0.0, of a run without a step
+        return None
     if isinstance(ours, float) and isinstance(theirs, float):
         is_mean = where.endswith(("_loss", "best_metric")) and "train_loss" not in where
         if math.isclose(ours, theirs, rel_tol=1e-6 if is_mean else 0.0, abs_tol=0.0) or (
