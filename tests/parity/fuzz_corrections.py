@@ -10,9 +10,11 @@ that follows from it is compared too, and counts how often it changed something.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import random
+import sys
 from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ import numpy as np
 import safetensors.torch
 import torch
 import transformers
+from transformers.trainer_utils import has_length
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,9 @@ PASSES = Correction("passes of a resumed stream", "a resumed stream that has had
 OWN_CHECKPOINTS = Correction(
     "retention of this run's checkpoints", "`save_total_limit` counts and deletes all checkpoints"
 )
+NO_BATCH = Correction("epochs without a batch", "has `sys.maxsize` epochs in its state")
+HALF_AFTER = Correction("half precision after an evaluation", "leaves the model in half precision")
+INPUTS = Correction("inputs that no metric asks for", '`include_for_metrics=["inputs"]` without `compute_metrics`')
 SEQ2SEQ = Correction("an optimizer's class for Seq2SeqTrainer", "`Seq2SeqTrainer` takes no `optimizer_cls_and_kwargs`")
 TWO_MODELS = Correction("model_init beside optimizers", "`model_init` beside `optimizers` ends in a `RuntimeError`")
 TWO_FAULTS = Correction("the first of two errors", "of two errors in one configuration")
@@ -84,6 +90,9 @@ CORRECTIONS = (
     GROUPED,
     PASSES,
     OWN_CHECKPOINTS,
+    NO_BATCH,
+    HALF_AFTER,
+    INPUTS,
     SEQ2SEQ,
     TWO_MODELS,
     TWO_FAULTS,
@@ -141,6 +150,7 @@ ENDS = (
     Ends(METRIC, "names none of the evaluation sets", NOT_FOUND, BEST),
     Ends(METRIC, "is computed by nobody", NOT_FOUND, BEST),
     Ends(METRIC, "is computed by nobody", None, BEST),  # no evaluation was due
+    Ends(INPUTS, None, "'input_ids'", ("include_for_metrics",)),
     Ends(NO_STATE, "has no optimizer.pt", None, ("save_only_model",)),
 )
 # Errors of the original, and the row of the table without which both sides are compared instead.
@@ -197,6 +207,9 @@ class Corrected:
 
     def _init_training_state(self, max_steps: int, steps_per_epoch: int, num_epochs: int, *args: Any) -> Any:
         start = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, *args)
+        if self.state.num_train_epochs == sys.maxsize and has_length(self.train_dataset):
+            self.state.num_train_epochs = max_steps
+            self.used[NO_BATCH] += 1
         before = dict(vars(self.state))
         self.state.compute_steps(self.args, max_steps)
         self.used[INTERVALS] += vars(self.state) != before
@@ -239,12 +252,23 @@ class Corrected:
             self.args.dataloader_drop_last = asked
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        with self._without_draws():
+        with self._without_draws(), self._in_half():
             return super().evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        with self._without_draws():
+        with self._without_draws(), self._in_half():
             return super().predict(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _in_half(self) -> Iterator[None]:
+        is_half = not self.is_in_train and (self.args.bf16_full_eval or self.args.fp16_full_eval)
+        whole = copy.deepcopy(self.model.state_dict()) if is_half else {}
+        try:
+            yield
+        finally:
+            if is_half:
+                self.used[HALF_AFTER] += 1
+                self.model.float().load_state_dict(whole)
 
     @contextlib.contextmanager
     def _without_draws(self) -> Iterator[None]:
@@ -281,7 +305,7 @@ class Corrected:
         step = super().prediction_step(model, inputs, *args, **kwargs)
         if step[0] is not None:
             items = num_rows
-            if isinstance(labels, torch.Tensor) and not labels.is_floating_point() and self.label_names:
+            if isinstance(labels, torch.Tensor) and not labels.is_floating_point() and "labels" in self.label_names:
                 items = int((labels[..., 1:] if self._loss_shifts_labels else labels).ne(-100).sum())
             self._losses.append((step[0].double().item(), items))
         return step
