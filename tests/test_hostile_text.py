@@ -14,7 +14,7 @@ import yaml
 from trainwright import TrainerCallback
 from trainwright._types import printable, without_tokens
 from trainwright.callbacks.progress import aligned, readable
-from trainwright.cli.exit_codes import echo
+from trainwright.cli.main import echo
 from trainwright.evaluation.metrics_io import print_metrics
 from trainwright.hub.model_card import CardContent, write_card
 from trainwright.journal import record

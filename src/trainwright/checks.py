@@ -12,9 +12,9 @@ from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
 from trainwright._types import DataLoaderLike, DatasetLike, Model, has_length, is_instance_of, metric_number, printable
-from trainwright.config import rules
 from trainwright.config.fields import batch_formers
 from trainwright.config.plans import StepPlan
+from trainwright.config.rules.start import needs_length
 from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def check_datasets(
     has_known_end = has_length(train_dataset) and not is_formed_stream
     if train_dataset is None or has_known_end or args.max_steps > 0:
         return
-    needs = rules.needs_length(args, has_own_schedule=has_own_schedule)
+    needs = needs_length(args, has_own_schedule=has_own_schedule)
     if needs is not None:
         what = "without a length"
         if is_formed_stream:

@@ -12,23 +12,21 @@ from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArgum
 from trainwright.config.coerce import coerce
 from trainwright.config.fields import CHOICES, RANGES, SETTINGS, batch_formers, defaults_of
 from trainwright.config.rules import (
-    RunFacts,
-    Stage,
     advice,
     advise,
     cautions,
     check,
     check_run,
     construction,
-    of_stage,
     start,
     violations,
 )
-from trainwright.config.rules.stages import RULES
+from trainwright.config.rules.stages import RULES, RunFacts, Stage, of_stage
 from trainwright.errors import ArgumentError
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.optim.optimizer_table import OPTIMIZERS
 
+BY_NAME = {one.check.__name__: one.check for one in RULES}
 STEPS = {"eval_strategy": "steps", "eval_steps": 5}
 BUDGET = {"max_tokens_per_batch": 64}
 PACKING = {"packing": "best_fit", "packing_length": 64}
@@ -521,7 +519,7 @@ def test_what_a_run_cannot_make_use_of_is_a_warning(name, pointless, words, usef
 @pytest.mark.parametrize(("name", "settings", "cure"), IDLE)
 def test_what_has_no_effect_is_said(name, settings, cure):
     args = Seq2SeqTrainingArguments(**settings)
-    assert advise(args) == [getattr(advice, name)(args)]
+    assert advise(args) == [BY_NAME[name](args)]
     assert advise(Seq2SeqTrainingArguments(**{**settings, **cure})) == []
 
 

@@ -1,15 +1,64 @@
-"""`trainwright ...`: the commands. Nothing heavy is imported before one of them runs."""
+"""`trainwright ...`: the commands and their exit codes. Nothing heavy is imported before one of them runs.
+
+0    done
+1    it failed while it worked, or a checkpoint is damaged, or a check found an error
+2    usage, configuration or data: nothing was trained
+130  SIGINT (Ctrl-C); 143 SIGTERM, 138 SIGUSR1: the last finished step is saved, `trainwright resume` goes on
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trainwright._types import printable
-from trainwright.cli.exit_codes import FAILED, echo, reporting, say
+from trainwright import errors
+from trainwright._types import printable, write_text
+from trainwright.distributed.world import World
+from trainwright.errors import CheckpointNotFoundError, RecipeError, did_you_mean
+from trainwright.log_handler import for_log
+
+FAILED = 1
+USAGE = 2
+OF_THE_USER = (
+    errors.ArgumentError, errors.CheckpointNotFoundError, errors.DataError, errors.MetricError,
+    errors.MissingPackageError, errors.ModelError, errors.NotYetError,
+)  # fmt: skip
+
+
+@contextmanager
+def reporting() -> Iterator[None]:
+    """Turns the library's errors into their message and an exit code; any other error is a traceback."""
+    try:
+        yield
+    except OF_THE_USER as error:
+        tell(str(error))
+        raise typer.Exit(USAGE) from None
+    except (errors.TrainwrightError, OSError) as error:
+        tell(str(error))
+        raise typer.Exit(FAILED) from None
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Prints text, without the control characters and the keys of others that may be in it; with `err` to stderr."""
+    typer.echo(for_log(text), err=err)
+
+
+def tell(problem: str) -> None:
+    """Prints a problem, once where several processes find the same."""
+    if World.detect().process_index == 0:
+        echo(problem, err=True)
+
+
+def say(word: str, line: str) -> None:
+    """Prints a line in the style of the plan that a run shows when it starts."""
+    if World.detect().process_index == 0:
+        echo(f"{word:<10}{line}")
+
 
 Config = Annotated[
     Path, typer.Argument(help="Configuration file; `trainwright init TASK` writes one.", exists=True, dir_okay=False)
@@ -34,32 +83,28 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write a commented configuration file that trains as it stands."""
-    with reporting():
-        from trainwright._types import write_text
-        from trainwright.cli.recipe.schema import TASKS
-        from trainwright.cli.recipe.training_section import template
-        from trainwright.errors import RecipeError, did_you_mean
+    from trainwright.cli.recipe.schema import TASKS
+    from trainwright.cli.recipe.training_section import template
 
-        if task not in TASKS:
-            listed = "\n".join(f"    {name:<22}{spec.title}" for name, spec in TASKS.items())
-            raise RecipeError(f"{task!r} is not a task.{did_you_mean(task, TASKS)} Tasks:\n{listed}")
-        if config.exists() and not force:
-            raise RecipeError(f"{config} is there already. Name another file, or say --force to write over it.")
-        config.parent.mkdir(parents=True, exist_ok=True)
-        write_text(config, template(task, with_everything=everything))
-        echo(f"Written: {config}. Train with\n\n    trainwright train {config}")
+    if task not in TASKS:
+        listed = "\n".join(f"    {name:<22}{spec.title}" for name, spec in TASKS.items())
+        raise RecipeError(f"{task!r} is not a task.{did_you_mean(task, TASKS)} Tasks:\n{listed}")
+    if config.exists() and not force:
+        raise RecipeError(f"{config} is there already. Name another file, or say --force to write over it.")
+    config.parent.mkdir(parents=True, exist_ok=True)
+    write_text(config, template(task, with_everything=everything))
+    echo(f"Written: {config}. Train with\n\n    trainwright train {config}")
 
 
 def train(config: Config, overrides: Overrides = None) -> None:
     """Train as a configuration file says; evaluate and save the model."""
-    with reporting():
-        from trainwright.cli.recipe.recipe_reader import checked, read_tree
-        from trainwright.cli.tasks.recipe_run import refuse_a_second_run, run
+    from trainwright.cli.recipe.recipe_reader import checked, read_tree
+    from trainwright.cli.tasks.recipe_run import refuse_a_second_run, run
 
-        tree = read_tree(config, overrides or ())
-        recipe = checked(tree, config.absolute().parent)
-        refuse_a_second_run(recipe, tree)
-        run(recipe, tree, say)
+    tree = read_tree(config, overrides or ())
+    recipe = checked(tree, config.absolute().parent)
+    refuse_a_second_run(recipe, tree)
+    run(recipe, tree, say)
 
 
 def resume(
@@ -67,12 +112,11 @@ def resume(
     overrides: Overrides = None,
 ) -> None:
     """Go on with a run from its newest intact checkpoint."""
-    with reporting():
-        from trainwright.cli.tasks.recipe_run import read_run
-        from trainwright.cli.tasks.recipe_run import run as carry_out
+    from trainwright.cli.tasks.recipe_run import read_run
+    from trainwright.cli.tasks.recipe_run import run as carry_out
 
-        recipe, tree = read_run(run.absolute(), overrides or ())
-        carry_out(recipe, tree, say)
+    recipe, tree = read_run(run.absolute(), overrides or ())
+    carry_out(recipe, tree, say)
 
 
 def check(
@@ -83,20 +127,19 @@ def check(
     budget: Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: what there is, as 24GB.")] = None,
 ) -> None:
     """Look for what would go wrong, without training."""
-    with reporting():
-        from trainwright.cli.recipe.recipe_reader import checked, read_tree
-        from trainwright.cli.tasks.recipe_run import make_trainer
+    from trainwright.cli.recipe.recipe_reader import checked, read_tree
+    from trainwright.cli.tasks.recipe_run import make_trainer
 
-        tree = read_tree(config, overrides or ())
-        recipe = checked(tree, config.absolute().parent)
-        trainer = make_trainer(recipe, tree, say)
-        report = trainer.check(memory=memory or budget is not None, budget=budget)
-        echo(str(report))
-        proof = trainer.prove() if prove and report.worst != "error" else None
-        if proof is not None:
-            echo(f"\n{proof}")
-        if report.worst == "error" or (proof is not None and not proof.holds):
-            raise typer.Exit(FAILED)
+    tree = read_tree(config, overrides or ())
+    recipe = checked(tree, config.absolute().parent)
+    trainer = make_trainer(recipe, tree, say)
+    report = trainer.check(memory=memory or budget is not None, budget=budget)
+    echo(str(report))
+    proof = trainer.prove() if prove and report.worst != "error" else None
+    if proof is not None:
+        echo(f"\n{proof}")
+    if report.worst == "error" or (proof is not None and not proof.holds):
+        raise typer.Exit(FAILED)
 
 
 def report(
@@ -104,11 +147,10 @@ def report(
     output: Output = None,
 ) -> None:
     """Write an HTML file that shows a run or a search."""
-    with reporting():
-        from trainwright.report.run_page import has_search, write_report, write_search_report
+    from trainwright.report.run_page import has_search, write_report, write_search_report
 
-        write = write_search_report if has_search(run) else write_report
-        echo(f"Written: {write(run, output)}")
+    write = write_search_report if has_search(run) else write_report
+    echo(f"Written: {write(run, output)}")
 
 
 def compare(
@@ -116,34 +158,32 @@ def compare(
     output: Output = None,
 ) -> None:
     """Write an HTML file that shows where several runs part, and why."""
-    with reporting():
-        from trainwright.report.run_page import write_comparison
+    from trainwright.report.run_page import write_comparison
 
-        echo(f"Written: {write_comparison(runs, output or 'comparison.html')}")
+    echo(f"Written: {write_comparison(runs, output or 'comparison.html')}")
 
 
 def runs(
     folder: Annotated[Path, typer.Argument(help="Directory to look below.", metavar="DIR", exists=True)] = Path("."),
 ) -> None:
     """Show the runs below a directory: state, best, steps, time."""
-    with reporting():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-        from trainwright.report.run_table import ago, find_runs, readable_time
+    from trainwright.report.run_table import ago, find_runs, readable_time
 
-        found, now = find_runs(folder), time.time()
-        if not found:
-            echo(f"No run is below {folder}: none has a journal.jsonl.")
-            return
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in ("run", "state", "best", "step", "time", "written"):
-            table.add_column(name, justify="right" if name in ("step", "time") else "left", overflow="fold")
-        for one in found:
-            cells = one.name, one.state, one.best_text, one.steps_text, readable_time(one.seconds)
-            table.add_row(*(Text(printable(cell)) for cell in (*cells, ago(one.written_at, now))))
-        Console().print(table)
+    found, now = find_runs(folder), time.time()
+    if not found:
+        echo(f"No run is below {folder}: none has a journal.jsonl.")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("run", "state", "best", "step", "time", "written"):
+        table.add_column(name, justify="right" if name in ("step", "time") else "left", overflow="fold")
+    for one in found:
+        cells = one.name, one.state, one.best_text, one.steps_text, readable_time(one.seconds)
+        table.add_row(*(Text(printable(cell)) for cell in (*cells, ago(one.written_at, now))))
+    Console().print(table)
 
 
 def push(
@@ -151,15 +191,14 @@ def push(
     token: Annotated[str | None, typer.Option(help="Of the Hub; by default that of the login.")] = None,
 ) -> None:
     """Upload to the Hub what a training with push_to_hub could not."""
-    with reporting():
-        from trainwright.hub.client import HubClient
-        from trainwright.hub.outbox import Outbox
-        from trainwright.hub.uploader import Uploader
+    from trainwright.hub.client import HubClient
+    from trainwright.hub.outbox import Outbox
+    from trainwright.hub.uploader import Uploader
 
-        num_waiting = len(Outbox(run).waiting())
-        if Uploader(run, run.resolve().name, client=HubClient(token)).finish():
-            raise typer.Exit(FAILED)
-        echo(f"Uploaded: {num_waiting}")
+    num_waiting = len(Outbox(run).waiting())
+    if Uploader(run, run.resolve().name, client=HubClient(token)).finish():
+        raise typer.Exit(FAILED)
+    echo(f"Uploaded: {num_waiting}")
 
 
 def export(
@@ -167,37 +206,34 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Directory to write; it must be empty, or not there.", metavar="DIR")],
 ) -> None:
     """Write the model of a checkpoint alone, for from_pretrained."""
-    with reporting():
-        from trainwright.checkpoint.model_export import export_model
-        from trainwright.engine import sharded_state
+    from trainwright.checkpoint.model_export import export_model
+    from trainwright.engine import sharded_state
 
-        written = export_model(checkpoint, folder, parts=sharded_state)
-        size = sum(path.stat().st_size for path in written)
-        echo(f"Written: {folder}, {len(written)} files, {size / 1e6:.1f} MB")
+    written = export_model(checkpoint, folder, parts=sharded_state)
+    size = sum(path.stat().st_size for path in written)
+    echo(f"Written: {folder}, {len(written)} files, {size / 1e6:.1f} MB")
 
 
 def verify(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or the output directory of a run: all in it.")],
 ) -> None:
     """Check that every file of a checkpoint is there and unchanged."""
-    with reporting():
-        from trainwright.checkpoint.manifest import problems
-        from trainwright.checkpoint.store import CheckpointStore
-        from trainwright.errors import CheckpointNotFoundError
+    from trainwright.checkpoint.manifest import problems
+    from trainwright.checkpoint.store import CheckpointStore
 
-        store = CheckpointStore(checkpoint)
-        folders = [store.path(step) for step in store.steps()] or [checkpoint]
-        if not checkpoint.is_dir():
-            raise CheckpointNotFoundError(f"There is no directory {checkpoint}.")
-        damaged = 0
-        for folder in folders:
-            found = list(problems(folder))
-            damaged += bool(found)
-            echo(f"{folder}: {'damaged' if found else intact(folder)}")
-            for problem in found:
-                echo(f"    {problem}")
-        if damaged:
-            raise typer.Exit(FAILED)
+    store = CheckpointStore(checkpoint)
+    folders = [store.path(step) for step in store.steps()] or [checkpoint]
+    if not checkpoint.is_dir():
+        raise CheckpointNotFoundError(f"There is no directory {checkpoint}.")
+    damaged = 0
+    for folder in folders:
+        found = list(problems(folder))
+        damaged += bool(found)
+        echo(f"{folder}: {'damaged' if found else intact(folder)}")
+        for problem in found:
+            echo(f"    {problem}")
+    if damaged:
+        raise typer.Exit(FAILED)
 
 
 def intact(folder: Path) -> str:
@@ -213,18 +249,16 @@ def intact(folder: Path) -> str:
 
 def env() -> None:
     """Show versions and hardware, for a report of an error."""
-    with reporting():
-        from trainwright.distributed.world import World
-        from trainwright.journal.environment_info import environment
+    from trainwright.journal.environment_info import environment
 
-        found = environment(World.detect().device)
-        found.pop("script")
-        packages = found.pop("packages")
-        found["memory_bytes"] = f"{found['memory_bytes'] / 1e9:.1f} GB"
-        rows = {**packages, **{name.removesuffix("_bytes"): value for name, value in found.items()}}
-        for name, value in rows.items():
-            if value is not None:
-                echo(f"{name:<14}{value}")
+    found = environment(World.detect().device)
+    found.pop("script")
+    packages = found.pop("packages")
+    found["memory_bytes"] = f"{found['memory_bytes'] / 1e9:.1f} GB"
+    rows = {**packages, **{name.removesuffix("_bytes"): value for name, value in found.items()}}
+    for name, value in rows.items():
+        if value is not None:
+            echo(f"{name:<14}{value}")
 
 
 app = typer.Typer(
@@ -233,8 +267,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (init, check, train, resume, runs, report, compare, verify, export, env):
-    app.command()(_command)
-app.command(hidden=True)(push)  # the message that names it is enough; the help fits a screen
+    app.command()(reporting()(_command))
+app.command(hidden=True)(reporting()(push))  # the message that names it is enough; the help fits a screen
 
 
 def _version(is_asked: bool) -> None:

@@ -18,10 +18,11 @@ from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback, TimeLimits
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.async_writer import CheckpointWriter
-from trainwright.config import resolve, rules
+from trainwright.config import resolve
 from trainwright.config.fields import value_of
 from trainwright.config.parsing import WARM_UP
 from trainwright.config.plans import StepPlan
+from trainwright.config.rules.stages import RunFacts
 from trainwright.data.seeding import enable_full_determinism, set_seed
 from trainwright.engine.base import Engine
 from trainwright.engine.precision import supports_bf16, supports_tf32
@@ -343,10 +344,10 @@ def step_plan(args: Any, values: tuple[Any, ...]) -> StepPlan:
     return StepPlan.from_values(values, micro_batches=resolve.micro_batches(args), max_grad_norm=args.max_grad_norm)
 
 
-def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> rules.RunFacts:
+def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> RunFacts:
     """Returns what the rules about a whole run need to know; `parts` has the user's objects as attributes."""
     eval_dataset = parts.eval_dataset
-    return rules.RunFacts(
+    return RunFacts(
         max_steps=None if plan.has_open_end else plan.max_steps,
         num_epochs=None if parts.args.max_steps > 0 else parts.args.num_train_epochs,
         has_open_end=plan.has_open_end,

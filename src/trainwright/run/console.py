@@ -10,6 +10,7 @@ from typing import Any
 
 from trainwright._types import printable
 from trainwright.config import rules
+from trainwright.config.rules.stages import RunFacts
 from trainwright.engine.base import Engine
 from trainwright.journal import timeline
 from trainwright.journal.record import FileJournal, JournalListener, NullJournal
@@ -58,7 +59,7 @@ def log_run_header(
     show_lines(args, (f"changed   {change}" for change in changed_args), level=logging.WARNING)
 
 
-def check_run(args: Any, facts: rules.RunFacts) -> None:
+def check_run(args: Any, facts: RunFacts) -> None:
     """Raises what is wrong with the settings of a run, in one ArgumentError; shows once what it cannot make use of."""
     rules.check_run(args, facts)
     for message in rules.cautions(args, facts):

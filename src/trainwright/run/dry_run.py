@@ -12,7 +12,7 @@ from typing import Any
 from trainwright import checks
 from trainwright._types import has_length, metric_number
 from trainwright.checkpoint.rng import unchanged_random_states
-from trainwright.config import rules
+from trainwright.config.rules.start import COMPUTED_BY_EVALUATION, RequiredMetric, resolve_best_metric
 from trainwright.errors import MetricError, TrainwrightError
 from trainwright.evaluation import eval_loop, metrics_io
 from trainwright.evaluation.sanity_check import FirstBatch, Guarded
@@ -40,7 +40,7 @@ def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> None:
     if not has_metrics or is_overridden(trainer, "evaluate", "_evaluate"):
         return
     names = tuple(trainer.eval_dataset) if isinstance(trainer.eval_dataset, dict) else ()
-    wanted = rules.resolve_best_metric(trainer.args, names)
+    wanted = resolve_best_metric(trainer.args, names)
     if wanted is not None:
         _find_metric(trainer, wanted, ignore_keys)
     elif not is_overridden(trainer, "evaluation_loop", "prediction_step", "_prepare_inputs", "get_eval_dataloader"):
@@ -56,7 +56,7 @@ def names_of_metrics(trainer: Any) -> set[str]:
         return set(trainer.evaluation_loop(batch, "Evaluation", prediction_loss_only=loss_only).metrics or ())
 
 
-def _find_metric(trainer: Any, wanted: rules.RequiredMetric, ignore_keys: list[str] | None) -> None:
+def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | None) -> None:
     """Evaluates one batch and looks whether the metric that decides is there."""
     metrics = trainer.compute_metrics
     guard = Guarded(metrics)
@@ -75,7 +75,7 @@ def _find_metric(trainer: Any, wanted: rules.RequiredMetric, ignore_keys: list[s
         return
     finally:
         trainer.compute_metrics = metrics
-    names = {*found, *(f"{wanted.prefix}_{name}" for name in rules.COMPUTED_BY_EVALUATION[1:4])}
+    names = {*found, *(f"{wanted.prefix}_{name}" for name in COMPUTED_BY_EVALUATION[1:4])}
     if wanted.name not in names:
         raise MetricError(
             f"metric_for_best_model={trainer.args.metric_for_best_model!r}, but the evaluation gives no "

@@ -13,27 +13,9 @@ from dataclasses import replace
 from trainwright.config.constructor import refuse
 from trainwright.config.fields import SETTINGS, out_of_range, value_of
 from trainwright.config.protocol import Arguments
-from trainwright.config.rules import advice, construction  # noqa: F401 -- they register their rules
-from trainwright.config.rules.stages import Rule, RunFacts, Stage, of_stage
-from trainwright.config.rules.start import COMPUTED_BY_EVALUATION, RequiredMetric, needs_length, resolve_best_metric
+from trainwright.config.rules import advice, construction, start  # noqa: F401 -- they register their rules
+from trainwright.config.rules.stages import RunFacts, Stage, of_stage
 from trainwright.errors import NotYetError
-
-__all__ = [
-    "COMPUTED_BY_EVALUATION",
-    "RequiredMetric",
-    "Rule",
-    "RunFacts",
-    "Stage",
-    "advise",
-    "cautions",
-    "check",
-    "check_run",
-    "needs_length",
-    "of_stage",
-    "refuse_unsupported",
-    "resolve_best_metric",
-    "violations",
-]
 
 NOTHING_KNOWN = RunFacts()
 

@@ -35,14 +35,36 @@ def _family(args: Arguments, members: tuple[str, ...], where: str) -> str | None
     return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect {where}."
 
 
-@rule(Stage.ADVICE, "activation_checkpointing", "activation_checkpointing_kwargs")
-def checkpointing_settings(args: Arguments) -> str | None:
-    return _without(args, "activation_checkpointing_kwargs", "activation_checkpointing")
+def _needs(name: str, setting: str, switch: str) -> None:
+    """Makes the rule `name`: a setting that is on has no effect while its switch is off."""
+
+    def check(args: Arguments) -> str | None:
+        return _without(args, setting, switch)
+
+    check.__name__ = name
+    rule(Stage.ADVICE, setting, switch)(check)
 
 
-@rule(Stage.ADVICE, "use_liger_kernel", "liger_kernel_config")
-def liger_settings(args: Arguments) -> str | None:
-    return _without(args, "liger_kernel_config", "use_liger_kernel")
+def _idle(name: str, members: tuple[str, ...], where: str, *switches: str) -> None:
+    """Makes the rule `name`: settings that are no defaults have no effect, unless one of the switches is on."""
+
+    def check(args: Arguments) -> str | None:
+        return None if any(value_of(args, switch) for switch in switches) else _family(args, members, where)
+
+    check.__name__ = name
+    rule(Stage.ADVICE, *members, *switches)(check)
+
+
+_needs("checkpointing_settings", "activation_checkpointing_kwargs", "activation_checkpointing")
+_needs("liger_settings", "liger_kernel_config", "use_liger_kernel")
+_needs("generation_length", "generation_max_length", "predict_with_generate")
+_needs("generation_beams", "generation_num_beams", "predict_with_generate")
+_needs("generation_configuration", "generation_config", "predict_with_generate")
+_idle("tracker_settings", OF_TRACKERS, "without report_to", "report_to")
+_idle("hub_settings", OF_THE_HUB, "without push_to_hub", "push_to_hub")
+_idle("settings_of_packing", ("packing_length", "packing_overflow"), "without packing", "packing")
+_idle("tpu_cores", ("tpu_num_cores",), "without a TPU")
+_idle("ray_scope", ("ray_scope",), "without a hyperparameter search by Ray")
 
 
 @rule(Stage.ADVICE, "fsdp", "fsdp_config", "use_cpu")
@@ -55,21 +77,11 @@ def fsdp_settings(args: Arguments) -> str | None:
     return f"Without effect in fsdp_config: {', '.join(idle)}." if idle else None
 
 
-@rule(Stage.ADVICE, "report_to", *OF_TRACKERS)
-def tracker_settings(args: Arguments) -> str | None:
-    return None if args.report_to else _family(args, OF_TRACKERS, "without report_to")
-
-
 @rule(Stage.ADVICE, "report_to", "logging_dir")
 def tensorboard_folder(args: Arguments) -> str | None:
     if value_of(args, "logging_dir") is None or {"tensorboard", "all"} & set(args.report_to or ()):
         return None
     return "logging_dir has no effect without report_to='tensorboard'."
-
-
-@rule(Stage.ADVICE, "push_to_hub", *OF_THE_HUB)
-def hub_settings(args: Arguments) -> str | None:
-    return None if args.push_to_hub else _family(args, OF_THE_HUB, "without push_to_hub")
 
 
 @rule(Stage.ADVICE, *OF_SEVERAL_PROCESSES)
@@ -89,21 +101,6 @@ def accelerator_settings(args: Arguments) -> str | None:
         idle.append("accelerator_config.gradient_accumulation_kwargs['sync_each_batch']")
     verb = "has" if len(idle) == 1 else "have"
     return f"{', '.join(idle)} {verb} no effect in one process." if idle else None
-
-
-@rule(Stage.ADVICE, "predict_with_generate", "generation_max_length")
-def generation_length(args: Arguments) -> str | None:
-    return _without(args, "generation_max_length", "predict_with_generate")
-
-
-@rule(Stage.ADVICE, "predict_with_generate", "generation_num_beams")
-def generation_beams(args: Arguments) -> str | None:
-    return _without(args, "generation_num_beams", "predict_with_generate")
-
-
-@rule(Stage.ADVICE, "predict_with_generate", "generation_config")
-def generation_configuration(args: Arguments) -> str | None:
-    return _without(args, "generation_config", "predict_with_generate")
 
 
 @rule(Stage.ADVICE, "predict_with_generate", "prediction_loss_only")
@@ -137,16 +134,6 @@ def unusual_numbers(args: Arguments) -> str | None:
     return " ".join(message for message in found if message) or None
 
 
-@rule(Stage.ADVICE, "tpu_num_cores")
-def tpu_cores(args: Arguments) -> str | None:
-    return _family(args, ("tpu_num_cores",), "without a TPU")
-
-
-@rule(Stage.ADVICE, "ray_scope")
-def ray_scope(args: Arguments) -> str | None:
-    return _family(args, ("ray_scope",), "without a hyperparameter search by Ray")
-
-
 @rule(Stage.ADVICE, "optim", "optim_target_modules")
 def projected_modules(args: Arguments) -> str | None:
     name = str(getattr(args.optim, "value", args.optim))
@@ -169,12 +156,6 @@ def epochs_beside_steps(args: Arguments) -> str | None:
     if args.max_steps > 0 and args.num_train_epochs != 3.0:
         return f"num_train_epochs={args.num_train_epochs} has no effect: max_steps={args.max_steps} sets the length."
     return None
-
-
-@rule(Stage.ADVICE, "packing", "packing_length", "packing_overflow")
-def settings_of_packing(args: Arguments) -> str | None:
-    family = ("packing_length", "packing_overflow")
-    return None if value_of(args, "packing") else _family(args, family, "without packing")
 
 
 @rule(Stage.ADVICE, "dataloader_drop_last", "max_tokens_per_batch")
