@@ -13,8 +13,8 @@ from trainwright.config.fields.setting import (
     BY_RULES,
     FIXED,
     MAYBE_COUNT,
+    NOT_COMPARED,
     ORDER,
-    PER_START,
     TUNABLE,
     FieldGroup,
     Range,
@@ -65,9 +65,7 @@ class AcceleratorFields(FieldGroup, group="Distributed"):
         },
     )
     parallelism_config: Any = setting(  # accelerate's ParallelismConfig, which is not imported here
-        None,
-        "accelerate's ParallelismConfig: sizes of data, tensor, context and sequence parallelism.",
-        **FIXED,
+        None, "accelerate's ParallelismConfig: sizes of data, tensor, context and sequence parallelism.", **FIXED
     )
 
 
@@ -126,10 +124,7 @@ class DistributedFields(FieldGroup, group="Distributed"):
         limits=Range(0, open_low=True, only_warns=True),
     )
     fsdp: str | None = setting(  # True and lists too; argument parsers want one type that text converts to
-        None,
-        "Shard the model; True, or words such as 'full_shard auto_wrap offload'.",
-        **FIXED,
-        bare_flag=True,
+        None, "Shard the model; True, or words such as 'full_shard auto_wrap offload'.", **FIXED, bare_flag=True
     )
     fsdp_config: dict[str, Any] | str | None = setting(
         None,
@@ -158,33 +153,21 @@ class ScriptFields(FieldGroup, group="Run"):
     )
     skip_memory_metrics: bool = setting(True, "False: add a memory report to the metrics of each stage.", **FIXED)
     do_train: bool = setting(
-        False,
-        "For scripts: train. The trainer itself does not read it.",
-        on_resume=PER_START,
-        searchable=False,
-        summarized=True,
+        False, "For scripts: train. The trainer itself does not read it.", **NOT_COMPARED, summarized=True
     )
     do_eval: bool = setting(
-        False,
-        "For scripts: evaluate. Set by itself when eval_strategy is not 'no'.",
-        on_resume=PER_START,
-        searchable=False,
-        summarized=True,
+        False, "For scripts: evaluate. Set by itself when eval_strategy is not 'no'.", **NOT_COMPARED, summarized=True
     )
-    do_predict: bool = setting(
-        False, "For scripts: predict on the test set.", on_resume=PER_START, searchable=False, summarized=True
-    )
+    do_predict: bool = setting(False, "For scripts: predict on the test set.", **NOT_COMPARED, summarized=True)
     resume_from_checkpoint: str | None = setting(
         None,
         "Checkpoint that train() resumes from, if it is given none; 'auto': the newest whole one, or none.",
-        on_resume=PER_START,
-        searchable=False,
+        **NOT_COMPARED,
         syntax=("maybe_path",),
     )
     local_rank: int = setting(
         -1,
         "Set by old launchers and accepted from them; read local_process_index instead.",
-        on_resume=PER_START,
-        searchable=False,
+        **NOT_COMPARED,
         limits=BY_RULES,
     )

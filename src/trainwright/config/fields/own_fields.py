@@ -12,9 +12,9 @@ from trainwright.config.fields.setting import (
     COUNT,
     FIXED,
     MAYBE_COUNT,
+    NOT_COMPARED,
     NOT_NEGATIVE,
     ORDER,
-    PER_START,
     RATE,
     TUNABLE,
     FieldGroup,
@@ -30,16 +30,11 @@ class OlderFields(FieldGroup, group="Older names, honoured"):
     overwrite_output_dir: bool | None = setting(
         None,
         "A fresh start in an output_dir with checkpoints: True deletes them, False refuses, None keeps them.",
-        on_resume=PER_START,
-        searchable=False,
+        **NOT_COMPARED,
         bare_flag=True,
     )
     logging_dir: str | None = setting(
-        None,
-        "Directory of TensorBoard's files (None: under output_dir).",
-        on_resume=PER_START,
-        searchable=False,
-        syntax=("path",),
+        None, "Directory of TensorBoard's files (None: under output_dir).", **NOT_COMPARED, syntax=("path",)
     )
     past_index: int = setting(
         -1,
@@ -136,8 +131,7 @@ class OurFields(FieldGroup, group="Ours"):
     output_dir_wait_s: float = setting(
         0.0,
         "Seconds to wait for another live run that holds output_dir, before this one is refused (0: at once).",
-        on_resume=PER_START,
-        searchable=False,
+        **NOT_COMPARED,
         limits=NOT_NEGATIVE,
     )
     pad_to_multiple_of: int | None = setting(

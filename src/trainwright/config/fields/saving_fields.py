@@ -12,7 +12,7 @@ from trainwright.config.fields.setting import (
     COUNT,
     FIXED,
     MAYBE_COUNT,
-    PER_START,
+    NOT_COMPARED,
     TUNABLE,
     FieldGroup,
     Range,
@@ -54,8 +54,7 @@ class HubFields(FieldGroup, group="Hub"):
     hub_token: str | None = setting(
         None,
         "Access token (None: that of the login); never written out.",
-        on_resume=PER_START,
-        searchable=False,
+        **NOT_COMPARED,
         secret=True,
         formerly={"push_to_hub_token": Renamed()},
     )
@@ -128,17 +127,11 @@ class LoggingFields(FieldGroup, group="Logging"):
         formerly={"include_tokens_per_second": Switch("all", also=(True, "non_padding"))},
     )
     log_level: str = setting(
-        "passive",
-        "Level of the main process' messages (passive: leave as it is).",
-        on_resume=PER_START,
-        searchable=False,
-        choices=LOG_LEVELS,
+        "passive", "Level of the main process' messages (passive: leave as it is).", **NOT_COMPARED, choices=LOG_LEVELS
     )
-    log_level_replica: str = setting(
-        "warning", "The same for the other processes.", on_resume=PER_START, searchable=False, choices=LOG_LEVELS
-    )
+    log_level_replica: str = setting("warning", "The same for the other processes.", **NOT_COMPARED, choices=LOG_LEVELS)
     disable_tqdm: bool | None = setting(
-        None, "No progress bar (None: bar unless only errors are shown).", on_resume=PER_START, searchable=False
+        None, "No progress bar (None: bar unless only errors are shown).", **NOT_COMPARED
     )
     report_to: list[str] | str | None = setting("none", "Trackers: a name, several, all (installed), or none.", **FIXED)
     run_name: str | None = setting(

@@ -27,6 +27,7 @@ PER_START = None  # differs between starts of one run, and nothing follows from 
 # Both mandatory facts of most fields: a change takes effect on a resume, and a search may vary the field, or may not.
 TUNABLE: Mapping[str, Any] = {"on_resume": HERE, "searchable": True}
 FIXED: Mapping[str, Any] = {"on_resume": HERE, "searchable": False}
+NOT_COMPARED: Mapping[str, Any] = {"on_resume": PER_START, "searchable": False}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from trainwright.config.fields.setting import (
     COUNT,
     LENGTH,
     MAYBE_COUNT,
+    NOT_COMPARED,
     NOT_NEGATIVE,
     PER_START,
     RATE,
@@ -33,8 +34,7 @@ class OutputFields(FieldGroup, group="Run"):
     output_dir: str | None = setting(
         None,
         "Directory for checkpoints and results (None: trainer_output).",
-        on_resume=PER_START,
-        searchable=False,
+        **NOT_COMPARED,
         syntax=("path",),
         summarized=True,
     )
