@@ -174,9 +174,21 @@ def test_no_padding_token_is_an_error_before_the_first_step(tmp_path: Path) -> N
         Seq2SeqTrainer(model=model, args=args)
 
 
-def test_several_rows_for_a_sample_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"6 rows for 3 samples.*num_return_sequences=1"):
-        trainer(tmp_path, apart()).evaluate(num_beams=2, num_return_sequences=2, max_new_tokens=2)
+def test_rows_of_a_sample_stay_together(tmp_path: Path) -> None:
+    """Without the prompt, and in the order of the samples, over batches too."""
+    how = {"num_beams": 2, "max_new_tokens": 2}
+    one = trainer(tmp_path, apart()).predict(apart(), **how)
+    two = trainer(tmp_path, apart()).predict(apart(), **how, num_return_sequences=2)
+    assert len(two.predictions) == 2 * len(one.predictions)
+    assert two.predictions[::2].tolist() == one.predictions.tolist()
+    assert two.label_ids.tolist() == one.label_ids.tolist()
+    assert two.metrics["test_loss"] == one.metrics["test_loss"]
+
+
+def test_samples_with_different_numbers_of_rows_are_an_error() -> None:
+    task = prompted_task_of({"input_ids": torch.tensor([[5, 6], [7, 8]])}, ["labels"], pad_token_id=PAD)
+    with pytest.raises(DataError, match=r"3 rows for 2 samples.*the same number"):
+        new_tokens(torch.zeros(3, 4, dtype=torch.long), task, batch_size=2)
 
 
 class Echo(torch.nn.Module):

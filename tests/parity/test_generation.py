@@ -59,7 +59,8 @@ def pairs(size: int) -> list[dict[str, Any]]:
 def scores(prediction: Any) -> dict[str, float]:
     tokens, labels = prediction
     assert tokens.ndim == 2, "these are no logits"
-    return {"length": float((tokens > 0).sum(axis=1).mean()), "first": float((tokens[:, 1] == labels[:, 0]).mean())}
+    firsts = labels[:, 0].repeat(len(tokens) // len(labels))  # several rows of a sample are beside each other
+    return {"length": float((tokens > 0).sum(axis=1).mean()), "first": float((tokens[:, 1] == firsts).mean())}
 
 
 def make(name: str, side: Side, folder: Path, collate: bool = True, **settings: Any) -> Any:
@@ -136,6 +137,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "beams": {"num_beams": 4, "length_penalty": 2.0},
     "new-tokens": {"max_new_tokens": 5},
     "nothing-is-none": {"max_length": None, "num_beams": None},
+    "several": {"num_beams": 4, "num_return_sequences": 3, "max_length": 9},
+    "penalties": {"repetition_penalty": 1.8, "no_repeat_ngram_size": 2, "early_stopping": True, "num_beams": 2},
     "constrained": {"forced_bos_token_id": 9, "min_length": 6, "max_length": 12},
 }
 

@@ -88,19 +88,32 @@ def pad_right(rows: torch.Tensor, width: int, *, fill: int) -> torch.Tensor:
 
 
 def new_tokens(generated: Nested, task: Task, *, batch_size: int) -> torch.Tensor:
-    """Returns the tokens that `generate` made for a task without the prompt: one row a sample, else a DataError."""
+    """Cuts the prompts off the rows that `generate` returned.
+
+    Args:
+        generated: its rows, those of a sample beside each other (`num_return_sequences`), or an output with them.
+        task: what they were generated for.
+        batch_size: samples of the task.
+
+    Returns:
+        The new tokens of each row.
+
+    Raises:
+        DataError: the samples do not have equally many rows.
+    """
     rows: torch.Tensor = generated["sequences"] if isinstance(generated, Mapping) else generated
-    if rows.shape[0] != batch_size:
+    per_sample, rest = divmod(rows.shape[0], batch_size)
+    if rest:
         raise DataError(
-            f"generate() gave {rows.shape[0]} rows for {batch_size} samples; predictions are one row for each sample. "
-            "Set num_return_sequences=1."
+            f"generate() gave {rows.shape[0]} rows for {batch_size} samples; predictions need the same number of rows "
+            "for each sample. Return num_return_sequences rows for each."
         )
     prompt = task.inputs.get("input_ids")
     width = task.prompt_width
     # Models that embed the prompt themselves give back what is new and nothing else.
-    if width == 0 or rows.shape[1] < width or prompt is None or not torch.equal(rows[:, :width], prompt):
+    if width == 0 or rows.shape[1] < width or prompt is None:
         return rows
-    return rows[:, width:]
+    return rows[:, width:] if torch.equal(rows[:, :width], prompt.repeat_interleave(per_sample, 0)) else rows
 
 
 def _mask_of(batch: Batch, pad_token_id: int) -> torch.Tensor:
