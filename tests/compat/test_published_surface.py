@@ -27,6 +27,7 @@ from .._support.small import (
     module,
 )
 from .._support.small import weights as weights_of
+from .._support.two_processes import run
 
 # -- dataloaders ----------------------------------------------------------------------------------------------------
 
@@ -231,3 +232,44 @@ def test_exported_states_are_saved_and_restored(tmp_path: Path, caplog: pytest.L
     for one in [entry for entry in seen["transformers"][0] if entry[0] == "Counts"]:
         one[1]["attributes"]["steps"] += 2
     assert seen["trainwright"] == seen["transformers"]
+
+
+# -- what each process says -------------------------------------------------------------------------------------------
+
+LEVELS = """
+import contextlib, io, logging, sys
+import transformers, trainwright
+from tests._support.small import data, module
+from tests._support.two_processes import tell
+
+LEVELS = ["info warning", "debug debug", "error debug", "error error", "passive passive"]
+logging.getLogger().handlers.clear()
+said = {}
+for library in (trainwright, transformers):
+    for levels in LEVELS:
+        for name in ("transformers", "trainwright"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        stream = io.StringIO()
+        with contextlib.redirect_stderr(stream), contextlib.redirect_stdout(stream):
+            for handler in logging.getLogger("transformers").handlers:
+                handler.stream = sys.stderr
+            main, replica = levels.split()
+            args = library.TrainingArguments("out", use_cpu=True, max_steps=1, save_strategy="no", report_to=[],
+                                             log_level=main, log_level_replica=replica)
+            library.Trainer(model=module(), args=args, train_dataset=data.vectors(8)).train()
+        said[f"{library.__name__} {levels}"] = "Running training" in stream.getvalue()
+tell(said=said)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.framework
+def test_each_process_speaks_by_its_level_at_the_start_of_a_run(tmp_path: Path) -> None:
+    for rank, told in enumerate(run(LEVELS, folder=tmp_path).told):
+        said: dict[str, dict[str, bool]] = {"trainwright": {}, "transformers": {}}
+        for name, was_said in told["said"].items():
+            library, levels = name.split(" ", 1)
+            said[library][levels] = was_said
+        assert said["trainwright"] == said["transformers"], rank
+        assert said["trainwright"]["error debug"] == (rank == 1)
+        assert said["trainwright"]["debug debug"]

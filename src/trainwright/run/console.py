@@ -55,6 +55,7 @@ def log_run_header(
         lines.append(f"resumes   {start.checkpoint}: {where}")
         if note:
             lines.append(f"goes on   {note}")
+    logger.info("***** Running training *****")  # as in transformers: tools look for it in the logs
     show_lines(args, lines)
     show_lines(args, (f"changed   {change}" for change in changed_args), level=logging.WARNING)
 
