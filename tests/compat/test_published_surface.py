@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +274,38 @@ def test_each_process_speaks_by_its_level_at_the_start_of_a_run(tmp_path: Path) 
         assert said["trainwright"] == said["transformers"], rank
         assert said["trainwright"]["error debug"] == (rank == 1)
         assert said["trainwright"]["debug debug"]
+
+
+# -- a collator that draws from Python's generator ---------------------------------------------------------------------
+
+
+class DrawsNegatives:
+    """Pads with samples that it draws from Python's `random`, in evaluations too, as GLiNER's collator does."""
+
+    def __init__(self, model: Any = None) -> None:
+        self.model = model
+
+    def __call__(self, samples: list[Any]) -> dict[str, torch.Tensor]:
+        drawn = [random.choice(samples) for _ in range(random.randint(1, 3))]
+        random.shuffle(samples)
+        rows = [*samples, *drawn]
+        return {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
+
+
+@pytest.mark.parametrize("settings", [
+    {"eval_steps": 2, "save_steps": 2}, {"eval_steps": 3, "save_steps": 2, "gradient_accumulation_steps": 2},
+    {"eval_steps": 1, "save_steps": 3, "eval_on_start": True, "load_best_model_at_end": False},
+    {"eval_strategy": "epoch", "save_steps": 5},
+], ids=["with a save", "apart", "every step", "every epoch"])  # fmt: skip
+def test_a_resume_ends_with_the_weights_of_its_own_straight_run(settings: dict[str, Any], tmp_path: Path) -> None:
+    common = {"max_steps": 9, "eval_strategy": "steps", "save_strategy": "steps", "eval_dataset": data.vectors(7),
+              "data_collator": DrawsNegatives(), "remove_unused_columns": False}  # fmt: skip
+    random.seed(3)
+    straight = make_trainer(tmp_path, **common | settings)
+    straight.train()
+    saved = sorted(tmp_path.glob("checkpoint-*"))[:2]
+    for folder in saved:
+        random.seed(99)
+        resumed = make_trainer(tmp_path, **common | settings)
+        resumed.train(resume_from_checkpoint=str(folder))
+        assert differing(weights_of(resumed.model), weights_of(straight.model)) == {}, folder.name
