@@ -29,7 +29,7 @@ class Seq2SeqTrainer(Trainer):
     the model's generation config, and with -100 between batches that are longer than it. Encoder-decoders are given the
     batch without its labels. Decoder-only models are given the prompt, and their predictions are what they add to it;
     the evaluation data may be the training data (labels of the prompt -100) or prompts with the answers as labels.
-    With `num_return_sequences=n`, a sample has n predictions beside each other: rows n*i to n*i + n - 1 for label row i.
+    With `num_return_sequences=n`, label row i has n predictions beside each other: rows n*i to n*i + n - 1.
 
     Raises:
         ModelError: `predict_with_generate` with a model that cannot generate, or without a padding token.
