@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 from typer.testing import CliRunner
 
@@ -113,6 +114,33 @@ def test_what_arrives_is_what_transformers_uploads(strategy: str, save_strategy:
         extra = {Path(name).name for name in mine - reference}
         assert extra <= {"manifest.json", "training_args.json", CURVE_NAME}
         assert reference - mine <= {"training_args.bin"}  # theirs is written again, with the time, and so differs
+
+
+@pytest.mark.framework
+def test_a_push_ends_in_upload_folder_where_libraries_wrap_it(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same calls on both sides; during a training ours come from a copy beside the checkpoints."""
+    calls: dict[str, list[Any]] = {}
+    original = huggingface_hub.HfApi.upload_folder
+    for side in (OURS, REFERENCE):
+        made = calls[side.name] = []
+
+        def wrapped(api: Any, *args: Any, made: list[Any] = made, **given: Any) -> Any:
+            names = ("commit_message", "path_in_repo", "revision", "token")
+            ignored = {"_*", "checkpoint-*"} <= set(given.get("ignore_patterns") or ())
+            made.append([given.get(name) for name in names] + [ignored or "Training" in given["commit_message"]])
+            return original(api, *args, **given)
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", wrapped)
+        trainer = make_trainer(tmp_path / side.name, side, **{**SETTINGS, "hub_model_id": f"me/{side.name}"},
+                               model=models.seeded(models.bert), train_dataset=data.texts(8), report_to="none",
+                               hub_strategy="all_checkpoints")  # fmt: skip
+        side.train(at_its_pace(trainer))
+        trainer.push_to_hub(token=TOKEN)
+    key = {"key": str}  # the two uploads of a save go at the same time on one side
+    assert sorted(calls["trainwright"], **key) == sorted(calls["transformers"], **key)
+    assert calls["trainwright"][-1] == ["End of training", None, None, TOKEN, True]
 
 
 def _arrived(side: Side, hub: Hub, folder: Path, strategy: str, save_strategy: str) -> dict[str, Any]:

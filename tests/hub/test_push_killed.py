@@ -41,8 +41,11 @@ def settings(hub: Hub) -> dict[str, str]:
 
 def copies(folder: Path) -> dict[str, dict[str, bytes]]:
     """What waits for the Hub, by where it is to go."""
-    return {one.ticket.path: {name: path.read_bytes() for name, path in one.files.items()}
-            for one in Outbox(folder).waiting()}  # fmt: skip
+
+    def read(root: Path) -> dict[str, bytes]:
+        return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    return {one.ticket.path: read(one.root) for one in Outbox(folder).waiting()}
 
 
 @pytest.mark.timeout(300)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,14 +29,31 @@ class HubClient:
             api.create_branch(repo, branch=str(revision), token=self.token, exist_ok=True)
         return repo
 
-    def commit(self, repo: str, files: Mapping[str, Path], *, message: str, revision: str | None = None) -> object:
-        """Uploads files (path in the repository -> file) as one commit: all of them become visible, or none does."""
-        from huggingface_hub import CommitOperationAdd, HfApi
+    def upload_folder(
+        self, repo: str, folder: Path, *, message: str, path: str = "", revision: str | None = None,
+        ignored: Sequence[str] = (),
+    ) -> object:  # fmt: skip
+        """Uploads a directory as one commit: all of its files become visible, or none does.
 
-        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path)) for name, path in files.items()]
-        return HfApi(library_name="trainwright").create_commit(
-            repo, added, commit_message=message, token=self.token, revision=revision
-        )
+        It ends in `HfApi.upload_folder` as transformers does, where libraries and tests wrap it.
+
+        Args:
+            repo: full name of the repository.
+            folder: local directory.
+            message: of the commit.
+            path: directory in the repository; default its root.
+            revision: branch; None for the main one.
+            ignored: patterns of files that stay.
+
+        Returns:
+            What the Hub says of the commit.
+        """
+        from huggingface_hub import HfApi
+
+        return HfApi(library_name="trainwright").upload_folder(
+            repo_id=repo, folder_path=str(folder), path_in_repo=path or None, commit_message=message, token=self.token,
+            ignore_patterns=list(ignored) or None, revision=revision,
+        )  # fmt: skip
 
     def license_of(self, repo: str) -> str | None:
         """Returns the license that a model's repository names; None where it names none or cannot be asked."""

@@ -52,10 +52,9 @@ class Upload:
     ticket: Ticket
 
     @property
-    def files(self) -> dict[str, Path]:
-        """Path in the upload -> file."""
-        root = self.folder / FILES_NAME
-        return {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*")) if path.is_file()}
+    def root(self) -> Path:
+        """Directory of the files."""
+        return self.folder / FILES_NAME
 
 
 class Outbox:

@@ -217,12 +217,11 @@ class Uploader:
     def _send(self, upload: Upload) -> object:
         """Uploads the files and removes them from the outbox; after a failure they stay."""
         ticket = upload.ticket
-        prefix = f"{ticket.path}/" if ticket.path else ""
         try:
             with without_bars():
-                files = {f"{prefix}{name}": path for name, path in upload.files.items()}
-                done = self._client.commit(
-                    ticket.repo or self._repo(), files, message=ticket.message, revision=ticket.revision
+                repo = ticket.repo or self._repo()
+                done = self._client.upload_folder(
+                    repo, upload.root, message=ticket.message, path=ticket.path, revision=ticket.revision
                 )
         except Exception as error:
             logger.warning("The upload of %r failed: %s. Training goes on; it is tried again when it ends.",
@@ -250,10 +249,13 @@ class Uploader:
         ticket = Ticket(repo=self.repo, revision=revision, message=message or "Upload model", step=step)
         if holds:
             return self._submit(self._outbox.put(ticket, linked={}, copied=file_selection.root_files(self._root)))
-        files, now = file_selection.root_files(self._root), f"{time.time_ns():020d}"
+        now = f"{time.time_ns():020d}"
 
         def send() -> object:
-            done = (client or self._client).commit(self._repo(), files, message=ticket.message, revision=revision)
+            sender, ignored = client or self._client, file_selection.NOT_FROM_ROOT
+            done = sender.upload_folder(
+                self._repo(), self._root, message=ticket.message, revision=revision, ignored=ignored
+            )
             self._forget(ticket, before=now)
             return done
 
