@@ -2,6 +2,7 @@
 
     python benchmarks/instructions.py            the MLP and GPT-2, accumulation 1 and 8; about half an hour
     python benchmarks/instructions.py --quick    the MLP without accumulation, and not the slow start of transformers
+    python benchmarks/instructions.py --guards   the same, of guards: none, those of the defaults, and on_spike too
 
 Each subject trains in a process under valgrind, which counts from the end of one step to the end of a later one. Needs
 valgrind. One JSON line, then a table.
@@ -25,6 +26,11 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src
 from harness import print_json, print_table, silence, versions  # noqa: E402
 
 SUBJECTS = ("hand", "trainwright", "transformers")
+GUARDS = {  # subject -> settings of Trainwright
+    "no guard": {"on_nonfinite": "ignore"},
+    "on_nonfinite": {},
+    "on_nonfinite, on_spike": {"on_spike": "skip", "spike_warmup": 2},
+}
 CASES = (("mlp", 1), ("mlp", 8), ("gpt2", 1))
 FIRST, LAST = 5, 25
 
@@ -50,7 +56,8 @@ def run_alone(subject: str, case: str, accumulation: int) -> None:
         if subject == "hand":
             steps.by_hand(work, watch)
         else:
-            steps.by_trainer(importlib.import_module(subject), work, watch)
+            library = "trainwright" if subject in GUARDS else subject
+            steps.by_trainer(importlib.import_module(library), work, watch, **GUARDS.get(subject, {}))
 
 
 def per_step(subject: str, case: str, accumulation: int) -> float:
@@ -69,6 +76,7 @@ def per_step(subject: str, case: str, accumulation: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the MLP without accumulation, by hand and by Trainwright")
+    parser.add_argument("--guards", action="store_true", help="the MLP without accumulation, by kind of guard")
     parser.add_argument("--alone", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.alone:
@@ -78,14 +86,15 @@ def main() -> int:
         print("valgrind is not installed, so nothing was counted.")
         return 0
     found: dict[str, dict[str, float]] = {}
-    for case, accumulation in CASES[: 1 if asked.quick else None]:
-        subjects = SUBJECTS[: 2 if asked.quick else None]
+    for case, accumulation in CASES[: 1 if asked.quick or asked.guards else None]:
+        subjects = tuple(GUARDS) if asked.guards else SUBJECTS[: 2 if asked.quick else None]
         found[f"{case} x {accumulation}"] = {subject: per_step(subject, case, accumulation) for subject in subjects}
     print_json({"benchmark": "instructions", "millions_per_step": found,
                 **versions("torch", "transformers", "trainwright")})  # fmt: skip
     rows = [["model", "subject", "million instructions a step", "ratio"]]
     for name, counts in found.items():
-        rows += [[name, subject, f"{count:.3f}", f"{count / counts['hand']:.3f}"] for subject, count in counts.items()]
+        first = next(iter(counts.values()))
+        rows += [[name, subject, f"{count:.3f}", f"{count / first:.3f}"] for subject, count in counts.items()]
     print_table(rows)
     return 0
 

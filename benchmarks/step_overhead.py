@@ -169,8 +169,8 @@ def by_hand(work: Work, watch: Watch) -> None:
         watch.step_done(step)
 
 
-def by_trainer(library: Any, work: Work, watch: Watch) -> None:
-    """A trainer of `library`, which has Trainer, TrainingArguments and TrainerCallback."""
+def by_trainer(library: Any, work: Work, watch: Watch, **settings: Any) -> None:
+    """A trainer of `library`, which has Trainer, TrainingArguments and TrainerCallback, with more `settings`."""
 
     class TellsSteps(library.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -191,6 +191,7 @@ def by_trainer(library: Any, work: Work, watch: Watch) -> None:
             logging_steps=min(work.logging_steps, work.num_steps),  # a run that never logs is refused
             dataloader_num_workers=work.num_workers,
             log_level="warning",  # below it a log is not printed, and the loop by hand prints too
+            **settings,
         )
         library.Trainer(model=model, args=args, train_dataset=items, callbacks=[TellsSteps()]).train()
 

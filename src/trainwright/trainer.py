@@ -450,6 +450,7 @@ class Trainer:
             start=start,
             checkpoint=checkpoint,
             first_look=self._first_look(trial),
+            load_newest=lambda: self._checkpointer.load_newest(self, self._get_output_dir(trial), run),
             model=model,
             loader=loader,
             optimizer=self.optimizer,

@@ -381,7 +381,17 @@ IDLE = [
     ("tensorboard_folder", {"logging_dir": "logs"}, {"report_to": ["wandb", "tensorboard"]}),
     ("tensorboard_folder", {"logging_dir": "logs", "report_to": "wandb"}, {"report_to": "all"}),
     ("settings_of_several_processes", {"ddp_backend": "gloo"}, {"ddp_backend": None}),
-    ("saving_on_exception", {"save_on_exception": True, "optim": "lomo"}, {"optim": "adamw_torch"}),
+    (
+        "saving_on_exception",
+        {"save_on_exception": True, "optim": "lomo", "on_nonfinite": "ignore"},
+        {"optim": "adamw_torch"},
+    ),
+    ("guarded_updates", {"optim": "lomo"}, {"on_nonfinite": "ignore"}),
+    ("guarded_updates", {"optim": "lomo", "on_nonfinite": "ignore", "on_spike": "warn"}, {"optim": "adamw_torch"}),
+    ("guarded_updates", {"deepspeed": {"zero_optimization": {"stage": 2}}, "on_spike": "skip"}, {"on_spike": "warn"}),
+    ("guarded_updates", {"deepspeed": {"zero_optimization": {"stage": 0}}}, {"on_nonfinite": "ignore"}),
+    ("rollback_settings", {"max_rollbacks": 5}, {"on_spike": "rollback"}),
+    ("spike_settings", {"spike_warmup": 5}, {"on_spike": "warn"}),
     (
         "accelerator_settings",
         {"accelerator_config": {"split_batches": True}},

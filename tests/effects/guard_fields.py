@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright.errors import NonFiniteError, SpikeError
+import trainwright
+from trainwright.errors import CheckpointNotFoundError, NonFiniteError, SpikeError
 
 from .bench import Bench, samples, weights
 from .table import shows
@@ -80,3 +81,40 @@ def no_step_is_a_spike_before_so_many(bench: Bench) -> None:
 def a_spike_is_compared_with_so_many_steps(bench: Bench) -> None:
     """A window of one step knows no spread, so that each rise is a spike."""
     assert skipped(bench, spike_warmup=1, spike_window=1) > skipped(bench, spike_window=12)
+
+
+def rolled_back(bench: Bench, *bad: int, **settings: Any) -> tuple[list[str], int]:
+    """What is said of the incidents, and how many steps were skipped; one sample is a step."""
+    texts: list[str] = []
+
+    class Hears(trainwright.TrainerCallback):
+        def on_incident(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            texts.append(kwargs["incident"].text)
+
+    one_by_one = {"train_sampling_strategy": "sequential", "per_device_train_batch_size": 1, "logging_steps": 6}
+    shared = {**one_by_one, "max_steps": 12, "on_nonfinite": "rollback", "rollback_every": 4}
+    trainer = bench.train(train_dataset=poisoned(*bad), callbacks=[Hears()], **{**shared, **settings})
+    return texts, int(trainer.state.log_history[1].get("guard/skipped_steps", 0))
+
+
+@shows("rollback_every")
+def a_snapshot_is_taken_every_so_many_steps(bench: Bench) -> None:
+    for every, step in {4: 4, 3: 6}.items():
+        ((text,), _) = rolled_back(bench, 6, rollback_every=every)
+        assert f"are those of step {step} again" in text
+    with pytest.raises(CheckpointNotFoundError, match=r"no checkpoint in .* yet"):
+        rolled_back(bench, 6, rollback_every=0)
+
+
+@shows("max_rollbacks")
+def too_many_rollbacks_to_one_snapshot_end_training(bench: Bench) -> None:
+    assert len(rolled_back(bench, 5, 6, max_rollbacks=2)[0]) == 2
+    assert len(rolled_back(bench, 5, 6, 9, max_rollbacks=2)[0]) == 3
+    with pytest.raises(NonFiniteError, match="after 1 rollbacks to step 4"):
+        rolled_back(bench, 5, 6, max_rollbacks=1)
+
+
+@shows("rollback_skip_samples")
+def samples_after_a_rollback_are_left_out(bench: Bench) -> None:
+    assert rolled_back(bench, 6)[1] == 0
+    assert rolled_back(bench, 6, 7, 8, rollback_skip_samples=3)[1] == 3

@@ -108,7 +108,8 @@ def load_guard(folder: Path) -> JSONObject:
     try:
         state: JSONObject = read_json(path, max_bytes=MAX_GUARD_BYTES)
         histories = state.get("accepted", {}).values()
-        is_sound = is_count(state.get("skipped_in_a_row", 0)) and all(
+        counts = [state.get(name, 0) for name in ("skipped_in_a_row", "left_out_steps")]
+        is_sound = all(is_count(count) for count in counts) and all(
             isinstance(value, float) and math.isfinite(value) for history in histories for value in history
         )
     except (ValueError, TypeError, AttributeError):

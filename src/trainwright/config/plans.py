@@ -217,12 +217,15 @@ class GuardPlan:
     """What is done with a bad step.
 
     Attributes:
-        on_nonfinite: loss or gradient is not finite: skip, stop, warn or ignore.
-        on_spike: loss or norm is far above those before: off, warn, skip or stop.
+        on_nonfinite: loss or gradient is not finite: skip, rollback, stop, warn or ignore.
+        on_spike: loss or norm is far above those before: off, warn, skip, rollback or stop.
         spike_threshold: how far, in robust deviations.
         spike_window: accepted steps that are compared with.
         spike_warmup: accepted steps before the first comparison.
         max_skipped_steps: skipped steps in a row after which the run ends; 0: any number.
+        max_rollbacks: rollbacks to one snapshot; the next one ends the run.
+        rollback_every: steps between two snapshots in memory; 0: the newest checkpoint is gone back to.
+        rollback_skip_samples: samples after a rollback that are left out too.
     """
 
     on_nonfinite: str = "skip"
@@ -231,6 +234,9 @@ class GuardPlan:
     spike_window: int = 128
     spike_warmup: int = 64
     max_skipped_steps: int = 20
+    max_rollbacks: int = 3
+    rollback_every: int = 50
+    rollback_skip_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

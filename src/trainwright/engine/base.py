@@ -140,6 +140,16 @@ class Engine:
         """True if `clip` updates the weights too, so that nothing can be decided between the two."""
         return False
 
+    @property
+    def knows_norm(self) -> bool:
+        """True if `clip` returns the norm, and not NaN for any step."""
+        return True
+
+    @property
+    def scales_loss(self) -> bool:
+        """True if losses are scaled (fp16), so that steps that overflow are skipped and lower the scale."""
+        return self._scaler is not None
+
     def step(self, optimizer: Optimizer) -> bool:
         """Updates the weights; returns False if the update was skipped, because gradients overflowed in fp16."""
         if self._scaler is None:

@@ -171,6 +171,8 @@ class DeepSpeedEngine(DistributedEngine):
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         self._was_applied = None
+        gradient = kwargs.pop("gradient", None)
+        loss = loss if gradient is None else loss * gradient  # DeepSpeed begins the backward pass itself
         self._train_engine.backward(loss, scale_wrt_gas=False, **kwargs)  # the loss is normalized already
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
@@ -181,6 +183,14 @@ class DeepSpeedEngine(DistributedEngine):
     @property
     def updates_in_clip(self) -> bool:
         return True
+
+    @property
+    def knows_norm(self) -> bool:
+        return self._stage > 0
+
+    @property
+    def scales_loss(self) -> bool:
+        return settings.get(self._config, "fp16.enabled") is True
 
     def _update(self) -> None:
         if self._was_applied is None:

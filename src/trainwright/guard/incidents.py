@@ -15,6 +15,7 @@ NON_FINITE, SPIKE = "nonfinite", "spike"
 
 _DONE = {
     "skip": "the update was skipped: weights, optimizer and schedule are as before the step",
+    "rollback": "the samples since then are left out",
     "warn": "the update was made",
     "stop": "training stops before the update",
 }
@@ -29,7 +30,7 @@ class Incident:
     Attributes:
         kind: "nonfinite" or "spike".
         step: number of the optimizer step, from 1.
-        action: "skip", "warn" or "stop".
+        action: "skip", "rollback", "warn" or "stop".
         what: what was bad, in words.
         values: measurements of the step by name, where they were read.
     """
@@ -55,6 +56,7 @@ class IncidentLog:
 
     Attributes:
         num_skipped: skipped steps of this `train()`.
+        num_rollbacks: returns to a snapshot in this `train()`.
         in_a_row: skipped steps since the last accepted one.
     """
 
@@ -62,12 +64,16 @@ class IncidentLog:
         self._report = report
         self._max_skipped = max_skipped
         self._unshown: list[Incident] = []
-        self.num_skipped = 0
+        self.num_skipped = self.num_rollbacks = 0
         self.in_a_row = 0
 
     def accept(self) -> None:
         """Counts a step whose update was made."""
         self.in_a_row = 0
+
+    def leave_out(self) -> None:
+        """Counts a step that is left out because of an incident before it."""
+        self.num_skipped += 1
 
     def add(self, incident: Incident) -> None:
         """Counts and reports a bad step.
@@ -82,11 +88,12 @@ class IncidentLog:
         if incident.action == "skip":
             self.num_skipped += 1
             self.in_a_row += 1
+        self.num_rollbacks += incident.action == "rollback"
         self._report(incident)
         if incident.action == "stop":
-            raise _error_of(incident)(incident.text)
+            raise error_of(incident.kind)(incident.text)
         if 0 < self._max_skipped <= self.in_a_row:
-            raise _error_of(incident)(
+            raise error_of(incident.kind)(
                 f"{self.in_a_row} steps in a row were skipped (max_skipped_steps={self._max_skipped}). {incident.text}"
             )
 
@@ -108,5 +115,6 @@ class IncidentLog:
             logger.warning("Bad steps too: %s.", steps)
 
 
-def _error_of(incident: Incident) -> type[BadStepError]:
-    return SpikeError if incident.kind == SPIKE else NonFiniteError
+def error_of(kind: str) -> type[BadStepError]:
+    """Returns the error with which a kind of incident ends a run."""
+    return SpikeError if kind == SPIKE else NonFiniteError

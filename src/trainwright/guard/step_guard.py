@@ -5,7 +5,7 @@ A step is bad if the norm of its gradients is not finite. The norm is the one th
 with 1 + 0 * loss, which is 1 to the bit for a finite loss, and NaN otherwise. NaN multiplied by any derivative is NaN,
 so all gradients of the window are. The averaging of gradients carries that to every process, so that all processes
 decide alike without an exchange of their own: DDP's sum of NaN and anything is NaN, and the norm of sharded gradients
-(FSDP) is one of all processes.
+(FSDP) is one of all processes. One process on a CPU needs none of that: it looks at the running sum of losses.
 
 A step is a spike if its loss or its norm is far above those before it (`history.py`).
 
@@ -24,24 +24,25 @@ the schedule is one step ahead, so `settle` puts it back. A linear schedule from
     3     (0.8)      1          0.7                      puts 0.8 back                    -
     4     0.8        0          0.7                      keeps 0.7                        0.8
 
-Policies for spikes need numbers that the host has, so with `on_spike` a run has a `HostGuard` on GPUs too. The first
-update of an optimizer without a state is read back as well: torch's fused SGD would keep the uninitialized momentum
-that it allocates for a skipped first step.
+Policies for spikes need numbers that the host has, and a rollback must precede the next forward pass, so with these a
+run has a `HostGuard` on GPUs too. DeepSpeed clips, decides and updates in one call: its guard says what was done.
+The first update of an optimizer without a state is read back as well: torch's fused SGD would keep the uninitialized
+momentum that it allocates for a skipped first step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._types import JSONObject, Optimizer, Scheduler
 from trainwright.config.plans import GuardPlan
 from trainwright.guard.history import SpikeHistory
-from trainwright.guard.incidents import NON_FINITE, SPIKE, Incident, IncidentLog
+from trainwright.guard.incidents import NON_FINITE, SPIKE, Incident, IncidentLog, error_of
+from trainwright.guard.rollback import Rollback, schedule_memory
 from trainwright.state.run_state import RunState
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 GradNorm: TypeAlias = torch.Tensor | float | None
 Mean: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+DECIDING = ("skip", "rollback", "stop")  # policies that make no update
 NOT_FINITE = "loss or gradient is not finite"
 
 
@@ -65,6 +67,9 @@ class NullGuard:
 
     def settle(self) -> None:
         """Does nothing: no decision is open."""
+
+    def keep(self, run: RunState, *, is_saved: bool = False) -> None:
+        """Does nothing: nobody goes back."""
 
     def state(self) -> JSONObject:
         """Returns nothing to save."""
@@ -104,17 +109,22 @@ class Spikes:
 
     Args:
         plan: the policy, and what a spike is.
-        mean: mean of a scalar over the processes.
+        mean: mean of a scalar over the processes; None where there is one.
     """
 
-    def __init__(self, plan: GuardPlan, mean: Mean) -> None:
+    def __init__(self, plan: GuardPlan, mean: Mean | None) -> None:
         self.policy = plan.on_spike
-        self.mean = mean
+        self._mean = mean
         self._threshold = plan.spike_threshold
         self._histories = {
             name: SpikeHistory(window=plan.spike_window, warmup=plan.spike_warmup, threshold=plan.spike_threshold)
             for name in ("loss", "grad_norm")
         }
+
+    def loss_of(self, run: RunState) -> torch.Tensor:
+        """Returns the loss of the current step, one for all processes."""
+        loss = run.meter.of_this_step()
+        return loss if self._mean is None else self._mean(loss)
 
     def find(self, values: Mapping[str, float]) -> str:
         """Compares the values of a step with those before it, and adds them if the update will be made.
@@ -148,18 +158,35 @@ class HostGuard:
     """Reads the norm before each update, and with a policy for spikes the loss.
 
     Args:
-        policy: `on_nonfinite`: "skip", "warn", "stop" or "ignore".
+        policy: `on_nonfinite`: "skip", "rollback", "warn", "stop" or "ignore".
         log: takes the incidents.
         spikes: finds spikes in loss and norm; None: nobody asks.
+        rollback: goes back to a snapshot; None: no policy asks.
+        was_updated: returns whether a bad step's update was made before the norm is known; None: it never is.
+        reads_total: the sum of losses is in main memory, and no other process has one.
     """
 
-    def __init__(self, policy: str, log: IncidentLog, spikes: Spikes | None = None) -> None:
+    def __init__(
+        self,
+        policy: str,
+        log: IncidentLog,
+        spikes: Spikes | None = None,
+        rollback: Rollback | None = None,
+        was_updated: Callable[[], bool] | None = None,
+        *,
+        reads_total: bool = False,
+    ) -> None:
         self._policy = policy
         self._log = log
         self._spikes = spikes
-        self._slot = torch.zeros((), dtype=torch.float64)  # host memory, read through `_view` without torch
+        self._rollback = rollback
+        self._was_updated = was_updated
+        self._slot = torch.zeros(())  # host memory, read through `_view` without torch
         self._view = self._slot.numpy()
-        self.first_gradient = LossMark() if policy in ("skip", "stop") else no_mark
+        self._total: torch.Tensor | None = None  # the meter's, read through `_total_view` likewise
+        self._total_view = self._view
+        self._reads_total = reads_total and policy in DECIDING
+        self.first_gradient = LossMark() if policy in DECIDING and not reads_total else no_mark
 
     def permits(self, run: RunState, grad_norm: GradNorm) -> bool:
         """Decides about the update of the current step.
@@ -174,13 +201,16 @@ class HostGuard:
         Raises:
             NonFiniteError, SpikeError: the policy is to stop, or too many steps in a row were skipped.
         """
+        if self._rollback is not None and self._rollback.leaves_out():
+            self._log.leave_out()
+            return False
         norm = self._read(grad_norm)
-        if not math.isfinite(norm):
+        if not math.isfinite(norm) or (self._reads_total and self._is_loss_bad(run)):
             if self._policy == "ignore":
                 return True
             return self._refuse(run, NON_FINITE, self._policy, NOT_FINITE, {"grad_norm": norm})
         if self._spikes is not None:
-            values = {"loss": self._read(self._spikes.mean(run.meter.of_this_step())), "grad_norm": norm}
+            values = {"loss": self._read(self._spikes.loss_of(run)), "grad_norm": norm}
             what = self._spikes.find(values)
             if what:
                 return self._refuse(run, SPIKE, self._spikes.policy, what, values)
@@ -188,29 +218,57 @@ class HostGuard:
         return True
 
     def _refuse(self, run: RunState, kind: str, action: str, what: str, values: dict[str, float]) -> bool:
-        step = run.state.global_step + 1
-        self._log.add(Incident(kind=kind, step=step, action=action, what=what, values=values))
+        if self._was_updated is not None:
+            is_made = self._was_updated()
+            action = action if action == "stop" else "warn" if is_made else "skip"
+            what = f"{what} (the update is made already)" if is_made else what
+        if action == "rollback":
+            assert self._rollback is not None
+            run.is_updating = True  # an error from here on saves nothing
+            step = self._rollback.go_back(error_of(kind))
+            what = f"{what}; weights, optimizer and schedule are those of step {step} again"
+        self._log.add(Incident(kind=kind, step=run.state.global_step + 1, action=action, what=what, values=values))
         return action == "warn"
+
+    def _is_loss_bad(self, run: RunState) -> bool:
+        if run.meter.total is not self._total:
+            self._total = run.meter.total
+            self._total_view = self._total.numpy()
+        if math.isfinite(self._total_view):
+            return False
+        return not math.isfinite(self._read(run.meter.of_this_step()))  # or a loss since the last log was
 
     def _read(self, value: GradNorm) -> float:
         if not isinstance(value, torch.Tensor):
             return 0.0 if value is None else value
+        if value.dtype == torch.float64 != self._slot.dtype:
+            self._slot = self._slot.double()
+            self._view = self._slot.numpy()
         self._slot.copy_(value)
         return float(self._view)
 
     def settle(self) -> None:
         """Does nothing: what is decided is known."""
 
+    def keep(self, run: RunState, *, is_saved: bool = False) -> None:
+        """Copies the state after a finished step, where a policy goes back to it and a copy is due."""
+        if self._rollback is not None:
+            self._rollback.keep(run, is_saved=is_saved)
+
     def state(self) -> JSONObject:
         """Returns what a checkpoint has of this guard; empty where nothing happened yet."""
         values = {} if self._spikes is None else self._spikes.values
-        return {**self._log.state(), **({"accepted": values} if values else {})}
+        left_out = 0 if self._rollback is None else self._rollback.left_out
+        entries = {**self._log.state(), "accepted": values, "left_out_steps": left_out}
+        return {name: value for name, value in entries.items() if value}
 
     def load(self, state: JSONObject) -> None:
         """Continues from what `state` returned."""
         self._log.load(state)
         if self._spikes is not None:
             self._spikes.load(state.get("accepted", {}))
+        if self._rollback is not None:
+            self._rollback.left_out = state.get("left_out_steps", 0)
 
     def show(self) -> dict[str, float]:
         """Logs new incidents; returns the values that a log has of them."""
@@ -279,6 +337,9 @@ class DeviceGuard:
         undo()
         self._log.add(Incident(kind=NON_FINITE, step=step, action=self._policy, what=NOT_FINITE))
 
+    def keep(self, run: RunState, *, is_saved: bool = False) -> None:
+        """Does nothing: its policies never go back."""
+
     def state(self) -> JSONObject:
         """Returns what a checkpoint has of this guard, after `settle`."""
         return self._at_once.state()
@@ -304,9 +365,11 @@ def make_guard(
     optimizer: Optimizer,
     scheduler: Scheduler,
     device: torch.device,
-    mean: Mean,
+    mean: Mean | None,
+    rollback: Rollback | None,
+    was_updated: Callable[[], bool] | None,
     has_scaler: bool,
-    updates_late: bool,
+    knows_norm: bool,
 ) -> StepGuard:
     """Makes the guard of a run.
 
@@ -316,23 +379,26 @@ def make_guard(
         optimizer: of the run.
         scheduler: of the run.
         device: of the gradients.
-        mean: mean of a scalar over the processes, where there are several; called only for spikes.
+        mean: mean of a scalar over the processes, called only for spikes; None where there is one process.
+        rollback: goes back to a snapshot; None: no policy asks for it.
+        was_updated: for an engine that updates the weights as it clips: whether it made the update of a bad step.
         has_scaler: a loss scale (fp16) skips what overflows; its skips are no incidents.
-        updates_late: the engine and the optimizer update the weights after the norm is known.
+        knows_norm: the engine tells the norm of each step.
 
     Returns:
         The guard.
     """
     policy = "ignore" if has_scaler else plan.on_nonfinite
     has_nothing_to_do = policy == "ignore" and plan.on_spike == "off"
-    if has_nothing_to_do or not updates_late or steps_in_backward(optimizer):
+    if has_nothing_to_do or not knows_norm or steps_in_backward(optimizer):
         return NULL_GUARD
     log = IncidentLog(report, max_skipped=plan.max_skipped_steps)
-    if plan.on_spike != "off":
-        return HostGuard(policy, log, Spikes(plan, mean))
-    if device.type == "cuda" and takes_found_inf(optimizer):
+    spikes = None if plan.on_spike == "off" else Spikes(plan, mean)
+    needs_host = spikes is not None or rollback is not None or was_updated is not None
+    if device.type == "cuda" and takes_found_inf(optimizer) and not needs_host:
         return DeviceGuard(policy, log, optimizer, scheduler, device=device)
-    return HostGuard(policy, log)
+    reads_total = mean is None and device.type == "cpu"
+    return HostGuard(policy, log, spikes, rollback, was_updated, reads_total=reads_total)
 
 
 def steps_in_backward(optimizer: Optimizer) -> bool:
@@ -347,36 +413,6 @@ def takes_found_inf(optimizer: Optimizer) -> bool:
     return bool(reads) and not any(isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups)
 
 
-def schedule_memory(scheduler: Scheduler) -> Callable[[], None]:
-    """Remembers where a schedule and the groups of its optimizer are.
-
-    Shallow copies are enough: a step of torch's schedules replaces values, and changes none in place.
-
-    Args:
-        scheduler: with the schedules that it is composed of.
-
-    Returns:
-        A function that puts them back.
-    """
-    schedules = list(_parts(scheduler))
-    before = [(one, dict(vars(one))) for one in schedules]
-    groups = [(group, dict(group)) for group in schedules[0].optimizer.param_groups] if schedules else []
-
-    def undo() -> None:
-        for one, attributes in before:
-            vars(one).update(attributes)
-        for group, values in groups:
-            group.update(values)
-
-    return undo
-
-
-def _parts(scheduler: Any) -> list[LRScheduler]:  # Any: a schedule of the user's need not be one of torch's
-    if not isinstance(scheduler, LRScheduler):
-        return []
-    return [scheduler, *(part for one in vars(scheduler).get("_schedulers", ()) for part in _parts(one))]
-
-
 def no_mark(loss: torch.Tensor) -> None:
     """First gradient of a run whose updates are all made: the backward pass begins with 1."""
 
@@ -388,4 +424,5 @@ def nothing() -> None:
 def shown(log: IncidentLog) -> dict[str, float]:
     """Logs new incidents; returns the values that a log of the run has of them."""
     log.show()
-    return {"guard/skipped_steps": log.num_skipped} if log.num_skipped else {}
+    counts = {"guard/skipped_steps": log.num_skipped, "guard/rollbacks": log.num_rollbacks}
+    return {name: count for name, count in counts.items() if count}

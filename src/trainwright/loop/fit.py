@@ -35,6 +35,7 @@ def fit(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval_on_start
 def train_epochs(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval_on_start: bool) -> None:
     session.engine.zero_grad()
     session.events.fire("on_train_begin", run)
+    session.guard.keep(run)
     if eval_on_start:
         hooks._evaluate(session.trial, session.ignore_keys_for_eval, skip_scheduler=True)
     if session.start.owes_evaluation:

@@ -46,6 +46,7 @@ def take_step(session: LoopContext, run: RunState, hooks: TrainHooks, window: Wi
         return None
     update = update_weights(session, run, hooks)
     run.advance(epoch, num_batches=len(window.batches))
+    session.guard.keep(run)
     session.events.fire("on_step_end", run)
     return update
 

@@ -21,8 +21,9 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
 from trainwright.engine.base import Engine
-from trainwright.errors import ArgumentError
+from trainwright.errors import ArgumentError, CheckpointNotFoundError
 from trainwright.hooks import SaveHooks, is_overridden
+from trainwright.run import resume
 from trainwright.run.training import TrainingRun
 from trainwright.state.trainer_state import collect_states
 
@@ -114,6 +115,7 @@ class Checkpointer:
             CheckpointWriteError: it cannot be written, and `save_failure` is "stop".
         """
         run.guard.settle()
+        run.guard.keep(run.progress, is_saved=True)
         state = run.progress.state
         step, best = state.global_step, state.best_global_step
         world, cursor = self.args.world_size, run.cursor()
@@ -238,6 +240,39 @@ class Checkpointer:
             load, holds_parts = self.engine.load_optimizer_state, self.engine.holds_parts
             training_state.load_optimizer(optimizer, folder, load=load, holds_parts=holds_parts)
         training_state.load_scheduler(scheduler, folder)
+
+    def load_newest(self, hooks: Any, folder: str, run: TrainingRun) -> int:  # Any: the trainer, whose hooks load
+        """Loads weights, optimizer and schedule of a run's newest checkpoint that verifies. All processes call it.
+
+        Args:
+            hooks: read the parts; an override decides about its part.
+            folder: where the run saves.
+            run: whose checkpoint it is; until it has one, the checkpoint that it resumed from.
+
+        Returns:
+            The step of the checkpoint.
+
+        Raises:
+            CheckpointNotFoundError: there is none yet.
+        """
+        self.writer.wait()
+        store = CheckpointStore(folder)
+
+        def newest() -> str:
+            own = sorted(store.owned_by(run.run_id) - store.non_finite(), reverse=True)
+            folders = [*map(store.path, own), *filter(None, [run.resumed_from])]
+            found = next((path for path in folders if find_problem(path) is None), None)
+            if found is None:
+                raise CheckpointNotFoundError(
+                    f"A bad step is to be undone (rollback_every=0), and this run has no checkpoint in {folder} yet. "
+                    "Save earlier, or set rollback_every above 0 for snapshots in memory."
+                )
+            return str(found)
+
+        path = self.engine.agree(newest)
+        hooks._load_from_checkpoint(path)
+        hooks._load_optimizer_and_scheduler(path)
+        return resume.load_state(Path(path)).global_step
 
 
 def write_scaler(accelerator: Any, folder: Path) -> None:

@@ -19,6 +19,7 @@ from trainwright.config.plans import StepPlan
 from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine
 from trainwright.errors import NestedCallError
+from trainwright.guard.rollback import make_rollback
 from trainwright.guard.step_guard import NULL_GUARD, make_guard
 from trainwright.hooks import Events, FirstStepObserver, StepGuard
 from trainwright.journal.timeline import DataWait
@@ -73,6 +74,7 @@ class TrainingRun:
         self.pending_actions = PendingActions()  # what its checkpoint's run was about to do
         # the arguments of the checkpoint that it resumes from; None for a fresh run
         self.checkpoint_args: CheckpointArguments | None = None
+        self.resumed_from: Path | None = None  # that checkpoint
         self.changed_args: list[str] = []  # what differs from them, as lines
         self.lease: Lease | NullLease = NullLease()  # its claim on the directory where it saves
         # holds how training left the model, from an evaluation until the next step
@@ -208,9 +210,21 @@ class TrainingRun:
         start: tuple[int, int],
         checkpoint: str | None,
         first_look: FirstStepObserver,
+        load_newest: Callable[[], int],
         **parts: Any,
     ) -> LoopContext:
-        """Starts the clocks; returns what the loop works with. `parts` are further fields of it."""
+        """Starts the clocks; returns what the loop works with.
+
+        Args:
+            engine: of the trainer.
+            args: the training arguments.
+            rule: the arithmetic of its loss.
+            start: epoch, and batches of it that are done.
+            checkpoint: the run resumes from; None for a fresh one.
+            first_look: watches its first step.
+            load_newest: loads weights, optimizer and schedule of its newest checkpoint, and returns the step.
+            **parts: further fields of the loop's context.
+        """
         assert self.plan is not None
         self.loss_rule = rule
         self.progress.begin(
@@ -219,18 +233,32 @@ class TrainingRun:
             collect=engine.stacked if engine.num_replicas > 1 else None,
         )
         self._data_wait = DataWait(self.progress.clock)
+        guards = resolve.guard(args)
+        follows_metrics = schedules.follows_metrics(parts["scheduler"])
+        scheduler = None if follows_metrics else parts["scheduler"]
         self.guard = make_guard(
-            resolve.guard(args),
+            guards,
             lambda incident: parts["events"].fire("on_incident", self.progress, incident=incident),
             optimizer=parts["optimizer"],
-            scheduler=None if schedules.follows_metrics(parts["scheduler"]) else parts["scheduler"],
+            scheduler=scheduler,
             device=engine.device,
-            mean=lambda loss: engine.stacked(loss).mean(),
-            has_scaler=getattr(engine.accelerator, "scaler", None) is not None,
-            updates_late=not engine.updates_in_clip,
+            mean=(lambda loss: engine.stacked(loss).mean()) if engine.num_replicas > 1 else None,
+            rollback=make_rollback(
+                guards,
+                parts["model"],
+                parts["optimizer"],
+                scheduler,
+                load_newest=load_newest,
+                samples_per_step=self.batch_size * engine.num_replicas * self.plan.micro_batches,
+                is_possible=not engine.updates_in_clip,
+            ),
+            was_updated=(lambda: engine.step(parts["optimizer"])) if engine.updates_in_clip else None,
+            has_scaler=engine.scales_loss,
+            knows_norm=engine.knows_norm,
         )
         if checkpoint is not None:
-            self.guard.load(training_state.load_guard(Path(checkpoint)))
+            self.resumed_from = Path(checkpoint)
+            self.guard.load(training_state.load_guard(self.resumed_from))
         pending = self.pending_actions
         self.context = LoopContext(
             engine=engine,
@@ -238,7 +266,7 @@ class TrainingRun:
             rule=rule,
             start=RunStart(epoch=start[0], batches=start[1], checkpoint=checkpoint,
                         owes_evaluation=pending.evaluates, owes_save=pending.saves),
-            scheduler_follows_metrics=schedules.follows_metrics(parts["scheduler"]),
+            scheduler_follows_metrics=follows_metrics,
             saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
             random_states=input_pipeline.random_states(args),
             guard=self.guard,

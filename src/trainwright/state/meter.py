@@ -62,8 +62,10 @@ class LossMeter:
     def of_this_step(self) -> torch.Tensor:
         """Returns the sum of the losses since the last step ended, on the device."""
         number = self.count - (self._num_steps[-1] if self._num_steps else 0)
-        losses = [*(packed for packed in self._packed), *(loss.reshape(1).float() for loss in self._losses)]
-        return torch.cat(losses)[-number:].sum()
+        if number == 1 and self._losses:
+            return self._losses[-1]
+        since = self._losses[-number:] if number <= len(self._losses) else [*self._packed, *self._losses]
+        return torch.cat([loss.reshape(-1).float() for loss in since])[-number:].sum()
 
     @property
     def count(self) -> int:

@@ -197,15 +197,15 @@ class OurFields(FieldGroup, group="Ours"):
     )
     on_nonfinite: str = setting(
         "skip",
-        "When loss or gradient is not finite: skip the update, stop before it, warn and update, ignore.",
+        "When loss or gradient is not finite: skip the update, roll back, stop before it, warn and update, ignore.",
         **TUNABLE,
-        choices=("skip", "stop", "warn", "ignore"),
+        choices=("skip", "rollback", "stop", "warn", "ignore"),
     )
     on_spike: str = setting(
         "off",
-        "When loss or gradient norm is far above the steps before: warn, skip the update, stop (off: nothing).",
+        "When loss or gradient norm is far above the steps before: warn, skip the update, roll back, stop.",
         **TUNABLE,
-        choices=("off", "warn", "skip", "stop"),
+        choices=("off", "warn", "skip", "rollback", "stop"),
     )
     spike_threshold: float = setting(
         6.0,
@@ -222,6 +222,18 @@ class OurFields(FieldGroup, group="Ours"):
         "Skipped steps in a row after which training stops with an error (0: any number).",
         **TUNABLE,
         limits=Range(0, whole=True),
+    )
+    max_rollbacks: int = setting(
+        3, "Rollbacks to the same snapshot; the next one ends training.", **TUNABLE, limits=COUNT
+    )
+    rollback_every: int = setting(
+        50,
+        "Steps between two snapshots in host memory for rollbacks (0: they go back to the newest checkpoint).",
+        **TUNABLE,
+        limits=Range(0, whole=True),
+    )
+    rollback_skip_samples: int = setting(
+        0, "Samples after a rollback that are left out too, in whole steps.", **TUNABLE, limits=Range(0, whole=True)
     )
 
 

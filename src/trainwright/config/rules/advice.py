@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainwright.config import deepspeed_config
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.fields import RANGES, SETTINGS, value_of
 from trainwright.config.protocol import Arguments
@@ -15,6 +16,8 @@ UNUSUAL = tuple(name for name, limits in RANGES.items() if limits.only_warns)
 # Settings of one thing.
 OF_TRACKERS = ("run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
 OF_THE_HUB = ("hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision")
+OF_ROLLBACKS = ("max_rollbacks", "rollback_every", "rollback_skip_samples")
+OF_SPIKES = ("spike_threshold", "spike_window", "spike_warmup")
 OF_SEVERAL_PROCESSES = (
     "ddp_backend", "ddp_timeout", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers",
     "ddp_static_graph", "eval_use_gather_object",
@@ -188,6 +191,42 @@ def saving_on_exception(args: Arguments) -> str | None:
     name = str(getattr(args.optim, "value", args.optim))
     if args.world_size > 1:
         return "save_on_exception has no effect in several processes: those without the error are within the next step."
-    if "lomo" in name or name.endswith("layerwise"):
+    if _updates_in_backward(name):
         return f"save_on_exception has no effect with optim={name!r}: it changes weights during the backward pass."
     return None
+
+
+def _updates_in_backward(optim: str) -> bool:
+    return "lomo" in optim or optim.endswith("layerwise")
+
+
+@rule(Stage.ADVICE, "optim", "deepspeed", "on_nonfinite", "on_spike")
+def guarded_updates(args: Arguments) -> str | None:
+    policies = {name: value_of(args, name) for name in ("on_nonfinite", "on_spike")}
+    asked = [f"{name}={value!r}" for name, value in policies.items() if value not in ("ignore", "off")]
+    name = str(getattr(args.optim, "value", args.optim))
+    if _updates_in_backward(name):
+        where = f"with optim={name!r}: it changes weights during the backward pass"
+    elif not args.deepspeed:
+        return None
+    elif not deepspeed_config.get(deepspeed_config.read(args.deepspeed), "zero_optimization.stage"):
+        where = "with ZeRO stage 0 of DeepSpeed: it does not tell the norm of the gradients"
+    else:
+        decided = {"on_nonfinite": ("rollback",), "on_spike": ("skip", "rollback", "stop")}  # before the update
+        asked = [f"{name}={value!r}" for name, value in policies.items() if value in decided[name]]
+        where = "with DeepSpeed, which decides by itself before its update: it skips a step that is not finite"
+    if not asked:
+        return None
+    return f"{' and '.join(asked)} {'has' if len(asked) == 1 else 'have'} no effect {where}."
+
+
+@rule(Stage.ADVICE, "on_nonfinite", "on_spike", *OF_ROLLBACKS)
+def rollback_settings(args: Arguments) -> str | None:
+    if "rollback" in (value_of(args, "on_nonfinite"), value_of(args, "on_spike")):
+        return None
+    return _family(args, OF_ROLLBACKS, "without on_nonfinite='rollback' or on_spike='rollback'")
+
+
+@rule(Stage.ADVICE, "on_spike", *OF_SPIKES)
+def spike_settings(args: Arguments) -> str | None:
+    return _family(args, OF_SPIKES, "with on_spike='off'") if value_of(args, "on_spike") == "off" else None

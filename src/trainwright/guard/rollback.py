@@ -1,0 +1,218 @@
+"""Rollback: copies of weights, optimizer and schedule in host memory, and the way back to the last of them.
+
+Data and `global_step` move on, as in a skipped step: the samples since the snapshot are left out (Chowdhery et al.
+2022, arXiv:2204.02311, section 5.1). With a snapshot each 50 steps, and step 57 bad: step 57 ends with the weights of
+step 50, and the schedule is seven steps behind from then on.
+
+Each save is followed by a snapshot too, so that a run that resumes from it goes back to the same step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainwright._types import Optimizer, Scheduler
+from trainwright.config.plans import GuardPlan
+from trainwright.errors import BadStepError
+from trainwright.state.run_state import RunState
+
+
+class Snapshot(Protocol):
+    """A state to go back to."""
+
+    def keep(self, run: RunState, *, is_saved: bool) -> None:
+        """Takes the state after a finished step, where that is due."""
+
+    def restore(self) -> int:
+        """Puts the state back; returns its step."""
+
+
+class MemorySnapshot:
+    """One copy in host memory of what a step changes: trained weights, buffers, optimizer, schedule.
+
+    Args:
+        model: as the loop uses it; of sharded parameters each process copies its part.
+        optimizer: of the run.
+        scheduler: of the run; None: it is not stepped with the optimizer.
+        every: steps between two copies.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, scheduler: Scheduler, *, every: int) -> None:
+        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+        self._every = every
+        self._step: int | None = None
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # a tensor and its copy, by the tensor's id
+        self._states: dict[torch.Tensor, dict[str, Any]] = {}  # Any: an optimizer's state of a parameter
+        self._undo: Callable[[], None] = lambda: None
+
+    def keep(self, run: RunState, *, is_saved: bool) -> None:
+        """Copies the state after a finished step: the first one, each `every` steps, and with each checkpoint."""
+        step = run.state.global_step
+        if step == self._step or not (self._step is None or is_saved or step % self._every == 0):
+            return
+        before, self._copies = self._copies, {}
+        for tensor in self._tensors():
+            known, copy = before.get(id(tensor), (None, None))
+            if copy is not None and known is tensor:
+                copy.copy_(_local(tensor))
+            else:
+                copy = _local(tensor).to("cpu", copy=True)
+            self._copies[id(tensor)] = tensor, copy
+        self._states = {parameter: dict(state) for parameter, state in self._optimizer.state.items()}
+        self._undo = schedule_memory(self._scheduler)
+        self._step = step
+
+    def restore(self) -> int:
+        """Puts the copy back; returns its step."""
+        assert self._step is not None
+        for parameter in set(self._optimizer.state) - set(self._states):
+            del self._optimizer.state[parameter]
+        for parameter, state in self._states.items():
+            self._optimizer.state[parameter] = dict(state)
+        for tensor, copy in self._copies.values():
+            _local(tensor).copy_(copy)
+        self._undo()
+        return self._step
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        yield from (parameter for parameter in self._model.parameters() if parameter.requires_grad)
+        yield from self._model.buffers()
+        for state in self._optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+class SavedSnapshot:
+    """The newest checkpoint of the run.
+
+    Args:
+        load: loads weights, optimizer and schedule of it, and returns its step.
+    """
+
+    def __init__(self, load: Callable[[], int]) -> None:
+        self.restore = load
+
+    def keep(self, run: RunState, *, is_saved: bool) -> None:
+        """Does nothing: checkpoints are written anyway."""
+
+
+class Rollback:
+    """Goes back to the last snapshot, but not to the same one again and again.
+
+    Args:
+        snapshot: where it goes back to.
+        most: rollbacks to one snapshot.
+        num_left_out: steps after a rollback whose updates are left out too.
+
+    Attributes:
+        left_out: how many of those are still to come.
+    """
+
+    def __init__(self, snapshot: Snapshot, *, most: int, num_left_out: int) -> None:
+        self._snapshot = snapshot
+        self._most = most
+        self._num_left_out = num_left_out
+        self._last, self._times = -1, 0  # step of the snapshot that was used last, and how often
+        self.keep = snapshot.keep
+        self.left_out = 0
+
+    def leaves_out(self) -> bool:
+        """Returns True if the update of the current step is left out because of a rollback before it."""
+        if self.left_out == 0:
+            return False
+        self.left_out -= 1
+        return True
+
+    def go_back(self, error: type[BadStepError]) -> int:
+        """Puts the last snapshot back.
+
+        Args:
+            error: what ends the run.
+
+        Returns:
+            The step of the snapshot.
+
+        Raises:
+            NonFiniteError, SpikeError: as `error`, if there were too many rollbacks to the same snapshot, or there is
+                none.
+        """
+        with torch.no_grad():
+            step = self._snapshot.restore()
+        self._times = self._times + 1 if step == self._last else 1
+        self._last, self.left_out = step, self._num_left_out
+        if self._times > self._most:
+            raise error(
+                f"Bad steps after {self._most} rollbacks to step {step} (max_rollbacks={self._most}): the samples "
+                "alone are not the cause. Lower the learning rate, or resume from an earlier checkpoint."
+            )
+        return step
+
+
+def make_rollback(
+    plan: GuardPlan,
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: Scheduler,
+    *,
+    load_newest: Callable[[], int],
+    samples_per_step: int,
+    is_possible: bool,
+) -> Rollback | None:
+    """Makes what goes back to a snapshot; None where no policy asks for it.
+
+    Args:
+        plan: the policies.
+        model: as the loop uses it.
+        optimizer: of the run.
+        scheduler: of the run; None: it is not stepped with the optimizer.
+        load_newest: loads the newest checkpoint of the run, and returns its step.
+        samples_per_step: samples of an optimizer step, over all processes.
+        is_possible: the engine's states are those of model and optimizer.
+    """
+    if "rollback" not in (plan.on_nonfinite, plan.on_spike) or not is_possible:
+        return None
+    every = plan.rollback_every
+    snapshot = MemorySnapshot(model, optimizer, scheduler, every=every) if every > 0 else SavedSnapshot(load_newest)
+    num_left_out = math.ceil(plan.rollback_skip_samples / samples_per_step)
+    return Rollback(snapshot, most=plan.max_rollbacks, num_left_out=num_left_out)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a sharded tensor that this process has, sharing its memory; any other tensor as it is."""
+    tensor = tensor.detach()
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def schedule_memory(scheduler: Scheduler) -> Callable[[], None]:
+    """Remembers where a schedule and the groups of its optimizer are.
+
+    Shallow copies are enough: a step of torch's schedules replaces values, and changes none in place.
+
+    Args:
+        scheduler: with the schedules that it is composed of.
+
+    Returns:
+        A function that puts them back.
+    """
+    schedules = list(_parts(scheduler))
+    before = [(one, dict(vars(one))) for one in schedules]
+    groups = [(group, dict(group)) for group in schedules[0].optimizer.param_groups] if schedules else []
+
+    def undo() -> None:
+        for one, attributes in before:
+            vars(one).update(attributes)
+        for group, values in groups:
+            group.update(values)
+
+    return undo
+
+
+def _parts(scheduler: Any) -> list[LRScheduler]:  # Any: a schedule of the user's need not be one of torch's
+    if not isinstance(scheduler, LRScheduler):
+        return []
+    return [scheduler, *(part for one in vars(scheduler).get("_schedulers", ()) for part in _parts(one))]
