@@ -748,9 +748,7 @@ class Trainer:
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Loads the states of optimizer and schedule; nothing without a checkpoint."""
         if checkpoint is not None:
-            self._checkpointer.read_optimizer_and_scheduler(
-                self.model_wrapped, self.optimizer, self.lr_scheduler, Path(checkpoint)
-            )
+            self._checkpointer.read_states(self.model_wrapped, self.optimizer, self.lr_scheduler, Path(checkpoint))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Loads the state of the loss scale (fp16); nothing without a checkpoint."""
@@ -918,8 +916,7 @@ class Trainer:
         try:
             loss = rule.apply(loss, batch, num_items_in_batch, micro_batches=micro_batches, share=share)
             clock.mark(BACKWARD)
-            mark = run.guard.first_gradient(loss)
-            engine.backward(loss) if mark is None else engine.backward(loss, gradient=mark)
+            engine.backward(loss, gradient=run.guard.first_gradient(loss))
         except (AttributeError, TypeError, RuntimeError) as error:
             checks.explain_loss(loss, self.model, error)
             raise
@@ -1502,7 +1499,6 @@ class Trainer:
             start_time: of the run, as `time.time()`.
         """
         run, services, progress = self._run, self._services, self._run.progress
-        run.guard.settle()
         run.guard.show()
         train_loss, num_steps, num_samples = run.finish(num_train_samples=num_train_samples)
         counts_tokens = self.args.include_num_input_tokens_seen != "no"

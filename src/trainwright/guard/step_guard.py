@@ -350,6 +350,7 @@ class DeviceGuard:
 
     def show(self) -> dict[str, float]:
         """Logs new incidents; returns the values that a log has of them."""
+        self.settle()
         return shown(self._log)
 
     def close(self) -> None:

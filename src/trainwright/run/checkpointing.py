@@ -231,7 +231,7 @@ class Checkpointer:
         found = sharded_state.read_weights(folder) if sharded_state.has_weights(folder) else None
         return weights.load_weights(model, folder, found=found, load=self.engine.load_weights)
 
-    def read_optimizer_and_scheduler(self, model: Model, optimizer: Any, scheduler: Any, folder: Path) -> None:
+    def read_states(self, model: Model, optimizer: Any, scheduler: Any, folder: Path) -> None:
         from trainwright.engine import sharded_state
 
         if sharded_state.has_optimizer(folder):

@@ -216,14 +216,8 @@ class TrainingRun:
         """Starts the clocks; returns what the loop works with.
 
         Args:
-            engine: of the trainer.
-            args: the training arguments.
-            rule: the arithmetic of its loss.
-            start: epoch, and batches of it that are done.
-            checkpoint: the run resumes from; None for a fresh one.
-            first_look: watches its first step.
-            load_newest: loads weights, optimizer and schedule of its newest checkpoint, and returns the step.
-            **parts: further fields of the loop's context.
+            load_newest: loads weights, optimizer and schedule of the run's newest checkpoint; returns its step.
+            **parts: further fields of what is returned.
         """
         assert self.plan is not None
         self.loss_rule = rule
