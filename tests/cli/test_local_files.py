@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainwright.cli.recipe.schema import DataPart
-from trainwright.cli.tasks.local_files import read_rows
+from trainwright.cli.tasks.source import read_rows
 from trainwright.errors import DataError
 
 TABLE = [

@@ -3,7 +3,7 @@
 import pytest
 
 from trainwright import HfArgumentParser, TrainingArguments
-from trainwright.config.parsing import parse_duration
+from trainwright.config.coerce import parse_duration
 from trainwright.errors import ArgumentError
 
 

@@ -18,7 +18,8 @@ SRC = Path(__file__).parents[2] / "src" / "trainwright"
 OURS = (
     "cli", "journal", "preflight",  # the command line, the journal, checks before a run
     "data.packing", "data.streaming.lookahead_buffer", "data.sampler_factory.training_order",  # batches by length
-    "optim.lr_groups", "optim.muon", "config.parsing",  # rates by layer, Muon, lengths of time and steps as text
+    "optim.lr_groups", "optim.muon",  # rates by layer, Muon
+    "config.coerce.parse_duration", "config.coerce._of_text", "config.coerce.parse_steps",  # lengths of time, steps
 )  # fmt: skip
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (

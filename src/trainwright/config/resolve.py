@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.config import plans
 from trainwright.config.accelerator import AcceleratorConfig
+from trainwright.config.coerce import StepRange, parse_steps
 from trainwright.config.fields import value_of
-from trainwright.config.parsing import StepRange, parse_steps
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.world import World, configured_backend, configured_deepspeed
 from trainwright.errors import ArgumentError

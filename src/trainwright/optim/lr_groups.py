@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
-from trainwright.config.parsing import parse_factor
+from trainwright.config.coerce import parse_factor
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.model_facts import embedding_ids

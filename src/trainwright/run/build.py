@@ -19,8 +19,8 @@ from trainwright.callbacks.flow import DefaultFlowCallback, TimeLimits
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve
+from trainwright.config.coerce import WARM_UP
 from trainwright.config.fields import value_of
-from trainwright.config.parsing import WARM_UP
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts
 from trainwright.data.seeding import enable_full_determinism, set_seed

@@ -13,9 +13,8 @@ from transformers.image_processing_utils import BaseImageProcessor
 from trainwright._types import JSONObject
 from trainwright.cli.recipe.schema import ImagePart
 from trainwright.cli.tasks.labels import Labels, find_labels
-from trainwright.cli.tasks.local_files import Row
 from trainwright.cli.tasks.models import load_config, load_model
-from trainwright.cli.tasks.source import ModelConfig, Rows, TaskSource, is_range
+from trainwright.cli.tasks.source import ModelConfig, Row, Rows, TaskSource, is_range
 from trainwright.cli.tasks.task_metrics import accuracy_and_f1
 from trainwright.cli.tasks.task_objects import TaskObjects, shown
 from trainwright.config.arguments import TrainingArguments

@@ -10,9 +10,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.image_processing_utils import BaseImageProcessor
 
-from trainwright.cli.tasks.local_files import Row
 from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
-from trainwright.cli.tasks.source import ModelConfig, Rows, TaskSource
+from trainwright.cli.tasks.source import ModelConfig, Row, Rows, TaskSource
 from trainwright.config.arguments import TrainingArguments
 
 Dataset: TypeAlias = Any  # rows of ours, a list, or a datasets.Dataset

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
+from trainwright.config.coerce import parse_factor, parse_steps
 from trainwright.config.fields import SETTINGS, batch_formers, value_of
-from trainwright.config.parsing import parse_factor, parse_steps
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, rule
 from trainwright.distributed.world import PARALLEL_SIZES

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainwright.config.coerce import parse_steps
 from trainwright.config.fields import defaults_of, value_of
-from trainwright.config.parsing import parse_steps
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import RunFacts, Stage, rule
 
