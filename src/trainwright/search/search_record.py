@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from trainwright._types import JSONObject, json_value, read_json, write_text
 from trainwright.search.base import TrialResult, is_better, values_of
 
@@ -112,33 +115,21 @@ def importance(trials: Sequence[TrialRecord], objective: int = 0) -> dict[str, f
 
 
 def _share(values: list[Any], scores: list[float]) -> float:
-    numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
     heights = _ranks(scores)
-    if numeric:
-        return _correlation(_ranks(values), heights) ** 2
-    mean = sum(heights) / len(heights)
-    total = sum((height - mean) ** 2 for height in heights)
-    groups: dict[str, list[float]] = {}
-    for value, height in zip(values, heights, strict=True):
-        groups.setdefault(str(value), []).append(height)
-    between = sum(len(group) * (sum(group) / len(group) - mean) ** 2 for group in groups.values())
-    return between / total if total else 0.0
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+        ranks = _ranks(values)
+        return float(np.corrcoef(ranks, heights)[0, 1] ** 2) if heights.std() and ranks.std() else 0.0
+    _, group, sizes = np.unique([str(value) for value in values], return_inverse=True, return_counts=True)
+    means = np.bincount(group, weights=heights) / sizes
+    total = np.sum((heights - heights.mean()) ** 2)
+    return float(np.sum(sizes * (means - heights.mean()) ** 2) / total) if total else 0.0
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
+def _ranks(values: Sequence[float]) -> npt.NDArray[np.float64]:
     """Returns ranks from 0; equal values share their mean."""
-    ordered = sorted(values)
-    places: dict[float, list[int]] = {}
-    for place, value in enumerate(ordered):
-        places.setdefault(value, []).append(place)
-    return [sum(places[value]) / len(places[value]) for value in values]
-
-
-def _correlation(one: list[float], other: list[float]) -> float:
-    mean, mean_of_other = sum(one) / len(one), sum(other) / len(other)
-    product = sum((a - mean) * (b - mean_of_other) for a, b in zip(one, other, strict=True))
-    sizes = sum((a - mean) ** 2 for a in one) * sum((b - mean_of_other) ** 2 for b in other)
-    return product / math.sqrt(sizes) if sizes else 0.0
+    _, place, counts = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
+    ranks: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts + 1) / 2)[place]
+    return ranks
 
 
 def table(trial: TrialRecord, directions: Sequence[str]) -> list[str]:
