@@ -214,29 +214,17 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardPlan:
-    """What is done with a bad step.
+    """What is done with a bad step."""
 
-    Attributes:
-        on_nonfinite: loss or gradient is not finite: skip, rollback, stop, warn or ignore.
-        on_spike: loss or norm is far above those before: off, warn, skip, rollback or stop.
-        spike_threshold: how far, in robust deviations.
-        spike_window: accepted steps that are compared with.
-        spike_warmup: accepted steps before the first comparison.
-        max_skipped_steps: skipped steps in a row after which the run ends; 0: any number.
-        max_rollbacks: rollbacks to one snapshot; the next one ends the run.
-        rollback_every: steps between two snapshots in memory; 0: the newest checkpoint is gone back to.
-        rollback_skip_samples: samples after a rollback that are left out too.
-    """
-
-    on_nonfinite: str = "skip"
-    on_spike: str = "off"
-    spike_threshold: float = 6.0
-    spike_window: int = 128
-    spike_warmup: int = 64
-    max_skipped_steps: int = 20
-    max_rollbacks: int = 3
-    rollback_every: int = 50
-    rollback_skip_samples: int = 0
+    on_nonfinite: str = "skip"  # loss or gradient is not finite: skip, rollback, stop, warn or ignore
+    on_spike: str = "off"  # loss or norm is far above those before: off, warn, skip, rollback or stop
+    spike_threshold: float = 6.0  # how far, in robust deviations
+    spike_window: int = 128  # accepted steps that are compared with
+    spike_warmup: int = 64  # accepted steps before the first comparison
+    max_skipped_steps: int = 20  # skipped steps in a row after which the run ends; 0: any number
+    max_rollbacks: int = 3  # rollbacks to one snapshot; the next one ends the run
+    rollback_every: int = 50  # steps between two snapshots in memory; 0: the newest checkpoint is gone back to
+    rollback_skip_samples: int = 0  # samples after a rollback that are left out too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

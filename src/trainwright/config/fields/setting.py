@@ -87,54 +87,36 @@ Syntax = Literal["dict", "duration", "steps", "path", "maybe_path"]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Every fact about one field.
+    """Every fact about one field."""
 
-    Attributes:
-        default: its default value.
-        help: one sentence for `--help` and the page of arguments.
-        on_resume: what a change means to a run that resumes: HERE, RATE, ..., or a text of its own; PER_START: the
-            field is not compared.
-        searchable: whether trials of a hyperparameter search may differ in it. False for what is settled when a
-            trainer is made, for what all trials share, and for what nothing in a trial reads.
-        factory: makes the default, where that is mutable.
-        limits: the numbers that it may hold. Mandatory where the type names int or float; BY_RULES where limits do
-            not tell.
-        choices: the words that it may hold; None too if that is the default.
-        enum: the enum that its words become.
-        older_values: words that mean another value today; refused_values: words with the reason why they are refused.
-        syntax: short forms that it takes: a "dict" also as a JSON string; a "duration" such as '8h'; "steps" as a
-            number, or a share of all steps below 1; a "path", or "maybe_path" beside something else.
-        bare_flag: on the command line, the name alone means True.
-        secret: left out of `repr`.
-        summarized: the lines that a run begins with show it, so it is not listed again among what differs.
-        alias_of: the field that this one is another name of.
-        formerly: its older names, each with what it means today.
-        carries_out: the values that this version carries out, where that is not all; `instead`: what to do then.
-        shares_name: arguments of other libraries have a field of this name with another meaning.
-        since: the version that brought it; None: the first one.
-    """
-
-    default: Any
-    help: str
+    default: Any  # its default value
+    help: str  # one sentence for `--help` and the page of arguments
     _: KW_ONLY
+    # what a change means to a run that resumes: HERE, RATE, ..., or a text of its own; PER_START: the field is
+    # not compared
     on_resume: str | None
+    # whether trials of a hyperparameter search may differ in it. False for what is settled when a trainer is
+    # made, for what all trials share, and for what nothing in a trial reads
     searchable: bool
-    factory: Callable[[], Any] | None = None
+    factory: Callable[[], Any] | None = None  # makes the default, where that is mutable
+    # the numbers that it may hold; mandatory where the type names int or float, BY_RULES where limits do not tell
     limits: Range | None = NOT_SET
-    choices: tuple[str, ...] = ()
-    enum: type[Enum] | None = None
-    older_values: Mapping[str, str] = field(default_factory=dict)
-    refused_values: Mapping[str, str] = field(default_factory=dict)
+    choices: tuple[str, ...] = ()  # the words that it may hold; None too if that is the default
+    enum: type[Enum] | None = None  # the enum that its words become
+    older_values: Mapping[str, str] = field(default_factory=dict)  # words that mean another value today
+    refused_values: Mapping[str, str] = field(default_factory=dict)  # words with the reason why they are refused
+    # short forms that it takes: a "dict" also as a JSON string; a "duration" such as '8h'; "steps" as a number,
+    # or a share of all steps below 1; a "path", or "maybe_path" beside something else
     syntax: tuple[Syntax, ...] = ()
-    bare_flag: bool = False
-    secret: bool = False
-    summarized: bool = False
-    alias_of: str | None = None
-    formerly: Mapping[str, NameOfField] = field(default_factory=dict)
-    carries_out: tuple[Any, ...] = ()
-    instead: str = ""
-    shares_name: bool = False
-    since: str | None = None
+    bare_flag: bool = False  # on the command line, the name alone means True
+    secret: bool = False  # left out of `repr`
+    summarized: bool = False  # the lines that a run begins with show it, so it is not listed again among what differs
+    alias_of: str | None = None  # the field that this one is another name of
+    formerly: Mapping[str, NameOfField] = field(default_factory=dict)  # its older names, each with what it means today
+    carries_out: tuple[Any, ...] = ()  # the values that this version carries out, where that is not all
+    instead: str = ""  # what to do with others
+    shares_name: bool = False  # arguments of other libraries have a field of this name with another meaning
+    since: str | None = None  # the version that brought it; None: the first one
 
     def to_field(self, annotation: str) -> Any:
         """The dataclass field. Its metadata is what argument parsers, other libraries' too, pass to argparse."""
