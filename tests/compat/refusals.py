@@ -1,20 +1,30 @@
 """What is refused, what is warned of, and why: a table of provocations, each beside what transformers' Trainer does.
 
 A row is (id, parts of `make_trainer` or settings, words). Rows of TRAINS train on both sides, and one of our warnings
-has the words. Rows of RAISES end in an error on both sides; the third entry is the place of ours. PROTECTED are refused
-only by ours, with a line in docs/migrate.md; tests/contract/test_refusals_are_justified.py compares places with src.
+has the words. Rows of RAISES end in an error on both sides; the third entry is the place of ours, through which our
+error came. CALLS are the same for what is no training. NOT_RUN says what the original does where a test on one CPU
+cannot run it. PROTECTED are refused only by ours, with a line in docs/migrate.md. The rows are compared with src by
+tests/contract/test_refusals_are_justified.py.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import datasets
 import torch
-from torch.utils.data import IterableDataset
+import transformers
+from torch import nn
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
-from .._support.small import accuracy, data, module
+import trainwright
+from trainwright.engine.fsdp import check_wrapped_classes
+
+from .._support.small import Side, accuracy, data, make_trainer, models, module
 
 EVAL = {"eval_dataset": data.vectors(8)}
 BEST = {"load_best_model_at_end": True}
@@ -24,6 +34,63 @@ SMOKE = {"max_steps": 2}
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(data.vectors(26))
+
+
+class Head(models.ReturnsDict):
+    """Its loss is made by `of`, from its logits."""
+
+    def __init__(self, of: Callable[[torch.Tensor], Any], trainable: bool = True) -> None:
+        super().__init__(0.0)
+        self.of = of
+        self.requires_grad_(trainable)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
+        logits = self.head(self.body(x))
+        return {"loss": self.of(logits), "logits": logits}
+
+
+class NoWeights(nn.Module):
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        return {"loss": x.mean(), "logits": x}
+
+
+class Unlayered(nn.Module):
+    """A module without a list of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(models.FEATURES, models.CLASSES)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        logits = self.head(x)
+        return {"loss": logits.mean(), "logits": logits}
+
+
+class OneMoreDimension(Unlayered):
+    """The results of a batch of two have one dimension more than others."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        found = super().forward(x, labels)
+        return {**found, "logits": found["logits"][..., None] if len(x) == 2 else found["logits"]}
+
+
+class EmptyStream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class ReturnsFive(transformers.TrainerCallback, trainwright.TrainerCallback):  # type: ignore[misc]
+    def on_step_end(self, *args: Any, **kwargs: Any) -> Any:
+        return 5
+
+
+def with_lengths(*lengths: Any) -> datasets.Dataset:
+    return datasets.Dataset.from_dict({"x": [[0.0] * models.FEATURES] * 4, "labels": [0] * 4, "length": list(lengths)})
+
+
+GALORE = {"optim": "galore_adamw", "optim_target_modules": "all-linear"}
+BY_LENGTH = {"train_sampling_strategy": "group_by_length"}
+EPOCHS = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 
 
 TRAINS: list[tuple[str, dict[str, Any], str]] = [
@@ -72,7 +139,7 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("stream without length", {"train_dataset": Stream()}, "checks.check_datasets"),
     ("collator", {"data_collator": 5}, "checks.check_datasets"),
     ("no set to evaluate", {"eval_strategy": "epoch"}, "checks.check_datasets"),
-    ("none at the start", {"eval_on_start": True}, "trainer.Trainer.get_eval_dataloader"),
+    ("none at the start", {"eval_on_start": True}, "rules.first_evaluation_needs_data"),
     ("metrics by batch", {**EVAL, "batch_eval_metrics": True, "compute_metrics": accuracy}, "checks.check_metrics"),
     ("columns", {"train_dataset": datasets.Dataset.from_dict({"a": [1, 2]})}, "data.columns.remove_unused"),
     ("no dict", {"data_collator": lambda rows: torch.zeros(2, 6)}, "run.input_pipeline.raise_no_input"),
@@ -129,16 +196,217 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("parallelism", {"parallelism_config": SimpleNamespace(tp_size=0)}, "rules.sizes_are_accelerates"),
     ("batch of 0", {"per_device_train_batch_size": 0}, "config.constructor.refuse"),
     ("negative rate", {"learning_rate": -1.0}, "config.constructor.refuse"),
+    ("loss of each sample", {"model": Head(lambda logits: logits.mean(-1))}, "checks.explain_loss"),
+    ("whole loss", {"model": Head(lambda logits: logits.argmax())}, "checks.explain_loss"),
+    ("detached loss", {"model": Head(lambda logits: logits.mean().detach())}, "checks.explain_loss"),
+    ("frozen model", {"model": Head(torch.mean, trainable=False)}, "checks.explain_loss"),
+    ("no weights", {"model": NoWeights()}, "checks.explain_loss"),
+    ("a number as the loss", {"model": Head(lambda logits: 0.5)}, "checks._raise_no_tensor"),
+    ("no head", {"model": transformers.BertModel(models._bert_config(0.0)), "train_dataset": data.texts(8)},
+        "checks.check_head"),
+    ("no loss in the metrics", {**EVAL, **EPOCHS, **BEST, "label_names": []}, "checks.need_best_metric"),
+    ("generator", {**SMOKE, "train_dataset": (item for item in data.vectors(8))}, "checks.check_is_dataset"),
+    ("best of an empty set", {**EPOCHS, **BEST, "eval_dataset": []}, "checks.check_sets_have_samples"),
+    ("best of an empty stream", {**EPOCHS, **BEST, "eval_dataset": EmptyStream(), "compute_metrics": accuracy,
+        "metric_for_best_model": "accuracy"}, "evaluation.sanity_check.FirstBatch.__init__"),
+    ("list as a configuration", {"accelerator_config": ["split_batches"]}, "config.accelerator.AcceleratorConfig.of"),
+    ("word of an interval", {"eval_strategy": "sometimes"}, "config.coerce.as_enum"),
+    ("two places of one setting", {"split_batches": True, "accelerator_config": "nowhere.json"},
+        "config.aliases.Entry.meaning"),
+    ("warm-up of five runs", {"warmup_ratio": 5.0}, "config.aliases.share_of_steps"),
+    ("traced evaluation", {"jit_mode_eval": True}, "config.aliases.Refused.meaning"),
+    ("configuration of DeepSpeed", {"deepspeed": "nowhere.json"}, "config.deepspeed_config.read"),
+    ("sharded alone", {"fsdp": "full_shard"}, "config.resolve.fsdp"),
+    ("tensors as samples", {"train_dataset": [1.5] * 8}, "data.columns.RemoveColumnsCollator.__call__"),
+    ("empty lengths", {**BY_LENGTH, "train_dataset": with_lengths(3, None, 2, 1)}, "data.lengths._of_columns"),
+    ("number of an option", {"optim": "rmsprop", "optim_args": "alpha=fast"}, "optim.optim_args.number"),
+    ("value of an option", {"optim": "rmsprop", "optim_args": "alpha=fast"}, "optim.optim_args.read"),
+    ("whole option", {**GALORE, "optim_args": "rank=two"}, "optim.optim_args.whole"),
+    ("choice of an option", {**GALORE, "optim_args": "rank=2,proj_type=sideways"}, "optim.optim_args.one_of.convert"),
+    ("package of an optimizer", {"optim": "adamw_anyprecision"}, "optim.optimizer_class.load_class"),
+    ("updates in backward", {**GALORE, "optim": "galore_adamw_layerwise", "gradient_accumulation_steps": 2},
+        "optim.optimizer_class.optimizer_class_and_kwargs"),
+    ("expression", {**GALORE, "optim_target_modules": ["("]}, "optim.projection_targets.check_patterns"),
+    ("no layers", {"model": Unlayered(), "gradient_checkpointing": True}, "patches._checkpointed_layers"),
+    ("metrics in no dict", {**EVAL, **EPOCHS, "compute_metrics": lambda found: 5},
+        "evaluation.prediction_accumulator._prefixed"),
+    ("names of metrics", {**EVAL, **EPOCHS, "compute_metrics": lambda found: {5: 1.0}},
+        "evaluation.prediction_accumulator._prefixed"),
+    ("dimensions of results", {**EPOCHS, "model": OneMoreDimension(), "eval_dataset": data.vectors(5),
+        "per_device_eval_batch_size": 3, "compute_metrics": lambda found: {}},
+        "evaluation.growing_array.GrowingArray.add"),
+    ("five from a callback", {"callbacks": [ReturnsFive()]}, "callbacks.dispatch._read_result"),
 ]  # fmt: skip
+
+MODULES = {"transformers": transformers, "trainwright": trainwright}
+
+
+def _arguments(side: Side, folder: Path, **settings: Any) -> Any:
+    return side.arguments(output_dir=str(folder), use_cpu=True, **settings)
+
+
+def _stopping_early(side: Side, folder: Path, **settings: Any) -> None:
+    callback = MODULES[side.name].EarlyStoppingCallback()
+    make_trainer(folder, side, callbacks=[callback], **settings).train()
+
+
+def _sampled_in_batches(side: Side, folder: Path) -> None:
+    def sampler(self: Any, dataset: Any = None) -> Any:
+        return BatchSampler(SequentialSampler(range(8)), 4, drop_last=False)
+
+    cls = type("Batched", (side.trainer,), {"_get_train_sampler": sampler})
+    make_trainer(folder, side, cls, train_dataset=data.vectors(8)).train()
+
+
+def _with_state(side: Side, folder: Path, *, mixed: str | None = None, **settings: Any) -> None:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        if mixed is not None:
+            Accelerator(mixed_precision=mixed, cpu=True)
+        config = {"use_configured_state": True}
+        make_trainer(folder, side, accelerator_config=config, **settings).train()
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def _seq2seq(side: Side, folder: Path, model: Any, items: list[Any], **settings: Any) -> None:
+    home = MODULES[side.name]
+    args = home.Seq2SeqTrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", **settings)
+    home.Seq2SeqTrainer(model=model, args=args, train_dataset=items, eval_dataset=items).predict(items)
+
+
+def _without_padding() -> Any:
+    model = models.seeded(models.t5)
+    for config in (model.config, model.generation_config):
+        config.pad_token_id = config.eos_token_id = None
+    return model
+
+
+def _parser(side: Side) -> Any:
+    parser = MODULES[side.name].HfArgumentParser
+    return parser(side.arguments)
+
+
+def _unresolved(side: Side, folder: Path) -> None:
+    from dataclasses import make_dataclass
+
+    MODULES[side.name].HfArgumentParser(make_dataclass("Mine", [("size", "Nowhere")]))
+
+
+def _listed(side: Side, folder: Path) -> None:
+    file = folder / f"{side.name}.json"
+    file.write_text("[1]")
+    _parser(side).parse_json_file(str(file))
+
+
+def _wrapped(side: Side, folder: Path) -> None:
+    """The plugin of accelerate, by which the original wraps; ours names the nearest class before it."""
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    plugin = FullyShardedDataParallelPlugin(
+        auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Nope"]
+    )
+    if side.name == "transformers":
+        plugin.set_auto_wrap_policy(module())
+    else:
+        check_wrapped_classes(module(), plugin)
+
+
+GENERATES = {"predict_with_generate": True}
+BAD_LENGTH = transformers.GenerationConfig()
+BAD_LENGTH.max_new_tokens = -1
+Attempt = Callable[[Side, Path], object]
+CALLS: list[tuple[str, Attempt, str]] = [  # the last entry: what raises here
+    ("evaluation of nothing", lambda side, folder: make_trainer(folder, side).evaluate(),
+        "trainer.Trainer.get_eval_dataloader"),
+    ("an optimizer set later", lambda side, folder: side.trainer.get_optimizer_cls_and_kwargs(
+        SimpleNamespace(optim="nope", optim_args=None, learning_rate=0.1, adam_beta1=0.9, adam_beta2=0.9,
+        adam_epsilon=0.1)), "optim.optimizer_class.spec_of"),
+    ("no valid generation", lambda side, folder: _seq2seq(
+        side, folder, models.seeded(models.t5), data.pairs(2), generation_config=BAD_LENGTH, **GENERATES),
+        "seq2seq_trainer.Seq2SeqTrainer.load_generation_config"),
+    ("fewer samples than groups", lambda side, folder: list(
+        importlib.import_module(f"{side.name}.trainer_pt_utils").BatchRebalanceSampler([3, 2, 5, 6], 1, 2, 1)),
+        "data.balanced_batches.BatchRebalanceSampler.__init__"),
+    ("class of a layer", _wrapped, "engine.fsdp.check_wrapped_classes"),
+    ("a callback that is not there", lambda side, folder: make_trainer(folder, side).remove_callback(ReturnsFive()),
+        "callbacks.dispatch.CallbackHandler.remove_callback"),
+    ("early stopping, no metric", _stopping_early, "callbacks.flow.EarlyStoppingCallback.on_train_begin"),
+    ("early stopping, no evaluation", lambda side, folder: _stopping_early(side, folder, metric_for_best_model="loss"),
+        "callbacks.flow.EarlyStoppingCallback.on_train_begin"),
+    ("too many positions", lambda side, folder: side.arguments(*range(300)), "config.constructor._accepting.accept"),
+    ("position and name", lambda side, folder: side.arguments(str(folder), output_dir=str(folder)),
+        "config.constructor._accepting.accept"),
+    ("unknown word of a command line",
+        lambda side, folder: _parser(side).parse_args_into_dataclasses(["--output_dir", "x", "--nope", "1"]),
+        "config.parser.HfArgumentParser.parse_args_into_dataclasses"),
+    ("unknown key", lambda side, folder: _parser(side).parse_dict({"output_dir": "x", "nope": 1}),
+        "config.parser.HfArgumentParser.parse_dict"),
+    ("list as arguments", _listed, "config.parser.HfArgumentParser._parse_tree"),
+    ("type that is nowhere", _unresolved, "config.parser.HfArgumentParser._add_dataclass_arguments"),
+    ("steps of 0", lambda side, folder: _arguments(side, folder).set_logging(strategy="steps", steps=0),
+        "config.setters._require_steps"),
+    ("batch sampler", _sampled_in_batches, "data.sampler_factory.order_by"),
+    ("no state", _with_state, "engine.accelerate_setup._check_state"),
+    ("state of another type", lambda side, folder: _with_state(side, folder, mixed="no", bf16=True),
+        "engine.accelerate_setup._check_state"),
+    ("optimizer of a model, no model",
+        lambda side, folder: side.trainer.get_optimizer_cls_and_kwargs(_arguments(side, folder, **GALORE)),
+        "optim.optimizer_class.optimizer_class_and_kwargs"),
+    ("two processing classes", lambda side, folder: side.trainer(
+        model=module(), args=_arguments(side, folder), processing_class=data.tokenizer(), tokenizer=data.tokenizer()),
+        "run.build.one_processing_class"),
+    ("generation from nowhere", lambda side, folder: _seq2seq(
+        side, folder, models.seeded(models.t5), data.pairs(2), generation_config="nowhere/at-all", **GENERATES),
+        "seq2seq_trainer.Seq2SeqTrainer.load_generation_config"),
+    ("generation of a classifier", lambda side, folder: _seq2seq(
+        side, folder, models.seeded(models.bert), data.texts(2), **GENERATES), "seq2seq_trainer._check_can_generate"),
+    ("nothing to pad with", lambda side, folder: _seq2seq(
+        side, folder, _without_padding(), data.pairs(2), generation_max_length=6, **GENERATES),
+        "seq2seq_trainer.Seq2SeqTrainer._pad_token_id"),
+]  # fmt: skip
+
+# The original ends too, where a test of one process on a CPU cannot run it: what it does there.
+NOT_RUN: dict[str, str] = {
+    "config.resolve._per_process": "accelerate's BatchSamplerShard raises for a batch that the processes do not divide",
+    "config.deepspeed_config.settled": "HfTrainerDeepSpeedConfig raises: values that mismatch TrainingArguments",
+    "distributed.collectives._check_alike": "the processes wait for each other until torch's timeout",
+    "distributed.elastic_store._answer_all": "init_process_group raises after its timeout",
+    "distributed.watchdog.raise_first": "the other processes wait until torch's timeout, then raise",
+    "distributed.world._check_ranks": "init_process_group waits for processes that do not come, then raises",
+    "engine.accelerate_setup._missing_recipe_explained": "accelerate raises: this passes its error on, with a remedy",
+    "engine.deepspeed.DeepSpeedEngine._filled_in": "HfTrainerDeepSpeedConfig raises for a model without a hidden size",
+    "engine.fsdp.make_plugin": "torch ends the process when it saves a state of version 1 on the CPU",
+    "optim.optim_args.dtype": "a type that torch does not have is an AttributeError; the package is not installed",
+    "optim.optim_args.flag": "strtobool raises; the packages whose options are flags are not installed",
+    "patches.checkpointed_activations": "an unknown argument of a model of an older transformers: TypeError",
+    "trainer.Trainer._evaluate": "CUDA's error of memory, which this passes on with the arguments to change",
+}
 
 # Refused here alone: a sentence of docs/migrate.md, "What is refused", and the functions that it speaks of.
 PROTECTED: list[tuple[str, tuple[str, ...]]] = [
-    ("`compute_metrics` is given and the evaluation batches have no labels", ("evaluation.eval_loop.raise_no_labels",)),
     ("A word that a field does not know", ("config.constructor.refuse",)),
-    ("A resume whose epoch cannot be continued", ("data.cursor", "data.positions", "data.streaming", "run.resume")),
-    ("A checkpoint that is damaged", ("checkpoint", "run.resume.initial_state", "run.search")),
+    ("A resume whose epoch cannot be continued", ("data.cursor", "data.positions", "data.streaming", "run.resume",
+        "engine.deepspeed_state", "engine.sharded_state.load_whole_optimizer_state",
+        "optim.layerwise_optimizer.LayerWiseDummyOptimizer.load_state_dict")),
+    ("A checkpoint that is damaged", ("checkpoint", "run.search",
+        "engine.safe_dcp_reader", "optim.third_party_state._unpacked")),
+    ("A sampler that gives another number of indices", ("data.samplers.EpochBatches._check_length",)),
+    ("Evaluation batches of which a later one has other parts", ("evaluation.nested_collector._check_same_parts",)),
+    ("A batch to generate from that has no prompt", ("evaluation.generation",)),
+    ("A stream that is empty", ("loop.fit.end_without_data",)),
+    ("`PJRT_DEVICE=TPU`", ("distributed.world._refuse_tpu",)),
+    ("`debug=\"tpu_metrics_debug\"`", ("config.rules.refuse_unsupported",)),
+    ("An older name, set as an attribute", ("config.deprecated.assign_older_name", "config.deprecated._meaning_for")),
+    ("`dispatch_batches=True` with tensor parallelism", ("engine.tensor_parallel.TensorParallelEngine.dispatch",
+        "engine.data_parallel.DataParallelEngine.__init__")),
+    ("`jit_mode_eval=True`", ("config.setters._refuse_jit",)),
     ("Several processes whose weights would part", ("rules.updates_in_backward_stay_in_one_process",
-        "rules.static_graph_sees_every_batch", "checks.check_ends_together", "rules.parts_on_one_disk",
+        "rules.static_graph_sees_every_batch",
+        "engine.tensor_parallel.check_sharded_parameters", "checks.check_ends_together", "rules.parts_on_one_disk",
         "rules.parts_keep_their_type")),
     ("An `output_dir` with the checkpoints of another run", ("run.checkpointing", "run.training", "checkpoint.lease")),
     ("20 steps in a row whose loss or gradient is not finite", ("guard.incidents",)),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from trainwright.errors import LegacyNameWarning
+
 from .._support.small import OURS, REFERENCE, Side, StopAt, data, differing, make_trainer, module
 from ..parity.sides import Outcome
-from .refusals import PROTECTED, RAISES, TRAINS
+from .refusals import CALLS, PROTECTED, RAISES, TRAINS, Attempt
 
 pytestmark = pytest.mark.framework
 DOCS = Path(__file__).parents[2] / "docs" / "migrate.md"
@@ -61,9 +65,37 @@ def test_it_trains_as_with_transformers_and_a_warning_says_the_words(
 def test_the_original_raises_too(name: str, parts: dict[str, Any], where: str, tmp_path: Path) -> None:
     with pytest.raises(Exception):  # noqa: B017, PT011 -- of whatever kind the original raises
         run(REFERENCE, tmp_path, parts)
-    with pytest.raises(Exception) as caught:  # noqa: PT011
-        run(OURS, tmp_path, parts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LegacyNameWarning)
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            run(OURS, tmp_path, parts)
     assert type(caught.value).__module__.startswith(("trainwright", "builtins"))
+    places = places_of(caught.value)
+    is_collected = where.startswith(("rules.", "config.")) and "config.constructor.refuse" in places
+    assert where in places or is_collected  # the problems of the arguments are told together
+
+
+@pytest.mark.parametrize(("name", "attempt", "where"), CALLS, ids=[row[0] for row in CALLS])
+def test_the_original_raises_at_the_same_call(name: str, attempt: Attempt, where: str, tmp_path: Path) -> None:
+    with same_process(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(Exception):  # noqa: B017, PT011 -- of whatever kind the original raises
+            attempt(REFERENCE, tmp_path)
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            attempt(OURS, tmp_path)
+    assert where in places_of(caught.value)
+
+
+def places_of(error: BaseException | None) -> set[str]:
+    """The functions of ours through which an error and those behind it came."""
+    found = set()
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            module = str(frame.f_globals.get("__name__", ""))
+            name = frame.f_code.co_qualname.replace(".<locals>", "")
+            found.add(f"{module}.{name}".removeprefix("trainwright."))
+        error = error.__cause__ or error.__context__
+    return found
 
 
 @pytest.mark.parametrize("sentence", [sentence for sentence, _ in PROTECTED])

@@ -74,6 +74,7 @@ OWN_CHECKPOINTS = Correction(
 )
 NO_BATCH = Correction("epochs without a batch", "has `sys.maxsize` epochs in its state")
 HALF_AFTER = Correction("half precision after an evaluation", "leaves the model in half precision")
+GENERATION = Correction("generation_config beside model_init", "with `model_init`, `generation_config` is lost")
 INPUTS = Correction("inputs that no metric asks for", '`include_for_metrics=["inputs"]` without `compute_metrics`')
 SEQ2SEQ = Correction("an optimizer's class for Seq2SeqTrainer", "`Seq2SeqTrainer` takes no `optimizer_cls_and_kwargs`")
 TWO_MODELS = Correction("model_init beside optimizers", "`model_init` beside `optimizers` ends in a `RuntimeError`")
@@ -92,6 +93,7 @@ CORRECTIONS = (
     OWN_CHECKPOINTS,
     NO_BATCH,
     HALF_AFTER,
+    GENERATION,
     INPUTS,
     SEQ2SEQ,
     TWO_MODELS,
@@ -161,7 +163,7 @@ TRAINS_ONLY_HERE = (
 )
 FILES_OF_OURS = ("training_args.json", "manifest.json", "data_position.pth", "journal.jsonl")
 # Settings of ours that ask for the original's arithmetic where the default corrects it.
-AS_THERE = {"loss_weighting": "original"}
+AS_THERE = {"loss_weighting": "original", "on_nonfinite": "ignore"}
 
 
 # -- the original, corrected ------------------------------------------------------------------------------------------
@@ -204,6 +206,13 @@ class Corrected:
         if resume_from_checkpoint is None and named is not None:
             self.used[NAMED_RESUME] += 1
         return super().train(named if resume_from_checkpoint is None else resume_from_checkpoint, **kwargs)
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        model, given = super().call_model_init(trial), getattr(self.args, "generation_config", None)
+        if given is not None:
+            model.generation_config = self.load_generation_config(given)
+            self.used[GENERATION] += 1
+        return model
 
     def _init_training_state(self, max_steps: int, steps_per_epoch: int, num_epochs: int, *args: Any) -> Any:
         start = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, *args)
