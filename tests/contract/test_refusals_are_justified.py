@@ -16,7 +16,7 @@ SRC = Path(__file__).parents[2] / "src" / "trainwright"
 
 # Features that transformers' Trainer does not have: there is nothing to compare. Modules, with all below them.
 OURS = (
-    "cli", "journal", "preflight",  # the command line, the journal, checks before a run
+    "cli", "journal", "preflight", "guard.rollback",  # the command line, the journal, checks before a run, going back
     "data.packing", "data.streaming.lookahead_buffer", "data.sampler_factory.training_order",  # batches by length
     "optim.lr_groups", "optim.muon", "optim.factory._over_the_model",  # rates by layer, Muon
     "config.coerce.parse_duration", "config.coerce._of_text", "config.coerce.parse_steps",  # lengths of time, steps
