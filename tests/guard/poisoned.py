@@ -77,7 +77,8 @@ def trainer(output_dir: Path, *, poison: dict[int, dict[str, Any]] | None = None
     }
     given = parts.pop("settings", {})
     parts.setdefault("model", doubles.model(Model))
-    return doubles.trainer(output_dir, settings=settings | given, train_dataset=samples(poison=poison), **parts)
+    data = samples(parts.pop("size", 24), poison)
+    return doubles.trainer(output_dir, settings=settings | given, train_dataset=data, **parts)
 
 
 def trained(output_dir: Path, **parts: Any) -> Any:
