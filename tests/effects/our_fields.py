@@ -60,6 +60,13 @@ def parameters_learn_at_rates_of_their_own(bench: Bench) -> None:
     assert bench.changes_weights({"lr_groups": {"head": 0.02}})
 
 
+@shows("dataloader_timeout")
+def batches_are_waited_for_so_long(bench: Bench) -> None:
+    loaders = [bench.trainer(dataloader_num_workers=1, **given).get_train_dataloader()
+               for given in ({"dataloader_timeout": 2.5}, {})]  # fmt: skip
+    assert [loader.timeout for loader in loaders] == [2.5, 0.0]
+
+
 @shows("hang_timeout", marks="costly")  # waits
 def a_standstill_is_noticed(bench: Bench) -> None:
     class Waits(list[Any]):

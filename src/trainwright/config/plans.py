@@ -63,6 +63,7 @@ class LoaderPlan:
     prefetch_factor: int | None = None
     multiprocessing_context: str | None = None
     in_order: bool = True
+    timeout_s: float = 0.0
     seeded: bool = True  # False: the order is drawn from torch's global generator
     # "permutation" draws an array of indices, "feistel" computes each, "auto" that for many samples
     shuffle_method: str = "auto"

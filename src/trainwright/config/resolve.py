@@ -190,6 +190,7 @@ def loader(
         prefetch_factor=args.dataloader_prefetch_factor,
         multiprocessing_context=args.dataloader_multiprocessing_context,
         in_order=args.dataloader_in_order,
+        timeout_s=value_of(args, "dataloader_timeout"),
         seeded=_accelerator(args).use_seedable_sampler,
         shuffle_method=value_of(args, "shuffle_method"),
         seed_samples=is_training and value_of(args, "seed_samples"),

@@ -1,4 +1,4 @@
-"""Names the sample whose reading or collating failed, from the frames of the error. Before an error nothing runs.
+"""Names the sample whose reading or collating failed, or the worker that hangs. Before an error nothing runs.
 
 A batch is fetched by `fetch` of torch's DataLoader, in this process or in a worker; the frames of the traceback below
 it have the indices of the batch, the samples that were read, and how far a stream was read. An error in a worker
@@ -7,9 +7,14 @@ arrives as text, so it is named there.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
@@ -17,11 +22,16 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import fetch as torch_fetch
 from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from trainwright.errors import add_note
 
 MOST_NAMED = 16  # indices of a batch that a message lists
 Rows = Sequence[Any]  # samples as the user's dataset gives them
+Pipe = tuple[Connection, Connection]  # from the workers of a loader: the end that reads, and the end that writes
+STACK_S = 2.0  # for a worker to write its stack, or to end
+QUIET_S = 0.2  # after which it has written all
+MOST_BYTES = 1 << 16
 
 
 def name_sample(error: BaseException, *, where: str) -> None:
@@ -35,6 +45,44 @@ def name_sample(error: BaseException, *, where: str) -> None:
         add_note(error, f"{note} This was in {where}.")
     elif "DataLoader worker process" in str(error):
         add_note(error, f"The worker read {where}.")
+    elif text := _note_of_workers(error):
+        add_note(error, f"The workers read {where}. {text}")
+
+
+def _note_of_workers(error: BaseException) -> str:
+    """Names the workers that a signal ended, or the one that was waited for too long, with its stack."""
+    found = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
+    batches: Any = next((one for one in found if isinstance(one, _MultiProcessingDataLoaderIter)), None)
+    if batches is None:
+        return ""
+    if isinstance(error, (OSError, EOFError)):  # of the pipe to a worker that is about to be found dead
+        wait([worker.sentinel for worker in batches._workers], timeout=STACK_S)
+    workers = [f"Worker {number} (process {worker.pid})" for number, worker in enumerate(batches._workers)]
+    codes = [(name, worker.exitcode) for name, worker in zip(workers, batches._workers, strict=True)]
+    ended = [f"{name} was ended by {signal.Signals(-code).name}." for name, code in codes if code and code < 0]
+    stacks = getattr(batches._worker_init_fn, "keywords", {}).get("stacks")
+    if ended or stacks is None or "DataLoader timed out" not in str(error):
+        return " ".join(ended)
+    number = batches._task_info[batches._rcvd_idx][0]
+    stack = stack_of(batches._workers[number].pid, stacks) or "It does not answer."
+    return f"{workers[number]} gave no batch within dataloader_timeout. Its stack:\n{stack}"
+
+
+def stack_of(pid: int, stacks: Pipe) -> str:
+    """Asks a worker for the stack of its main thread; "" if it does not answer.
+
+    Args:
+        pid: of a worker that was started with `stacks`.
+        stacks: also of other workers, one of which may be asked at a time.
+    """
+    if not hasattr(faulthandler, "register"):
+        return ""
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGUSR2)
+    found, wait_s = b"", STACK_S
+    while len(found) < MOST_BYTES and stacks[0].poll(wait_s):
+        found, wait_s = found + os.read(stacks[0].fileno(), MOST_BYTES), QUIET_S
+    return found.decode(errors="replace").rstrip()
 
 
 def name_samples_of_worker() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from multiprocessing import Pipe
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -15,8 +16,9 @@ from trainwright.data.batch_sampler import BatchOrder, SingleBatchCollator
 from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.sampler_factory import order_by
 from trainwright.data.samplers import EpochBatches, Order
-from trainwright.data.seeding import SeededCollator, SeededItems, end_workers_at_exit, start_worker
+from trainwright.data.seeding import SeededCollator, SeededItems
 from trainwright.data.sharding import ChunkPart, RankShare
+from trainwright.data.workers import end_workers_at_exit, start_worker
 
 if TYPE_CHECKING:
     from trainwright.data.streaming.lookahead_buffer import BatchFormer
@@ -115,6 +117,7 @@ def _share(plan: LoaderPlan) -> RankShare:
 def _options(plan: LoaderPlan) -> dict[str, Any]:
     """Returns the keywords of torch's DataLoader besides the data, their order and the collator."""
     seeds = {"num_workers": plan.workers, "rank": plan.rank} if plan.is_training else {}
+    timeout_s = plan.timeout_s if plan.workers > 0 else 0.0
     if plan.workers > 0:
         end_workers_at_exit()
     return {
@@ -124,7 +127,8 @@ def _options(plan: LoaderPlan) -> dict[str, Any]:
         "multiprocessing_context": plan.multiprocessing_context,
         "prefetch_factor": plan.prefetch_factor,
         "in_order": plan.in_order,
-        "worker_init_fn": partial(start_worker, seeds=seeds),
+        "timeout": timeout_s,
+        "worker_init_fn": partial(start_worker, seeds=seeds, stacks=Pipe(duplex=False) if timeout_s else None),
     }
 
 

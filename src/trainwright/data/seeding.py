@@ -7,14 +7,8 @@ first sample. Where the main process reads, the `Loader` restores its random sta
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import functools
-import multiprocessing
 import os
 import random
-import signal
-import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -24,7 +18,6 @@ import torch
 from torch.utils.data import Dataset
 
 from trainwright._types import Batch, Item
-from trainwright.data.bad_sample import name_samples_of_worker
 
 
 def set_seed(seed: int, deterministic: bool = False) -> None:
@@ -99,48 +92,6 @@ def _seed_on_arrival(indices: list[int], origin: tuple[int, int, int]) -> list[i
     """Runs where the indices are unpickled: in the worker."""
     seed_from(origin)
     return indices
-
-
-def start_worker(worker_id: int, seeds: dict[str, int]) -> None:
-    """Prepares a new worker: seeds it, and leaves signals to the main process, which still needs its batches.
-
-    Args:
-        worker_id: of torch's DataLoader.
-        seeds: arguments of `seed_worker`; empty: the worker keeps torch's seed.
-    """
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    name_samples_of_worker()
-    if seeds:
-        seed_worker(worker_id, **seeds)
-
-
-GRACE_S = 0.5  # for children that end by themselves when the process does
-
-
-@functools.cache
-def end_workers_at_exit() -> None:
-    """Kills workers that ignore SIGTERM when this process exits, which would wait for them without end.
-
-    Registered later than multiprocessing's own hook, so it runs before that one, which terminates and joins them.
-    """
-    atexit.register(_end_children)
-
-
-def _end_children() -> None:
-    """Asks daemonic children to end, as multiprocessing would, and kills those that do not."""
-    if hasattr(signal, "SIGCHLD"):
-        with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises at the first one that is killed
-    children = [child for child in multiprocessing.active_children() if child.daemon]
-    for child in children:
-        child.terminate()
-    deadline = time.monotonic() + GRACE_S
-    for child in children:
-        child.join(max(0.0, deadline - time.monotonic()))
-        if child.is_alive():
-            child.kill()
 
 
 # -- samples ---------------------------------------------------------------------------------------------------------

@@ -104,6 +104,13 @@ class OurFields(FieldGroup, group="Ours"):
         choices=("error", "split"),
         shares_name=True,
     )
+    dataloader_timeout: float = setting(
+        0.0,
+        "Seconds to wait for a batch of the workers, after which an error shows the stack of the one that hangs "
+        "(0: without end).",
+        **TUNABLE,
+        limits=NOT_NEGATIVE,
+    )
     hang_timeout: float = setting(
         0.0,
         "Seconds without a finished step after which all processes show their stacks and end (0: never).",

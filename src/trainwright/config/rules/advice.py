@@ -59,6 +59,7 @@ def _idle(name: str, members: tuple[str, ...], where: str, *switches: str) -> No
 
 
 _needs("checkpointing_settings", "activation_checkpointing_kwargs", "activation_checkpointing")
+_needs("timeout_of_workers", "dataloader_timeout", "dataloader_num_workers")
 _needs("liger_settings", "liger_kernel_config", "use_liger_kernel")
 _needs("generation_length", "generation_max_length", "predict_with_generate")
 _needs("generation_beams", "generation_num_beams", "predict_with_generate")

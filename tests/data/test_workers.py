@@ -1,0 +1,163 @@
+"""Worker processes that hang, are signalled or killed, or outlive the main process; and workers that are spawned."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from trainwright import get_last_checkpoint
+
+from .._support import forked
+from .._support.small import data, differing, make_trainer, weights
+
+pytestmark = pytest.mark.process
+
+WORKER: dict[str, Any] = {"dataloader_num_workers": 1, "max_steps": 5, "save_strategy": "no"}
+
+
+class Meets(Dataset[Any]):
+    """A dataset with an incident in the worker that reads one of its samples, once."""
+
+    def __init__(self, incident: Callable[[], None], folder: Path, sample: int) -> None:
+        self.samples, self.incident, self.mark, self.sample = data.vectors(26), incident, folder / "met", sample
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.sample and get_worker_info() is not None and not self.mark.exists():
+            self.mark.write_text(str(os.getpid()))
+            self.incident()
+        return self.samples[index]
+
+
+def hangs() -> None:
+    time.sleep(600)
+
+
+def is_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_terminated() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def in_order(folder: Path, incident: Callable[[], None], sample: int, **settings: Any) -> Any:
+    dataset = Meets(incident, folder, sample)
+    return make_trainer(
+        folder / "run", train_dataset=dataset, train_sampling_strategy="sequential", **WORKER | settings
+    )
+
+
+def test_a_worker_that_hangs_is_named_with_its_stack(tmp_path: Path) -> None:
+    trainer = in_order(tmp_path, hangs, 9, dataloader_timeout=1.0)
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 1\.0 seconds") as raised:
+        trainer.train()
+    pid = (tmp_path / "met").read_text()
+    note = "\n".join(raised.value.__notes__)
+    assert f"Worker 0 (process {pid}) gave no batch within dataloader_timeout." in note
+    assert "epoch 0 (counted from 0) of the training data" in note
+    first, second = note.splitlines()[2:4]
+    assert first.endswith("in hangs")
+    assert second.endswith("in __getitem__")
+    assert all(__file__ in line for line in (first, second))
+
+
+def test_an_evaluation_names_it_too(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path / "run", eval_dataset=Meets(hangs, tmp_path, 0), dataloader_timeout=1.0, **WORKER)
+    with pytest.raises(RuntimeError, match="timed out") as raised:
+        trainer.evaluate()
+    assert "in hangs" in "\n".join(raised.value.__notes__)
+
+
+def test_a_worker_that_is_killed_is_named_and_the_last_step_is_saved(tmp_path: Path) -> None:
+    whole = in_order(tmp_path / "whole", int, 0)
+    whole.train()
+    trainer = in_order(tmp_path, is_killed, 17, save_on_exception=True)
+    with pytest.raises((RuntimeError, OSError, EOFError)) as raised:  # the latter two while a batch is received
+        trainer.train()
+    said = " ".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+    pid = (tmp_path / "met").read_text()
+    assert f"worker (pid {pid}) is killed by signal" in said or f"(process {pid}) was ended by SIGKILL" in said
+    saved = get_last_checkpoint(tmp_path / "run")
+    assert saved == str(tmp_path / "run" / f"checkpoint-{trainer.state.global_step}")
+    again = in_order(tmp_path, is_killed, 17)  # it was met
+    again.train(resume_from_checkpoint=True)
+    assert differing(weights(again.model), weights(whole.model)) == {}
+
+
+def test_a_worker_leaves_signals_to_the_main_process(tmp_path: Path) -> None:
+    whole = in_order(tmp_path / "whole", int, 0)
+    whole.train()
+    trainer = in_order(tmp_path, is_terminated, 9)
+    trainer.train()
+    assert (tmp_path / "met").exists()
+    assert differing(weights(trainer.model), weights(whole.model)) == {}
+
+
+def test_spawned_workers_train_to_the_same_weights(tmp_path: Path) -> None:
+    trained = []
+    for context in ("fork", "spawn"):
+        trainer = make_trainer(
+            tmp_path / context, train_dataset=Draws(), dataloader_multiprocessing_context=context, **WORKER
+        )
+        trainer.train()
+        trained.append(weights(trainer.model))
+    assert differing(*trained) == {}
+
+
+class Draws(Dataset[Any]):
+    """Samples with noise that is drawn where they are read."""
+
+    def __len__(self) -> int:
+        return 26
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": torch.rand(6), "labels": index % 3}
+
+
+MAIN = """
+import sys, time
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from tests.data.test_workers import in_order, hangs
+in_order(Path({folder!r}), hangs, 9, dataloader_num_workers=2).train()
+"""
+
+
+def test_workers_end_when_the_main_process_is_killed(tmp_path: Path) -> None:
+    """One that hangs, which torch does not end, and one that waits."""
+    root = str(Path(__file__).parents[2])
+    process = forked.start(["-c", MAIN.format(root=root, folder=str(tmp_path))])
+    try:
+        until(lambda: (tmp_path / "met").exists() and (tmp_path / "met").read_text() != "")
+        workers = psutil.Process(process.pid).children()
+        assert int((tmp_path / "met").read_text()) in [worker.pid for worker in workers]
+        process.send_signal(signal.SIGKILL)
+        until(lambda: not any(is_running(worker) for worker in workers))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def is_running(worker: psutil.Process) -> bool:
+    return worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    pytest.fail("it did not happen within a minute")
