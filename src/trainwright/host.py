@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import psutil
 
 CGROUP = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")  # the control groups of this process
 SAME_START_S = 1.0  # start times of one process differ by less
 
 
@@ -19,13 +21,33 @@ def available_bytes() -> int:
     Those of the page cache that the system frees when they are needed count as available.
     """
     machine = int(psutil.virtual_memory().available)
+    return max(0, min([machine, *(left for group in _cgroups() if (left := _left_in(group)) is not None)]))
+
+
+def _cgroups() -> Iterator[Path]:
+    """Yields the folders of this process's control group and of those around it, of both versions."""
     try:
-        limit = int((CGROUP / "memory.max").read_text(encoding="ascii"))
-        used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
-        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
-    except (OSError, ValueError):  # no container, no limit ("max"), or another system
-        return machine
-    return max(0, min(machine, limit - used + int(stat.get("inactive_file", 0))))
+        lines = MEMBERSHIP.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = ["0::/"]
+    for kinds, path in (line.split(":", 2)[1:] for line in lines if line.count(":") >= 2):
+        if kinds == "" or "memory" in kinds.split(","):
+            root = CGROUP / ("memory" if kinds else "")
+            group = root / path.strip("/")
+            yield from (one for one in (group, *group.parents) if one.is_relative_to(root))
+
+
+def _left_in(group: Path) -> int | None:
+    """Bytes that a control group may still take; None where it has no limit ("max") or does not exist."""
+    limit, used, cache_name = ("memory.max", "memory.current", "inactive_file")
+    if not (group / limit).exists():
+        limit, used, cache_name = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    try:
+        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        most, now = (int((group / name).read_text(encoding="ascii")) for name in (limit, used))
+    except (OSError, ValueError):
+        return None
+    return most - now + int(stat.get(cache_name, 0))
 
 
 def is_process_alive(pid: int, *, began: float | None = None) -> bool:

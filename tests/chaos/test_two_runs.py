@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from trainwright import TrainerCallback, get_last_checkpoint
+from trainwright import Trainer, TrainerCallback, get_last_checkpoint
+from trainwright.checkpoint import lease
 from trainwright.errors import ArgumentError
 
 from .._support import forked, two_processes
-from .._support.small import StopAt, make_trainer
+from .._support.small import StopAt, data, make_trainer
 
 SAVES = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
 
@@ -220,3 +221,41 @@ def test_a_save_ends_a_run_whose_directory_another_one_took_over(tmp_path: Path)
     with pytest.raises(Exception, match="belongs to"):
         make_trainer(tmp_path, callbacks=[At(1, take_over)], **SAVES).train()
     assert get_last_checkpoint(tmp_path) is None
+
+
+def test_the_lease_is_touched_in_long_steps_evaluations_and_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each lasts until another machine, for which the file is nearly stale, sees a sign of life."""
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    monkeypatch.setattr(lease.Holder, "is_alive", lambda holder: None)  # as another machine sees it
+    long: list[str] = []
+
+    def lasts(phase: str) -> None:
+        (path,) = tmp_path.glob(".lease-*.json")
+        os.utime(path, (time.time() - lease.STALE_S + 10,) * 2)
+        elsewhere, end = lease.Lease(tmp_path), time.monotonic() + 30
+        while time.monotonic() < end:
+            obstacle = elsewhere.attempt()
+            assert obstacle is not None, f"it was taken over in {phase}"
+            if obstacle.is_alive:
+                return long.append(phase)
+            time.sleep(0.02)
+        pytest.fail(f"no sign of life in {phase}")
+
+    class Slow(Trainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            lasts("step")
+            return super().training_step(*args, **kwargs)
+
+        def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+            lasts("evaluation")
+            return super().prediction_step(*args, **kwargs)
+
+        def _save_optimizer_and_scheduler(self, *args: Any, **kwargs: Any) -> None:
+            lasts("save")
+            super()._save_optimizer_and_scheduler(*args, **kwargs)
+
+    make_trainer(tmp_path, cls=Slow, max_steps=1, eval_dataset=data.vectors(4), eval_strategy="steps", eval_steps=1,
+                 save_strategy="steps", save_steps=1).train()  # fmt: skip
+    assert sorted(set(long)) == ["evaluation", "save", "step"]

@@ -179,3 +179,56 @@ except SystemExit as end:
 """
     done = forked.run(["-c", script])
     assert "SAVED" in done.stdout, done.stderr
+
+
+IN_SAVE_MODEL = """
+import os, signal, sys
+from pathlib import Path
+import safetensors.torch, torch
+from torch import nn
+from trainwright import Trainer, TrainingArguments
+model = nn.Linear(4, 4)
+trainer = Trainer(model, TrainingArguments(sys.argv[1], use_cpu=True), train_dataset=[{"x": 1}])
+trainer.save_model()
+def half(state, path, **kwargs):
+    data = safetensors.torch.save(state)
+    Path(path).write_bytes(data[: len(data) // 2])
+    os.kill(os.getpid(), int(sys.argv[2]))
+safetensors.torch.save_file = half
+before = Path(sys.argv[1], "model.safetensors").read_bytes()
+with torch.no_grad():
+    model.weight.zero_()
+Path(sys.argv[1], "before").write_bytes(before)
+trainer.save_model()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_signal_in_save_model_leaves_the_older_model_whole(number: signal.Signals, tmp_path: Path) -> None:
+    done = forked.run(["-c", IN_SAVE_MODEL, str(tmp_path), str(int(number))])
+    assert done.returncode == -number, done.stderr
+    assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "before").read_bytes()
+
+
+IN_IMPORT = """
+import os, sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "trainwright"]:
+    del sys.modules[name]
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "trainwright.run.checkpointing":
+            os.kill(os.getpid(), int(sys.argv[2]))
+sys.meta_path.insert(0, Finder)
+from trainwright import Trainer, TrainingArguments
+TrainingArguments(sys.argv[1]).to_json_string()
+os.makedirs(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_during_the_import_ends_the_process_at_once(number: signal.Signals, tmp_path: Path) -> None:
+    done = forked.run(["-c", IN_IMPORT, str(tmp_path / "run"), str(int(number))])
+    assert done.returncode == (-number if number == signal.SIGTERM else code_of(number)), done.stderr
+    assert number != signal.SIGINT or done.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert not (tmp_path / "run").exists()

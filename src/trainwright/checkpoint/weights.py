@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
-from trainwright._types import is_instance_of, optional_class, read_json
+from trainwright._types import is_instance_of, optional_class, read_json, replacing
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.errors import CheckpointError
 
@@ -103,7 +103,8 @@ def _name_of_torch(name: str) -> str:
 
 
 def _save_file(state: Weights, path: Path) -> None:
-    safetensors.torch.save_file(state, path, metadata={"format": "pt"})
+    with replacing(path) as partial:  # a signal while a user saves leaves the older model whole
+        safetensors.torch.save_file(state, partial, metadata={"format": "pt"})
     use_umask(path.parent)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -26,6 +27,30 @@ LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE
               "LOCAL_SIZE")  # fmt: skip  # the last is DeepSpeed's
 PARALLEL_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
+
+
+LAUNCHER_PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MASTER_", "SLURM_STEP_", "SLURM_PROCID")
+
+
+@contextmanager
+def reading_launchers_variables() -> Iterator[None]:
+    """Turns errors of packages about values of a launcher's variables into an ArgumentError that names all of these."""
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except (ValueError, KeyError, RuntimeError) as error:
+        names = {*RANK, *WORLD_SIZE, *LOCAL_RANK, *LOCAL_SIZE}
+        given = [f"{name}={os.environ[name]!r}" for name in sorted(os.environ)
+                 if name in names or name.startswith(LAUNCHER_PREFIXES)]  # fmt: skip
+        is_of_device = "start of device string" in str(error)
+        if not given or (isinstance(error, RuntimeError) and not is_of_device):
+            raise
+        raise ArgumentError(
+            f"The processes and devices of this run could not be set up: {error}. The environment says "
+            f"{', '.join(given)}. Start all processes with one launcher, such as torchrun, and unset what another one "
+            "left in the environment."
+        ) from error
 
 
 class ParallelMode(Enum):
@@ -153,6 +178,7 @@ def configured_backend() -> str | None:
     return chosen[0] if chosen else None
 
 
+@reading_launchers_variables()
 def configured_deepspeed() -> dict[str, Any] | str:  # Any: values of a JSON file
     """DeepSpeed configuration of `accelerate launch`: the path of a file, or the settings themselves."""
     env = os.environ
@@ -183,6 +209,7 @@ def runs_in_kubeflow() -> bool:
     return "KUBEFLOW_TRAINER_SERVER_URL" in os.environ and not is_off
 
 
+@reading_launchers_variables()
 def configured_parallelism() -> dict[str, int] | None:
     """Sizes of the ParallelismConfig of `accelerate launch`; None where it has none."""
     if not is_true(os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG")):
@@ -190,6 +217,7 @@ def configured_parallelism() -> dict[str, int] | None:
     return {name: int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) for name in PARALLEL_SIZES}
 
 
+@reading_launchers_variables()
 def of_slurm(env: Mapping[str, str]) -> dict[str, str]:
     """Torch's variables for a task of `srun`, where MASTER_ADDR and MASTER_PORT say that the tasks form one run.
 

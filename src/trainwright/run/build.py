@@ -24,6 +24,7 @@ from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts
 from trainwright.data.seeding import enable_full_determinism, set_seed
+from trainwright.distributed.world import reading_launchers_variables
 from trainwright.engine.base import Engine
 from trainwright.engine.precision import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine
@@ -122,7 +123,8 @@ def seed_everything(args: Any) -> None:
 
 def make_engine(args: Any, model: Model = None) -> Engine:
     """`model`: the one to train, if it is there already: its weights may be distributed over processes."""
-    return select_engine(resolve.engine(args, None if model is None else model_facts.model_layout(model)))
+    with reading_launchers_variables():
+        return select_engine(resolve.engine(args, None if model is None else model_facts.model_layout(model)))
 
 
 def make_callbacks(
