@@ -26,7 +26,7 @@ from harness import Subject, Turns, Watch, measure, print_json, print_table, ver
 
 from trainwright.checkpoint import rng  # noqa: E402
 from trainwright.config.plans import LoaderPlan  # noqa: E402
-from trainwright.data.collators import default_data_collator  # noqa: E402
+from trainwright.data.columns import default_data_collator  # noqa: E402
 from trainwright.data.dataloader import build_dataloader  # noqa: E402
 from trainwright.data.feistel import FeistelOrder  # noqa: E402
 from trainwright.data.loader import Loader  # noqa: E402

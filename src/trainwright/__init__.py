@@ -117,9 +117,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "is_ray_tune_available",
     ),
     "trainwright.loop.label_smoother": ("LabelSmoother",),
-    "trainwright.optim.parameter_groups": ("get_parameter_names",),
+    "trainwright.optim.parameter_groups": ("check_target_module_exists", "get_parameter_names"),
     "trainwright.optim.factory": ("is_optimizer_factory",),
-    "trainwright.optim.projection_targets": ("check_target_module_exists",),
     "trainwright.optim.layerwise_optimizer": ("LayerWiseDummyOptimizer", "LayerWiseDummyScheduler"),
     "trainwright.optim.schedules": (
         "Adafactor",
@@ -147,14 +146,14 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "trainwright.data.sharding": ("DistributedSamplerWithLoop", "IterableDatasetShard", "ShardSampler"),
     "trainwright.data.balanced_batches": ("BatchRebalanceSampler",),
-    "trainwright.data.columns": ("RemoveColumnsCollator",),
-    "trainwright.data.collators": (
+    "trainwright.data.columns": (
         "DataCollatorForLanguageModeling",
         "DataCollatorForSeq2Seq",
         "DataCollatorForTokenClassification",
         "DataCollatorWithFlattening",
         "DataCollatorWithPadding",
         "DefaultDataCollator",
+        "RemoveColumnsCollator",
         "default_data_collator",
     ),
     "trainwright.checkpoint.store": ("get_last_checkpoint",),

@@ -58,16 +58,16 @@ from trainwright.config.parser import (
     string_to_bool,
 )
 from trainwright.data.balanced_batches import BatchRebalanceSampler
-from trainwright.data.collators import (
+from trainwright.data.columns import (
     DataCollatorForLanguageModeling,
     DataCollatorForSeq2Seq,
     DataCollatorForTokenClassification,
     DataCollatorWithFlattening,
     DataCollatorWithPadding,
     DefaultDataCollator,
+    RemoveColumnsCollator,
     default_data_collator,
 )
-from trainwright.data.columns import RemoveColumnsCollator
 from trainwright.data.length_sampler import (
     DistributedLengthGroupedSampler,
     LengthGroupedSampler,
@@ -101,8 +101,10 @@ from trainwright.optim.layerwise_optimizer import (
     LayerWiseDummyOptimizer,
     LayerWiseDummyScheduler,
 )
-from trainwright.optim.parameter_groups import get_parameter_names
-from trainwright.optim.projection_targets import check_target_module_exists
+from trainwright.optim.parameter_groups import (
+    check_target_module_exists,
+    get_parameter_names,
+)
 from trainwright.optim.schedules import (
     Adafactor,
     AdafactorSchedule,

@@ -1,6 +1,7 @@
 """Changes to a model for one run: each is applied before it and undone after it, where it can be undone.
 
-Activation checkpointing, fused kernels (Liger), noise on embeddings (NEFTune), detection of overflow, special tokens.
+Activation checkpointing, fused kernels (Liger), noise on embeddings (NEFTune), detection of overflow, special tokens,
+state of recurrent models.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
-from trainwright._types import is_instance_of
+from trainwright._types import Batch, Model, is_instance_of
 from trainwright.errors import MissingPackageError, ModelError
 from trainwright.model_facts import core_model
 
@@ -241,3 +242,29 @@ def _tokenizer_of(processing_class: object) -> object:
     if is_instance_of(processing_class, "transformers.tokenization_utils_base", "PreTrainedTokenizerBase"):
         return processing_class
     return None
+
+
+# -- the state that a recurrent model hands from one batch to the next (past_index) ------------------------------------
+
+
+class RecurrentForward:
+    """Runs a batch through a model together with the state that the batch before it left.
+
+    The state is at `past_index` of the model's output; the next batch gets it as `mems`.
+    """
+
+    def __init__(self, past_index: int) -> None:
+        self._past_index = past_index
+        self._past: Any = None
+
+    def __call__(self, model: Model, inputs: Batch) -> Any:
+        """Returns the model's output, and keeps its state."""
+        if self._past is not None:
+            inputs = {**inputs, "mems": self._past}
+        outputs = model(**inputs)
+        self._past = outputs[self._past_index]
+        return outputs
+
+    def fresh(self) -> RecurrentForward:
+        """The same without a state: for a new epoch, or for an evaluation."""
+        return RecurrentForward(self._past_index)

@@ -35,17 +35,17 @@ from trainwright.data import batch_sampler as batch_order
 from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
 from trainwright.evaluation import metrics_io
-from trainwright.evaluation import prediction_step as eval_step
-from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
+from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, prediction_step
 from trainwright.hooks import accept_older_signatures, is_overridden, left_out
 from trainwright.loop.context import NULL_OBSERVER
 from trainwright.loop.fit import fit, run_epoch
 from trainwright.loss_normalization import LossRule
-from trainwright.optim import parameter_groups, schedule_resume, schedules, train_eval_mode
+from trainwright.optim import parameter_groups, schedule_resume, schedules
 from trainwright.run import build, checkpointing, console, copies, input_pipeline, resume
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.training import TrainingRun
 from trainwright.run.uploads import result_of
+from trainwright.state import model_modes
 from trainwright.state.clock import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.throughput import count_tokens, speed_metrics, step_logs, utilisation
 from trainwright.state.trainer_state import TrainerControl, TrainerState
@@ -732,7 +732,7 @@ class Trainer:
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         handler.train_dataloader = getattr(train_dataloader, "dataloader", train_dataloader)
         handler.rebuild()
-        train_eval_mode.train_mode(self.model_wrapped, self.optimizer)
+        model_modes.train_mode(self.model_wrapped, self.optimizer)
         return self.model_wrapped, train_dataloader
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
@@ -1350,7 +1350,7 @@ class Trainer:
                 return model(**batch)
 
         return_loss = inputs.get("return_loss")
-        return eval_step.prediction_step(
+        return prediction_step(
             inputs,
             label_names=self.label_names,
             returns_loss=self.can_return_loss if return_loss is None else bool(return_loss),

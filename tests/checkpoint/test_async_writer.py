@@ -12,7 +12,7 @@ import pytest
 
 from trainwright import Trainer, TrainerCallback
 from trainwright.checkpoint import deferred_io, store
-from trainwright.checkpoint.host_copy import HostBuffers
+from trainwright.checkpoint.deferred_io import HostBuffers
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.errors import CheckpointError, CheckpointWriteError

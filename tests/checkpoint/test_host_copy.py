@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright.checkpoint.host_copy import HostBuffers, NotPlainError
+from trainwright.checkpoint.deferred_io import HostBuffers, NotPlainError
 from trainwright.host import available_bytes
 
 

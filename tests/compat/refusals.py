@@ -145,7 +145,7 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("no dict", {"data_collator": lambda rows: torch.zeros(2, 6)}, "run.input_pipeline.raise_no_input"),
     ("empty batch", {"data_collator": lambda rows: {}}, "run.input_pipeline.raise_no_input"),
     ("no loss", {"data_collator": lambda rows: {"x": torch.zeros(2, 6)}}, "checks.raise_no_loss"),
-    ("lengths", {"train_sampling_strategy": "group_by_length"}, "data.lengths.lengths_of"),
+    ("lengths", {"train_sampling_strategy": "group_by_length"}, "data.length_sampler.lengths_of"),
     (
         "two optimizers",
         {
@@ -162,7 +162,7 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("option of a schedule", {"lr_scheduler_kwargs": {"a": 1}}, "optim.schedules._check_options"),
     ("missing option", {"lr_scheduler_type": "cosine_with_min_lr"}, "optim.schedules._check_options"),
     ("optim_args", {"optim_args": "speed"}, "optim.optim_args.parse_optim_args"),
-    ("projection", {"optim": "galore_adamw"}, "optim.projection_targets.target_parameters"),
+    ("projection", {"optim": "galore_adamw"}, "optim.parameter_groups.target_parameters"),
     ("unknown field", {"nope": 3}, "config.constructor.refuse"),
     ("unknown key", {"accelerator_config": {"nope": 1}}, "config.accelerator.AcceleratorConfig.from_dict"),
     ("accumulation", {"gradient_accumulation_steps": 2, "accelerator_config": {"gradient_accumulation_kwargs":

@@ -30,7 +30,7 @@ WINGS = PICTURE[7]
 FLOOR = {part: floor for floor, parts in enumerate(PICTURE) for part in parts}
 ONLY_FOR_THE_COMMAND_LINE = PICTURE[1]
 
-TRANSFORMERS = ("checkpoint.weights", "data.collators", "optim.schedules", "seq2seq_trainer", "patches", "compat",
+TRANSFORMERS = ("checkpoint.weights", "data.columns", "optim.schedules", "seq2seq_trainer", "patches", "compat",
                 "cli.tasks", "config.zero3_init")  # fmt: skip
 ACCELERATE = ("engine", "config.accelerator", "compat.helpers")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
@@ -244,7 +244,7 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
         ("run/build.py", "import transformers.trainer", True),
         ("run/build.py", "def f():\n    import transformers.trainer", False),
         ("patches.py", "def f():\n    import liger_kernel", False),
-        ("engine/single.py", "from accelerate import Accelerator", False),
+        ("engine/select.py", "from accelerate import Accelerator", False),
         ("trackers/base.py", "import wandb", True),
         ("trackers/wandb.py", "import wandb", False),
         ("trackers/registry.py", "from torch.utils.tensorboard import SummaryWriter", True),

@@ -9,13 +9,13 @@ import transformers
 from transformers import DataCollatorWithPadding, default_data_collator
 
 import trainwright
-from trainwright.data import collators
+from trainwright.data import columns
 
 from .._support.small import data, make_trainer
 
 
 def test_a_tokenizer_pads() -> None:
-    collate = collators.default_collator(data.tokenizer())
+    collate = columns.default_collator(data.tokenizer())
     assert isinstance(collate, DataCollatorWithPadding)
     batch = collate([{"input_ids": [5, 6, 7]}, {"input_ids": [8]}])
     assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
@@ -23,12 +23,12 @@ def test_a_tokenizer_pads() -> None:
 
 def test_a_feature_extractor_pads() -> None:
     extractor = transformers.SequenceFeatureExtractor(feature_size=1, sampling_rate=8000, padding_value=0.0)
-    assert isinstance(collators.default_collator(extractor), DataCollatorWithPadding)
+    assert isinstance(columns.default_collator(extractor), DataCollatorWithPadding)
 
 
 @pytest.mark.parametrize("processing_class", [None, object()])
 def test_without_either_equal_shapes_are_stacked(processing_class: object) -> None:
-    assert collators.default_collator(processing_class) is default_data_collator
+    assert columns.default_collator(processing_class) is default_data_collator
 
 
 def test_a_trainer_uses_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from transformers.trainer_pt_utils import DistributedLengthGroupedSampler as Ori
 
 from trainwright import BatchRebalanceSampler, DistributedLengthGroupedSampler
 from trainwright.data.balanced_batches import cost
-from trainwright.data.lengths import sample_lengths
+from trainwright.data.length_sampler import sample_lengths
 from trainwright.data.packing.sampler import PackedDataset, PackedOrder, best_fit_decreasing
 from trainwright.data.token_budget import TokenBudget
 from trainwright.errors import DataError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright.engine.single import SingleEngine
+from trainwright.engine.select import SingleEngine
 
 from .bench import NUM_SAMPLES, Bench, Toy, logged, seeded
 from .table import shows

@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from trainwright.errors import DataError
-from trainwright.evaluation import growing_array
-from trainwright.evaluation.growing_array import ArrayStorage, GrowingArray
-from trainwright.evaluation.nested_collector import NestedCollector
+from trainwright.evaluation import nested_collector
+from trainwright.evaluation.nested_collector import ArrayStorage, GrowingArray, NestedCollector
 
 WIDTHS = {
     "equal": [3, 3, 3, 3],
@@ -48,7 +47,7 @@ def expected(parts: list[Any]) -> Any:
 def test_any_order_of_lengths(
     widths: list[int], block_bytes: int, known: int | None, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(growing_array, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(nested_collector, "BLOCK_BYTES", block_bytes)
     parts, collected = batches(widths), GrowingArray(known, ArrayStorage(share=share))
     for part in parts:
         collected.add(part)
@@ -60,9 +59,9 @@ def test_any_order_of_lengths(
 
 def test_growing_takes_no_second_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """160 MB become 240: while rows move, the memory of those that have moved is given back."""
-    monkeypatch.setattr(growing_array, "BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(nested_collector, "BLOCK_BYTES", 1 << 20)
     peak = 0
-    copy = growing_array._blocks
+    copy = nested_collector._blocks
 
     def watched(array: Any, num: int) -> Any:
         class Blocks(list[Any]):
@@ -76,7 +75,7 @@ def test_growing_takes_no_second_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return Blocks(copy(array, num))
 
-    monkeypatch.setattr(growing_array, "_blocks", watched)
+    monkeypatch.setattr(nested_collector, "_blocks", watched)
     collected = GrowingArray(40_001, ArrayStorage(share=1.0))
     for _ in range(40):
         collected.add(np.ones((1000, 1000), dtype=np.float32))
@@ -94,7 +93,7 @@ def files_of_this_process(folder: Path) -> list[str]:
 def test_beyond_its_share_a_result_lies_in_a_file_that_goes_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(growing_array, "available_bytes", lambda: 10_000)
+    monkeypatch.setattr(nested_collector, "available_bytes", lambda: 10_000)
     collector = NestedCollector(1000, storage=ArrayStorage(share=0.5, folder=str(tmp_path)))
     for start in range(0, 1000, 100):
         collector.add({"small": np.zeros(100, np.int8), "large": np.arange(start, start + 100.0)})

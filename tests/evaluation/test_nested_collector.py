@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainwright import find_batch_size, nested_detach, nested_numpify
 from trainwright.errors import DataError
-from trainwright.evaluation import growing_array
+from trainwright.evaluation import nested_collector
 from trainwright.evaluation.nested_collector import NestedCollector
 
 PAD = -100
@@ -160,8 +160,8 @@ class Counts:
 
             return call
 
-        monkeypatch.setattr(growing_array.np, "full", counted(full))
-        monkeypatch.setattr(growing_array.np, "empty", counted(empty))
+        monkeypatch.setattr(nested_collector.np, "full", counted(full))
+        monkeypatch.setattr(nested_collector.np, "empty", counted(empty))
 
 
 @pytest.mark.parametrize("count", [8, 64])

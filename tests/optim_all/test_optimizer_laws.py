@@ -10,8 +10,8 @@ import torch
 
 from trainwright import TrainerCallback
 from trainwright.errors import ArgumentError
-from trainwright.optim import train_eval_mode
 from trainwright.optim.optimizer_table import OPTIMIZERS
+from trainwright.state import model_modes
 
 from .._support.small import StopAt
 from ..parity.sides import REFERENCE, differing, weights
@@ -29,7 +29,7 @@ def test_every_name_has_a_row() -> None:
 
 
 def total_loss(trainer: Any) -> float:
-    train_eval_mode.eval_mode(trainer.model, trainer.optimizer)
+    model_modes.eval_mode(trainer.model, trainer.optimizer)
     batch = torch.utils.data.default_collate(sentences())
     with torch.no_grad():
         return float(trainer.model(**batch)["loss"])

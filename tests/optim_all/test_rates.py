@@ -11,7 +11,7 @@ from torch import nn
 
 from trainwright import TrainingArguments
 from trainwright.errors import ArgumentError
-from trainwright.optim.lr_groups import layer_factors, own_rates
+from trainwright.optim.parameter_groups import layer_factors, own_rates
 
 from ..parity import models
 from .table import Net, Row, losses, make_trainer

@@ -11,7 +11,7 @@ from transformers.trainer_utils import check_target_module_exists as reference
 
 from trainwright import check_target_module_exists
 from trainwright.errors import ArgumentError
-from trainwright.optim.projection_targets import target_parameters
+from trainwright.optim.parameter_groups import target_parameters
 
 from ..parity import models
 from .table import Net, Row, make_trainer

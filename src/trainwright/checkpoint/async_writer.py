@@ -20,8 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from trainwright.checkpoint.deferred_io import IMMEDIATE, DeferredSink, FileSink
-from trainwright.checkpoint.host_copy import HostBuffers
+from trainwright.checkpoint.deferred_io import IMMEDIATE, DeferredSink, FileSink, HostBuffers
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import CheckpointError, CheckpointWriteError, NonFiniteWeightsError

@@ -1,15 +1,20 @@
-"""Sinks of a checkpoint's large files: written at once, or copied and written later."""
+"""Sinks of a checkpoint's large files: written at once, or copied to memory that is kept and written later."""
 
 from __future__ import annotations
 
+import copy
 import logging
+import mmap
 import socket
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
+
+import torch
 
 from trainwright._types import Nested
-from trainwright.checkpoint.host_copy import HostBuffers, NotPlainError
 from trainwright.host import available_bytes
+from trainwright.tensor_tree import tensors_of
 
 logger = logging.getLogger(__name__)
 
@@ -107,3 +112,125 @@ class DeferredSink:
 
 
 IMMEDIATE = ImmediateSink()
+
+
+# -- copies of tensors that training goes on changing ------------------------------------------------------------------
+
+
+ALIGNMENT = 64
+Place: TypeAlias = tuple[torch.device, int, int]
+Kind: TypeAlias = tuple[int, bool]  # size of a storage in bytes, and whether its copy is pinned
+
+
+class NotPlainError(Exception):
+    """Tensor that is more than values in memory (quantised, sharded, sparse): no copy byte by byte."""
+
+
+class HostBuffers:
+    """Memory for copies, kept from one snapshot to the next.
+
+    A copy keeps the sharing of its original: tensors that are views of one storage become views of one copy of it.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[Kind, list[torch.UntypedStorage]] = defaultdict(list)
+        self._taken: list[tuple[Kind, torch.UntypedStorage]] = []
+        # The originals are held too: the memory of one that is gone might be another's, and look like the same.
+        self._copies: dict[Place, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def missing_bytes(self, tree: Nested) -> int:
+        """Returns the bytes that a copy needs in addition to the memory kept; NotPlainError as for `copy_of`."""
+        originals = [check_plain(tensor) for tensor in tensors_of(tree)]
+        storages = {_place(s): s for s in (tensor.untyped_storage() for tensor in originals)}
+        wanted = Counter(_kind(storage) for place, storage in storages.items() if place not in self._copies)
+        return sum(kind[0] * max(count - len(self._free[kind]), 0) for kind, count in wanted.items())
+
+    def copy_of(self, tree: Nested) -> Nested:
+        """Returns a nested value with its tensors copied into this memory, on the CPU, and the rest deep-copied.
+
+        Raises NotPlainError where a tensor in it cannot be copied byte by byte.
+        """
+        originals = [check_plain(tensor) for tensor in tensors_of(tree)]
+        storages = {_place(s): s for s in (tensor.untyped_storage() for tensor in originals)}
+        new = {place: storage for place, storage in storages.items() if place not in self._copies}
+        self._reserve([_kind(storage) for storage in new.values()])
+        for place, storage in new.items():
+            self._copies[place] = storage, self._fill(storage)
+        if any(storage.device.type == "cuda" for storage in new.values()):
+            torch.cuda.synchronize()  # the copies are under way; the next step changes their originals
+        return copy.deepcopy(tree, {id(tensor): self._twin(tensor) for tensor in originals})
+
+    def _reserve(self, kinds: list[Kind]) -> None:
+        """Allocates the missing memory, in one piece where it need not be pinned."""
+        wanted = Counter(kind for kind in kinds if not kind[1] and kind[0] > 0)
+        lacking = [kind for kind, count in wanted.items() for _ in range(count - len(self._free[kind]))]
+        total = sum(_aligned(size) for size, _ in lacking)
+        if total == 0:
+            return
+        arena, start = mmap.mmap(-1, total), 0
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            arena.madvise(mmap.MADV_HUGEPAGE)  # far fewer page faults
+        for kind in lacking:
+            piece = torch.frombuffer(arena, dtype=torch.uint8, count=kind[0], offset=start)
+            self._free[kind].append(piece.untyped_storage())
+            start += _aligned(kind[0])
+
+    def _fill(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        kind = _kind(storage)
+        if self._free[kind]:
+            target = self._free[kind].pop()
+        else:
+            target = torch.empty(kind[0], dtype=torch.uint8, pin_memory=kind[1]).untyped_storage()
+        self._taken.append((kind, target))
+        _bytes_of(target).copy_(_bytes_of(storage), non_blocking=kind[1])
+        return target
+
+    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the tensor's view of the copy of its storage."""
+        _, storage = self._copies[_place(tensor.untyped_storage())]
+        twin = torch.empty(0, dtype=tensor.dtype)
+        twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
+        return twin.requires_grad_(tensor.requires_grad)
+
+    def end_snapshot(self) -> None:
+        """Ends the sharing of storages: later copies share nothing with earlier ones."""
+        self._copies.clear()
+
+    def give_back(self) -> None:
+        """Frees the copies for the next ones."""
+        for key, storage in self._taken:
+            self._free[key].append(storage)
+        self._taken.clear()
+        self.end_snapshot()
+
+    def drop(self) -> None:
+        """Frees the memory."""
+        self.give_back()
+        self._free.clear()
+
+
+def check_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor if its values are those in its storage; raises NotPlainError if they are not."""
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    if not is_plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.device.type == "meta":
+        raise NotPlainError(f"a tensor of type {type(tensor).__name__}")
+    return tensor
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _kind(storage: torch.UntypedStorage) -> Kind:
+    return storage.nbytes(), storage.device.type == "cuda"
+
+
+def _place(storage: torch.UntypedStorage) -> Place:
+    """Returns a key that is equal for two storages of the same memory; an empty one equals only itself."""
+    return storage.device, storage.data_ptr() or -storage._cdata, storage.nbytes()
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -20,7 +20,7 @@ import torch
 
 from trainwright.data.batch_sampler import BatchOrder
 from trainwright.data.cursor import OrderKind
-from trainwright.data.lengths import lengths_digest
+from trainwright.data.length_sampler import lengths_digest
 from trainwright.errors import ArgumentError
 
 ATTENTION_COST = 0.001

@@ -19,8 +19,7 @@ from trainwright._types import Batch
 from trainwright.config.plans import OPEN_END
 from trainwright.data.bad_sample import name_sample
 from trainwright.data.batch_sampler import BatchedDataset
-from trainwright.data.collators import draws_random_numbers
-from trainwright.data.columns import is_columnar
+from trainwright.data.columns import draws_random_numbers, is_columnar
 from trainwright.data.cursor import Cursor, LoaderState
 from trainwright.data.positions import position_of
 from trainwright.data.prepared_dataloader import watched

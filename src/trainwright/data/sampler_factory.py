@@ -15,8 +15,7 @@ from trainwright.data.samplers import Order, SamplerOrder, ShuffledOrder
 from trainwright.errors import DataError
 
 if TYPE_CHECKING:
-    from trainwright.data.length_sampler import LengthGroupedSampler
-    from trainwright.data.lengths import Lengths
+    from trainwright.data.length_sampler import LengthGroupedSampler, Lengths
     from trainwright.data.streaming.lookahead_buffer import BatchFormer
 
 LARGE = 2**24  # samples above which "auto" computes the shuffled order: an array of indices takes over 128 MiB
@@ -140,7 +139,7 @@ def _feistel(num_samples: int, seed: int) -> Order:
 
 
 def _length_grouping(sampler: LengthGroupedSampler) -> OrderKind:
-    from trainwright.data.lengths import lengths_digest
+    from trainwright.data.length_sampler import lengths_digest
 
     return {
         "kind": "length_grouping",
@@ -153,8 +152,7 @@ def _length_grouping(sampler: LengthGroupedSampler) -> OrderKind:
 
 def _length_grouped_again(kind: OrderKind, dataset: DatasetLike) -> Order | None:
     """With the lengths that the dataset has where they came from; None where it has none."""
-    from trainwright.data.length_sampler import LengthGroupedSampler
-    from trainwright.data.lengths import sample_lengths
+    from trainwright.data.length_sampler import LengthGroupedSampler, sample_lengths
 
     column = kind["column"]
     try:
@@ -167,6 +165,6 @@ def _length_grouped_again(kind: OrderKind, dataset: DatasetLike) -> Order | None
 
 
 def _lengths(dataset: DatasetLike, plan: SamplingPlan) -> Lengths:
-    from trainwright.data.lengths import sample_lengths
+    from trainwright.data.length_sampler import sample_lengths
 
     return sample_lengths(dataset, plan.length_of, column=plan.length_column, show_progress=plan.show_progress)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from trainwright.data.batch_sampler import BatchOrder
 from trainwright.data.cursor import OrderKind
-from trainwright.data.lengths import Lengths, check_lengths, lengths_digest
+from trainwright.data.length_sampler import Lengths, check_lengths, lengths_digest
 
 CLASS_WIDTH = 1 / 16
 

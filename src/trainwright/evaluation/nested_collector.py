@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import reduce
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from trainwright._types import Nested
+from trainwright._types import IGNORE_INDEX, Nested
 from trainwright.errors import DataError
-from trainwright.evaluation.growing_array import ArrayStorage, GrowingArray
+from trainwright.host import available_bytes
 from trainwright.tensor_tree import map_nested, nested_concat, nested_detach, nested_numpify, tensors_of
 
 
@@ -99,3 +105,153 @@ def joined(values: list[Nested]) -> Nested:
     if isinstance(first, Mapping):
         return {key: joined([one[key] for one in values]) for key in first}
     return reduce(nested_concat, values) if isinstance(first, (torch.Tensor, np.ndarray)) else first
+
+
+# -- one array that is filled row by row -------------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+Array = npt.NDArray[Any]  # of any type that a model returns
+
+
+class ArrayStorage:
+    """Makes arrays for the results of one evaluation, in memory or in an unnamed file that its last array deletes.
+
+    The place is decided when an array is made. Its pages are only taken as rows are written, so memory promised to
+    earlier arrays counts as taken.
+    """
+
+    def __init__(self, *, share: float, folder: str | None = None) -> None:
+        # of the memory that is free now, in [0, 1]; arrays beyond it are in files
+        self._left_bytes = share * available_bytes()
+        # folder of these files; if it does not exist, the system's folder for temporary files
+        self._folder = folder if folder is not None and Path(folder).is_dir() else None
+        self._has_told = False
+
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Allocates an array without content, in memory or in a file."""
+        dtype = np.dtype(dtype)
+        size_bytes = math.prod(shape) * dtype.itemsize
+        if size_bytes <= self._left_bytes or size_bytes == 0 or dtype.hasobject:
+            self._left_bytes -= size_bytes
+            return np.empty(shape, dtype=dtype)
+        self._tell(size_bytes)
+        with tempfile.TemporaryFile(prefix=".trainwright-results-", dir=self._folder) as file:
+            return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
+
+    def give_back(self, array: Array) -> None:
+        """Counts the memory of an array as free again."""
+        if not isinstance(array, np.memmap):
+            self._left_bytes += array.nbytes
+
+    def _tell(self, size_bytes: int) -> None:
+        if not self._has_told:
+            logger.warning(
+                "The results of this evaluation need %.1f GB and little more than %.1f GB of memory are free: they go "
+                "to a temporary file in %s. preprocess_logits_for_metrics, or a metric with update() and compute(), "
+                "keeps less.", size_bytes / 1e9, max(self._left_bytes, 0) / 1e9, self._folder or tempfile.gettempdir(),
+            )  # fmt: skip
+        self._has_told = True
+
+
+BLOCK_BYTES = 1 << 24
+
+
+class GrowingArray:
+    """Array of rows of one kind (logits, labels, ...), filled row by row, in linear time and without a second copy.
+
+    It is allocated once when the number of rows is known. A batch that is longer in some dimension makes it grow by
+    half, so that a rising series of lengths costs a constant number of copies; at the end it is cut to what was used.
+    Both are done block by block, and each block's memory is given back when it has been moved. What no batch reached
+    is -100.
+    """
+
+    def __init__(self, num_rows: int | None, storage: ArrayStorage) -> None:
+        self._expected = num_rows
+        self._storage = storage
+        self._array: Any = None  # numpy's array or memmap; None before the first rows
+        self._num = 0
+        self._widths: tuple[int, ...] = ()
+        self._is_padded = False
+
+    def add(self, rows: npt.ArrayLike) -> None:
+        """Appends an array of shape (rows, ...), whose other dimensions may differ from those of earlier rows.
+
+        Raises DataError for another number of dimensions, and for what is no array at all.
+        """
+        rows = np.atleast_1d(np.asarray(rows))
+        if self._array is None:
+            self._widths = rows.shape[1:]
+            self._array = self._storage.empty((max(self._expected or 0, len(rows)), *self._widths), rows.dtype)
+        if rows.ndim != self._array.ndim:
+            raise DataError(
+                f"A batch of results has {rows.ndim} dimensions {rows.shape} where earlier ones had "
+                f"{self._array.ndim}; they cannot be one array. Set eval_do_concat_batches=False to get them as a list."
+            )
+        widths = tuple(map(max, self._widths, rows.shape[1:]))
+        last = self._num + len(rows)
+        self._is_padded |= not widths == self._widths == rows.shape[1:]
+        self._make_room(last, widths, rows.dtype)
+        self._widen(widths)
+        if rows.shape[1:] != widths:
+            self._array[_region(self._num, last, widths)] = IGNORE_INDEX
+        self._array[_region(self._num, last, rows.shape[1:])] = rows
+        self._num = last
+
+    def result(self) -> Array:
+        """Returns the array, cut to the rows that were added. Nothing may be added afterwards."""
+        array: Array = self._array
+        shape = (self._num, *self._widths)
+        if array.shape == shape:
+            return np.asarray(array)
+        flat, size = array.reshape(-1), int(np.prod(shape))
+        if array.shape[1:] != self._widths:  # rows move forward, so none is overwritten before it has moved
+            row_size = int(np.prod(self._widths))
+            for first, last in _blocks(array, self._num):
+                block = array[_region(first, last, self._widths)].copy()
+                flat[first * row_size : last * row_size] = block.reshape(-1)
+        if isinstance(array, np.memmap):
+            return np.asarray(flat[:size]).reshape(shape)
+        del flat
+        array.resize(shape, refcheck=False)
+        return array
+
+    def _make_room(self, num: int, widths: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Makes the array large enough, and of a type that holds both the old rows and the new ones."""
+        have, dtype = self._array.shape, np.promote_types(self._array.dtype, dtype)
+        if self._is_padded and dtype.kind in "bu":  # these have no -100
+            dtype = np.promote_types(dtype, np.int8)
+        need = (num, *widths)
+        if dtype == self._array.dtype and all(n <= size for n, size in zip(need, have, strict=True)):
+            return
+        shape = tuple(size if n <= size else max(n, size * 3 // 2) for n, size in zip(need, have, strict=True))
+        larger, old = self._storage.empty(shape, dtype), self._array
+        self._storage.give_back(old)
+        for first, last in reversed(_blocks(old, self._num)):
+            moved = _region(first, last, self._widths)
+            larger[moved] = old[moved]
+            if not isinstance(old, np.memmap):
+                old.resize((first, *old.shape[1:]), refcheck=False)
+        self._array = larger
+
+    def _widen(self, widths: tuple[int, ...]) -> None:
+        """Pads earlier rows to the new widths."""
+        for axis, (before, now) in enumerate(zip(self._widths, widths, strict=True)):
+            if before < now:
+                inner, outer = map(slice, widths[:axis]), map(slice, self._widths[axis + 1 :])
+                region = (slice(self._num), *inner, slice(before, now), *outer)
+                self._array[region] = IGNORE_INDEX
+        self._widths = widths
+
+
+def _region(first: int, last: int, widths: tuple[int, ...]) -> tuple[slice, ...]:
+    """Returns the index of rows from `first` to before `last`, up to `widths` in the other dimensions."""
+    return (slice(first, last), *map(slice, widths))
+
+
+def _blocks(array: Array, num: int) -> list[tuple[int, int]]:
+    """Cuts the first `num` rows into pieces of some megabytes."""
+    row_bytes = max(1, array.nbytes // max(1, len(array)))
+    size = max(1, BLOCK_BYTES // row_bytes)
+    return [(first, min(first + size, num)) for first in range(0, num, size)]

@@ -12,8 +12,7 @@ from torch import nn
 from trainwright._types import Batch, Nested, plain_numbers
 from trainwright.config.plans import EvalPlan
 from trainwright.errors import DataError
-from trainwright.evaluation.growing_array import ArrayStorage
-from trainwright.evaluation.nested_collector import NestedCollector
+from trainwright.evaluation.nested_collector import ArrayStorage, NestedCollector
 from trainwright.evaluation.outputs import EvalLoopOutput, EvalPrediction
 from trainwright.evaluation.streaming_metrics import StreamingMetric, is_streaming
 from trainwright.hooks import Events

@@ -12,10 +12,17 @@ from torch.optim import Optimizer
 
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
-from trainwright.optim import lr_groups
 from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer, step_in_backward
 from trainwright.optim.optimizer_class import Kwargs, OptimizerClass, depends_on_the_model, spec_of
-from trainwright.optim.parameter_groups import Group, decay_groups, with_decay
+from trainwright.optim.parameter_groups import (
+    Group,
+    decay_groups,
+    own_rates,
+    rates_by_id,
+    sets_own_rates,
+    split_by_rate,
+    with_decay,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -70,14 +77,14 @@ def _groups(
         groups = with_decay(given, model, decay_names, args.weight_decay)
     else:  # a user's own, which say everything themselves
         groups = list(given)
-    if lr_groups.is_asked_for(args):
-        groups = lr_groups.split(groups, lr_groups.by_id(model, lr_groups.own_rates(model, args)))
+    if sets_own_rates(args):
+        groups = split_by_rate(groups, rates_by_id(model, own_rates(model, args)))
     return groups
 
 
 def _over_the_model(cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, args: Arguments) -> Optimizer:
     name = getattr(cls, "__name__", type(cls).__name__)
-    if lr_groups.is_asked_for(args):
+    if sets_own_rates(args):
         raise ArgumentError(
             f"layerwise_lr_decay and lr_groups make parameter groups, and {name} takes the whole model. Drop them, or "
             "choose another optimizer."

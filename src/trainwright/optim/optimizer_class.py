@@ -16,7 +16,7 @@ from trainwright.errors import ArgumentError, MissingPackageError
 from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer
 from trainwright.optim.optim_args import parse_optim_args, read, warn_of_unknown_names
 from trainwright.optim.optimizer_table import OPTIMIZERS, OptimizerSpec, Package, one_process
-from trainwright.optim.projection_targets import projected_groups, target_parameters
+from trainwright.optim.parameter_groups import projected_groups, target_parameters
 
 Kwargs = dict[str, Any]  # arguments of a class that this file knows by name only
 ADAM_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}

@@ -12,12 +12,12 @@ from trainwright._types import Batch
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.data import columns
-from trainwright.evaluation.sanity_check import first_batches
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
 from trainwright.preflight.first_look import BATCHES, known_facts, parameters_without_gradient
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build, dry_run
+from trainwright.run.dry_run import first_batches
 
 WORTH_REPEATING_S = 5.0  # a first step that was quicker is taken again: the first one also sets things up
 

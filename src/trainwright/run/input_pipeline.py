@@ -17,7 +17,7 @@ from trainwright.config.fields import value_of
 from trainwright.config.rules.advice import saving_on_exception
 from trainwright.data import columns, sampler_factory
 from trainwright.data.batch_sampler import batch_order_of
-from trainwright.data.collators import default_collator
+from trainwright.data.columns import default_collator
 from trainwright.data.dataloader import build_dataloader, build_whole
 from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine

@@ -25,10 +25,11 @@ from trainwright.hooks import Events, FirstStepObserver, StepGuard
 from trainwright.journal.timeline import DataWait
 from trainwright.loop.context import LoopContext, RunStart
 from trainwright.loss_normalization import LossRule
-from trainwright.optim import schedule_resume, schedules, train_eval_mode
+from trainwright.optim import schedule_resume, schedules
 from trainwright.run import input_pipeline, resume
 from trainwright.run.build import Services, smaller_batches
 from trainwright.run.resume import CheckpointArguments, PendingActions
+from trainwright.state import model_modes
 from trainwright.state.run_state import RunState
 from trainwright.state.throughput import FlopEstimator
 from trainwright.state.trainer_state import TrainerControl, TrainerState
@@ -46,7 +47,7 @@ def forward_pass(args: Any) -> Forward:
     past_index = getattr(args, "past_index", -1)
     if past_index < 0:
         return run_model
-    from trainwright.loop.recurrent_state import RecurrentForward
+    from trainwright.patches import RecurrentForward
 
     return RecurrentForward(past_index)
 
@@ -78,7 +79,7 @@ class TrainingRun:
         self.changed_args: list[str] = []  # what differs from them, as lines
         self.lease: Lease | NullLease = NullLease()  # its claim on the directory where it saves
         # holds how training left the model, from an evaluation until the next step
-        self.eval_mode_guard: train_eval_mode.EvalModeGuard | None = None
+        self.eval_mode_guard: model_modes.EvalModeGuard | None = None
         self.flops = FlopEstimator()  # estimates the operations of a micro-batch
         self._data_wait: DataWait | None = None
         self._resume_note = ""
@@ -106,14 +107,14 @@ class TrainingRun:
         progress = RunState(self.progress.state, self.progress.control)
         dry = TrainingRun(progress, self._fresh_forward(), trial=self.trial, is_dry=True)
         dry.is_training, dry.loss_rule = self.is_training, self.loss_rule
-        dry.eval_mode_guard = train_eval_mode.EvalModeGuard(model, None)
+        dry.eval_mode_guard = model_modes.EvalModeGuard(model, None)
         return dry
 
     def events(self, handler: Events) -> Events:
         """Returns what an evaluation tells of itself: to `handler`, in a dry run to nobody."""
         if not self.is_dry:
             return handler
-        from trainwright.evaluation.sanity_check import SilentEvents
+        from trainwright.run.dry_run import SilentEvents
 
         return SilentEvents()
 
@@ -318,16 +319,16 @@ class TrainingRun:
     def begin_evaluation(self, model: Model, optimizer: Any) -> None:
         """Evaluation mode, of which training finds no trace when it goes on."""
         if self.is_dry:
-            train_eval_mode.eval_mode(model, None)
+            model_modes.eval_mode(model, None)
         elif not self.is_training:
-            train_eval_mode.eval_mode(model, optimizer)
+            model_modes.eval_mode(model, optimizer)
         elif self.eval_mode_guard is None:
-            self.eval_mode_guard = train_eval_mode.EvalModeGuard(model, optimizer)
+            self.eval_mode_guard = model_modes.EvalModeGuard(model, optimizer)
 
     def end_evaluation(self, model: Model, optimizer: Any) -> None:
         """Training mode again: as training left it, or of all modules where somebody else left evaluation mode on."""
         if self.eval_mode_guard is None:
-            train_eval_mode.train_mode(model, optimizer)
+            model_modes.train_mode(model, optimizer)
             return
         self.eval_mode_guard.end(model, optimizer)
         self.eval_mode_guard = None

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from trainwright._types import DatasetLike, Item
 from trainwright.data.batch_sampler import BatchedDataset, BatchOrder, fetch_items
 from trainwright.data.cursor import OrderKind
-from trainwright.data.lengths import Lengths, check_lengths, lengths_digest
+from trainwright.data.length_sampler import Lengths, check_lengths, lengths_digest
 from trainwright.errors import DataError
 
 Piece = tuple[int, int, int]  # index of a sample, and the tokens of it from a start to before a stop

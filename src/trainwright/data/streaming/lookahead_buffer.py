@@ -20,7 +20,7 @@ from trainwright._types import Item
 from trainwright.config.plans import SamplingPlan
 from trainwright.data.batch_sampler import BatchOrder
 from trainwright.data.cursor import OrderKind
-from trainwright.data.lengths import Lengths
+from trainwright.data.length_sampler import Lengths
 from trainwright.data.packing.sampler import CURE, PackedOrder
 from trainwright.data.sharding import ChunkPart
 from trainwright.data.token_budget import TokenBudget

@@ -22,7 +22,6 @@ from trainwright.config.fields import batch_formers
 from trainwright.config.protocol import Arguments
 from trainwright.engine.precision import supports_bf16
 from trainwright.errors import ArgumentError, ModelError
-from trainwright.evaluation.sanity_check import SilentEvents, first_batches
 from trainwright.host import available_bytes
 from trainwright.loop.context import NULL_OBSERVER, LoopContext
 from trainwright.loop.step import Window, take_step
@@ -31,6 +30,7 @@ from trainwright.preflight.memory.allocation_tracker import AllocationTracker
 from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, SettingsChange, parse_size
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build
+from trainwright.run.dry_run import SilentEvents, first_batches
 from trainwright.tensor_tree import find_batch_size, tensors_of
 
 LOOKED_AT = 4  # batches, of which the largest counts
