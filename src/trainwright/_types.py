@@ -92,13 +92,9 @@ def write_pieces(path: str | Path, pieces: Iterable[bytes]) -> None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Replaces a file at once: readers find the old file or the new one, whenever the process dies.
+    """Replaces a file at once, by writing to the path that it yields, in the same folder: the old file or the new one.
 
-    Args:
-        path: the file, which may not exist yet.
-
-    Yields:
-        The path to write to, in the same folder. It becomes `path` when the context ends; after an error it is removed.
+    The file may not exist yet. After an error in the context what was written is removed.
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -111,15 +107,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def json_value(value: Any, depth: int = 64) -> Any:
-    """Converts a value to what strict JSON has.
+    """Converts a value to what strict JSON has: nested dicts and lists of strings, numbers, bools and None.
 
-    Args:
-        value: nested mappings and sequences of anything.
-        depth: levels of nesting that are kept; what lies deeper becomes the name of its type.
-
-    Returns:
-        Nested dicts and lists of strings, numbers, bools and None. Numbers of libraries become Python's; numbers that
-        are not finite, and all other objects, become text.
+    Numbers of libraries become Python's; numbers that are not finite, and all other objects, become text. What lies
+    deeper than `depth` levels becomes the name of its type.
     """
     if isinstance(value, (Mapping, list, tuple, set, frozenset)) and depth == 0:
         return type(value).__name__

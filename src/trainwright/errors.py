@@ -126,12 +126,7 @@ class LegacyNameWarning(FutureWarning):
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Adds a sentence to an error, below its traceback; Python 3.10, which shows no notes, logs it.
-
-    Args:
-        error: of any type; its type, message and traceback stay what they are.
-        text: of the sentence.
-    """
+    """Adds a sentence to an error of any type, below its traceback; Python 3.10, which shows no notes, logs it."""
     if sys.version_info >= (3, 11):
         error.add_note(text)
     else:
@@ -167,14 +162,7 @@ def did_you_mean(name: object, known: Iterable[object], *, quoted: bool = False)
 
 @contextmanager
 def needs_package(message: str) -> Iterator[None]:
-    """Imports an optional package within the context.
-
-    Args:
-        message: what needs the package, and what to install.
-
-    Raises:
-        MissingPackageError: the import failed; with `message`.
-    """
+    """Imports an optional package within the context; a MissingPackageError says what needs it, and what to install."""
     try:
         yield
     except ImportError as error:

@@ -30,13 +30,9 @@ Forward: TypeAlias = Callable[..., object]
 def checkpointed_activations(model: nn.Module, options: Options | None) -> Iterator[None]:
     """Turns checkpointing on for a run and off after it, unless the user had turned it on already.
 
-    Args:
-        model: one with transformers' methods for it; of any other module the layers in its ModuleLists (or
-            Sequentials, if it has no list) are checkpointed.
-        options: `every_n_layers`, `offload`, and arguments of `torch.utils.checkpoint.checkpoint`.
-
-    Raises:
-        ModelError: a plain module without a list of layers.
+    Of a model without transformers' methods for it, the layers in its ModuleLists (or Sequentials, if it has no list)
+    are checkpointed; without any it is a ModelError. `options` are `every_n_layers`, `offload`, and arguments of
+    torch's `checkpoint`.
     """
     spelling = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
     was_on = getattr(model, f"is_{spelling}_checkpointing", False)  # asking by the older name warns

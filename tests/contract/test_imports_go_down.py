@@ -148,7 +148,7 @@ def test_imports_go_down(imports: list[Import]) -> None:
 def test_rare_paths_are_imported_when_they_are_asked_for(imports: list[Import]) -> None:
     known = {one.importer for one in imports}
     assert {f"{PACKAGE}.{name}" for name in RARE} <= known
-    loaded = loaded_with(imports, ("trainer", "config.arguments", "engine.single"))
+    loaded = loaded_with(imports, ("trainer", "config.arguments", "engine.select"))
     assert len(loaded) > 50
     assert [name for name in RARE if f"{PACKAGE}.{name}" in loaded] == []
 

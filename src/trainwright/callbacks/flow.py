@@ -114,12 +114,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             )
 
     def on_evaluate(
-        self,
-        args: Arguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: Logs = NO_LOGS,
-        **kwargs: object,
+        self, args: Arguments, state: TrainerState, control: TrainerControl, metrics: Logs = NO_LOGS, **kwargs: object
     ) -> None:
         name = args.metric_for_best_model or "loss"
         name = name if name.startswith("eval_") else f"eval_{name}"

@@ -129,24 +129,12 @@ class JITCheckpointCallback(TrainerCallback):
         if trainer.args.enable_jit_checkpoint:
             self.jit_manager = CheckpointManager(trainer)  # signals within a training are the trainer's own business
 
-    def _save_and_stop(self, control: TrainerControl) -> None:
+    def on_step_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if self.jit_manager is not None and self.jit_manager.is_checkpoint_requested:
             control.should_save, control.should_training_stop = False, True  # it is saved here
             self.jit_manager.execute_jit_checkpoint()
 
-    def on_step_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._save_and_stop(control)
-
-    def on_pre_optimizer_step(
-        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        self._save_and_stop(control)
-
-    def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._save_and_stop(control)
-
-    def on_epoch_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._save_and_stop(control)
+    on_pre_optimizer_step = on_step_end = on_epoch_end = on_step_begin
 
     def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if self.jit_manager is not None:

@@ -16,13 +16,9 @@ FOLDER = "profile"
 
 
 class StepProfiler(TrainerCallback):
-    """Writes `<folder>/profile/steps-<first>-<last>-rank<n>.json.gz`.
+    """Writes `<folder>/profile/steps-<first>-<last>-rank<n>.json.gz`, the trace of so many optimizer steps.
 
-    Args:
-        folder: where the run writes.
-        first: optimizer step of the run, from 1; None for the one after `warm_up` steps of each training.
-        num: number of steps.
-        warm_up: steps of a training that are not traced, where `first` is None.
+    `first` counts from 1; None for the one after `warm_up` steps of each training.
     """
 
     def __init__(self, folder: str, first: int | None, num: int, *, warm_up: int = 2) -> None:

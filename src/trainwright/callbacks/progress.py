@@ -148,8 +148,7 @@ class ProgressCallback(TrainerCallback):
     def on_evaluate(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._close("prediction_bar")
 
-    def on_predict(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._close("prediction_bar")
+    on_predict = on_evaluate
 
     def on_log(
         self, args: Arguments, state: TrainerState, control: TrainerControl, logs: Logs = NO_LOGS, **kwargs: object

@@ -174,12 +174,7 @@ def non_finite_mark(folder: Path) -> str | None:
 
 
 def verified(path: str | Path) -> Path:
-    """Returns the path of a checkpoint that the user named.
-
-    Raises:
-        CheckpointNotFoundError: there is no such directory.
-        CheckpointError: something in it is missing or altered; names the file.
-    """
+    """Returns the path of a checkpoint that the user named; an error where it is missing or altered names the file."""
     folder = Path(path)
     if not folder.is_dir():
         there = [str(p) for _, p in sorted(_finals(folder.parent))]

@@ -218,14 +218,8 @@ def load_weights(
 ) -> _IncompatibleKeys:
     """Loads weights into a model, of any kind that `save_weights` takes, in place.
 
-    Args:
-        model: takes the weights.
-        folder: the checkpoint.
-        found: weights of the checkpoint that were read already.
-        load: puts them into the model, and returns the keys that did not match.
-
-    Raises:
-        CheckpointError: there are no weights, or weights of another shape.
+    `found` are weights of the checkpoint that were read already; `load` puts them into the model, and returns the keys
+    that did not match. Without weights, or with those of another shape, it is a CheckpointError.
     """
     if is_adapter(model) and found is None:
         _load_adapter(model, folder)

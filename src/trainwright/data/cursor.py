@@ -135,13 +135,8 @@ def plan_resume(
 ) -> tuple[StepPlan, str]:
     """The plan of a resumed run, and what there is to say about it (empty where nothing changed).
 
-    Args:
-        plan: of a fresh run with these arguments.
-        cursor: of the checkpoint.
-        step: optimizer steps done.
-        batches_left: of the cursor's epoch, in this run's batches.
-        before, now: size of the checkpoint's steps, and of this run's.
-        counts_epochs: the run ends after so many epochs, not after so many steps.
+    `plan` is of a fresh run; `batches_left` of the cursor's epoch, in this run's batches; `before` and `now` are the
+    sizes of the steps. `counts_epochs`: the run ends after so many epochs, not after so many steps.
     """
     if plan.has_open_end:
         if before == now:

@@ -25,16 +25,9 @@ CLASS_WIDTH = 1 / 16
 
 
 class TokenBudget(BatchOrder):
-    """Batches of up to `max_tokens` tokens, padding included.
+    """Batches of up to `max_tokens` tokens on one process, padding included; a longer sample is a DataError.
 
-    Args:
-        lengths: of each sample.
-        max_tokens: the budget of a batch on one process.
-        seed: epoch e is drawn from `seed + e`.
-        multiple_of: the collator pads to a multiple of so many tokens.
-
-    Raises:
-        DataError: a sample is longer than the budget.
+    The collator pads to a multiple of `multiple_of` tokens.
     """
 
     def __init__(

@@ -43,11 +43,8 @@ KNOWN = {
 def read(folder: Path, *, under: str, into: StateDict | None = None) -> StateDict:
     """Reads the entry `under` of a checkpoint's folder of the model or of the optimizer. Each process reads for itself.
 
-    Returns:
-        `into`, tensors, perhaps sharded, that take what is read; None: new whole tensors on the CPU.
-
-    Raises:
-        CheckpointError: the entry cannot be read, or lacks something.
+    Returns `into`, tensors, perhaps sharded, that take what is read; None: new whole tensors on the CPU. What cannot be
+    read, or lacks something, is a CheckpointError.
     """
     try:
         reader = SafeReader(folder)

@@ -110,15 +110,10 @@ class PredictionAccumulator:
         counts: bool,
         is_last: bool,
     ) -> None:
-        """Adds one batch.
+        """Adds one batch of so many rows, and `shown`, its inputs for metrics.
 
-        Args:
-            inputs: the batch.
-            step: loss, logits and labels, as `prediction_step` returns them.
-            rows: samples in the batch.
-            shown: inputs for metrics.
-            counts: False for a batch that only keeps this process in step with the others; nothing of it is kept.
-            is_last: whether it is the last batch.
+        `step` is loss, logits and labels, as `prediction_step` returns them. Nothing is kept of a batch that does not
+        count: it only keeps this process in step with the others.
         """
         session, (loss, logits, labels) = self.session, step
         if loss is not None and counts:

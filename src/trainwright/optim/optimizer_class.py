@@ -23,14 +23,10 @@ ADAM_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}
 
 
 def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) -> tuple[OptimizerClass, Kwargs]:
-    """Returns class and keyword arguments for `args.optim`.
+    """Returns class and keyword arguments for `args.optim`; some optimizers make their own groups, and need the model.
 
-    An optimizer that makes its own groups has them among these as "params"; "optimizer_dict" (layer-wise) and "model"
-    (LOMO) stand for what the class takes in place of groups.
-
-    Args:
-        args: arguments of the run.
-        model: the model to train; needed by optimizers that make their own groups or take the model.
+    Their groups are among the arguments as "params"; "optimizer_dict" (layer-wise) and "model" (LOMO) stand for what
+    the class takes in place of groups.
 
     Raises:
         ArgumentError: the optimizer cannot do what the other settings ask, or does not take these `optim_args`.
@@ -118,11 +114,7 @@ OptimizerClass = Callable[..., Optimizer]
 
 
 def load_class(name: str, spec: OptimizerSpec) -> OptimizerClass:
-    """Imports the class of the optimizer that `args.optim` names.
-
-    Raises:
-        MissingPackageError: its package is not there, is too old, or does not work on this machine.
-    """
+    """Imports the class of the optimizer that `args.optim` names; MissingPackageError where its package fails."""
     module, _, attribute = spec.path.partition(":")
     if spec.package is None:
         return cast(OptimizerClass, getattr(importlib.import_module(module), attribute))

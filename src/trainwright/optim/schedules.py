@@ -69,10 +69,7 @@ def make_schedule(
 
     _check_options(name, options)
     return get_scheduler(  # type: ignore[no-any-return]
-        name,
-        optimizer=optimizer,
-        **steps,
-        scheduler_specific_kwargs=options,
+        name, optimizer=optimizer, **steps, scheduler_specific_kwargs=options
     )
 
 

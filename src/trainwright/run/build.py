@@ -366,13 +366,7 @@ def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> RunFacts:
 
 
 def evaluation_context(
-    args: Any,
-    services: Services,
-    *,
-    events: Events,
-    compute_metrics: Any,
-    is_prediction: bool,
-    **parts: Any,
+    args: Any, services: Services, *, events: Events, compute_metrics: Any, is_prediction: bool, **parts: Any
 ) -> EvalContext:
     """The parts of one evaluation; `parts` are further fields of it. A prediction keeps results and may lack labels."""
     from trainwright.evaluation.nested_collector import gather_results

@@ -222,15 +222,9 @@ def _exported(saved: object, now: Any, part: str) -> dict[str, Any]:
 def remaining_plan(
     plan: StepPlan, loader: Loader, checkpoint: str | None, args: Any, *, chunk: int, dataset: DatasetLike
 ) -> tuple[StepPlan, str]:
-    """The plan of a run that resumes from a checkpoint, and what there is to say about it.
+    """The plan of a run that resumes from a checkpoint, given that of a fresh one, and what there is to say about it.
 
-    Args:
-        plan: of a fresh run with these arguments.
-        loader: of the training data.
-        checkpoint: its directory; None for a fresh run.
-        args: the training arguments.
-        chunk: samples in a batch of all processes, where the loader does not know.
-        dataset: of training samples, with all its columns.
+    `chunk` is the samples in a batch of all processes, where the loader does not know; the dataset has all its columns.
 
     Raises:
         CheckpointError: the position is counted in batches, and these have another size now.

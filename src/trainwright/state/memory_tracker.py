@@ -12,13 +12,7 @@ import torch
 
 SAMPLE_EVERY_S = 0.01
 
-STAGES = {
-    "__init__": "init",
-    "train": "train",
-    "_inner_training_loop": "train",
-    "evaluate": "eval",
-    "predict": "test",
-}
+STAGES = {"__init__": "init", "train": "train", "_inner_training_loop": "train", "evaluate": "eval", "predict": "test"}
 
 
 class _PeakSampler(threading.Thread):

@@ -30,19 +30,10 @@ CURE = "Raise packing_length, cut the samples, or set packing_overflow='split'."
 
 
 class PackedOrder(BatchOrder):
-    """Batches of rows, each row a list of pieces of samples.
+    """Batches of rows, each row a list of pieces of samples; a batch of one process has so many rows.
 
-    Args:
-        lengths: of each sample.
-        row_length: tokens that a row takes.
-        rows_per_batch: rows in a batch on one process.
-        seed: epoch e is drawn from `seed + e`.
-        splits_long: a sample longer than a row is split; otherwise it is an error.
-        drop_last: leave out rows that do not fill a batch.
-        length_of: the entry of a sample that has these lengths.
-
-    Raises:
-        DataError: a sample is empty, or longer than a row.
+    A sample longer than a row is split with `splits_long`, otherwise it is a DataError, as an empty one is. `length_of`
+    is the entry of a sample that has these lengths.
     """
 
     def __init__(

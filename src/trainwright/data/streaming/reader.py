@@ -52,13 +52,9 @@ from trainwright.errors import DataError
 class StreamItems(IterableDataset[BatchItems]):
     """The items of a stream in the portions of one process; torch's DataLoader iterates it, in workers or not.
 
-    Args:
-        source: the user's dataset.
-        share: of a batch of all processes; of as many batches as there are processes where they are formed by length.
-        seed: base of the seeds of a generator that the dataset has, and of workers.
-        seeds_always: also in the main process.
-        former: forms batches by length.
-        split: the part of the stream that this process reads; the share is that of this process alone for a part.
+    `share` is that of a batch of all processes, or of as many batches as there are processes where they are formed by
+    length; of this process alone where it reads a part (`split`). `seed` seeds a generator that the dataset has, and
+    workers; with `seeds_always` the main process too.
     """
 
     def __init__(
@@ -123,14 +119,7 @@ class StreamItems(IterableDataset[BatchItems]):
 
 
 class StreamDataLoader(PreparedDataLoader):
-    """torch's DataLoader over `StreamItems`.
-
-    Args:
-        items: of the stream.
-        collate: makes a batch of a list of samples.
-        exchange: between processes that have parts of a stream of their own; None where each reads the whole.
-        options: of torch's DataLoader.
-    """
+    """A dataloader over `StreamItems`; `exchange` is None where each process reads the whole stream."""
 
     origin: BatchOrigin | None = None  # where in the stream the batch came from that was fetched last
 
