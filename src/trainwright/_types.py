@@ -150,12 +150,7 @@ def metric_number(value: object) -> float:
 
 
 def recordable(values: Mapping[Any, object], dropped: dict[str, str]) -> dict[str, Any]:  # JSON
-    """Returns the values that JSON can hold, with plain numbers.
-
-    Args:
-        values: by name.
-        dropped: gets the name of each other value, and what it is.
-    """
+    """Returns the values that JSON can hold, with plain numbers; `dropped` gets the name of each other one."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
         if not isinstance(name, str):
@@ -174,11 +169,7 @@ def recordable(values: Mapping[Any, object], dropped: dict[str, str]) -> dict[st
 
 
 def read_json(path: str | Path, *, max_bytes: int) -> Any:
-    """The value in a JSON file that a stranger may have written.
-
-    Raises:
-        ValueError: it is too large, nested too deeply, or no JSON.
-    """
+    """The value in a JSON file of a stranger; ValueError where it is too large, nested too deeply, or no JSON."""
     size = Path(path).stat().st_size
     if size > max_bytes:
         raise ValueError(f"it has {size} bytes, and at most {max_bytes} are read")
@@ -209,21 +200,12 @@ _SECRETS = tuple(
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Returns text for a terminal: control characters as their escapes, so that none of them acts there.
-
-    Args:
-        text: names, labels and paths of the user, or a message with such.
-        lines: leave line breaks and tabs.
-    """
+    """Returns text for a terminal: control characters as escapes, line breaks and tabs too unless `lines`."""
     return text if text.isprintable() else text.translate(_LINE_ESCAPES if lines else _ESCAPES)
 
 
 def without_tokens(text: str) -> str:
-    """Returns text with *** in the place of what looks like a key: in a URL, a header, an assignment, or by its form.
-
-    Args:
-        text: an error or a traceback.
-    """
+    """Returns text with *** in the place of what looks like a key: in a URL, a header, an assignment, by its form."""
     for pattern, mask in _SECRETS:
         text = pattern.sub(mask, text)
     return text

@@ -32,11 +32,7 @@ def check_metrics(args: Any, compute_metrics: Any) -> None:
 
 
 def raise_no_loss(model: Model, inputs: Mapping[str, Any], outputs: Any, loss: object, *, made_by: object) -> NoReturn:
-    """A loss that is no tensor: a ModelError says what the model returned, and what it was given.
-
-    `loss` was taken out of the outputs, or `made_by` the user's loss function; that is None where the loss is the
-    model's.
-    """
+    """Raises ModelError for a loss, of the outputs or `made_by` the user's function, that is no tensor."""
     if made_by is not None or loss is not None:
         _raise_no_tensor(loss, "compute_loss_func" if made_by is not None else type(model).__name__)
     returned = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
@@ -48,10 +44,7 @@ def raise_no_loss(model: Model, inputs: Mapping[str, Any], outputs: Any, loss: o
 
 
 def explain_loss(loss: object, model: Model, error: Exception) -> None:
-    """Raises a ModelError where an error in the backward pass comes from the kind of loss; else returns.
-
-    The loss is what `compute_loss` returned, or the same scaled for the window.
-    """
+    """Raises ModelError where an error in the backward pass comes from the kind of loss; else returns."""
     if not isinstance(loss, torch.Tensor):
         _raise_no_tensor(loss, "compute_loss", error)
     if loss.numel() != 1:
@@ -178,10 +171,7 @@ def need_optimizer(optimizer: Any) -> Any:
 
 
 def need_best_metric(metric_for_best_model: str, metrics: Mapping[str, float]) -> float:
-    """The metric that decides which model is the best; NaN, with a warning, where it is not a number.
-
-    Raises MetricError where an evaluation did not give it.
-    """
+    """The metric that decides which model is the best, or MetricError; NaN, with a warning, where it is no number."""
     name = metric_for_best_model if metric_for_best_model.startswith("eval_") else f"eval_{metric_for_best_model}"
     if name not in metrics:
         raise MetricError(
@@ -249,10 +239,7 @@ def check_has_batches(dataloader: DataLoaderLike, args: Any) -> None:
 
 
 def check_ends_together(plan: StepPlan, chunk: int | None, num_processes: int) -> None:
-    """Several processes must take the same number of steps; our own loaders see to it (`chunk` is theirs).
-
-    Raises DataError where a user's dataloader has no known end, so that other processes may see another one.
-    """
+    """Raises DataError where processes may not end at one step; our own loaders (with `chunk`) see to it."""
     if plan.has_open_end and num_processes > 1 and chunk is None:
         raise DataError(
             f"The training dataloader is your own and has no length, and {num_processes} processes train: nobody sees "

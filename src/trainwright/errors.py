@@ -135,27 +135,12 @@ def add_note(error: BaseException, text: str) -> None:
 
 
 def warn_older_name(old: str, new: str, *, stacklevel: int = 3) -> None:
-    """Warns that an older name was used, and which is written today.
-
-    Args:
-        old: the name that was used.
-        new: today's.
-        stacklevel: of the line to show, counted from here.
-    """
+    """Warns that an older name was used, and which is written today."""
     warnings.warn(f"{old} is the older name of {new}: write {new}.", LegacyNameWarning, stacklevel=stacklevel)
 
 
 def did_you_mean(name: object, known: Iterable[object], *, quoted: bool = False) -> str:
-    """Suggests the known name that is nearest to an unknown one, as the last sentence of a message.
-
-    Args:
-        name: what the user wrote.
-        known: the names that there are.
-        quoted: whether the suggestion is in quotation marks, as a value is.
-
-    Returns:
-        " Did you mean ...?" with a space before it; empty where no name is near.
-    """
+    """Returns " Did you mean ...?" with the known name that is nearest to an unknown one; empty where none is near."""
     near = difflib.get_close_matches(str(name), [str(one) for one in known], n=1)
     return f" Did you mean {near[0]!r}?" if near and quoted else f" Did you mean {near[0]}?" if near else ""
 

@@ -100,11 +100,7 @@ class RandomStates(Protocol):
 
 
 class BatchSource(Protocol):
-    """The part of a loader that the training loop uses: batches of an epoch, from any position in it.
-
-    Attributes:
-        has_ended: the batch that was given last is the last one of its epoch.
-    """
+    """The part of a loader that the training loop uses; after an epoch's last batch it `has_ended`."""
 
     @property
     def has_ended(self) -> bool: ...

@@ -53,10 +53,7 @@ def _left_in(group: Path) -> int | None:
 def is_process_alive(pid: int, *, began: float | None = None) -> bool:
     """Returns True if a process of this machine runs; one that has ended and was not waited for does not.
 
-    Args:
-        pid: number of the process.
-        began: when it started, in seconds since the epoch: its number may belong to a later process now. None: any
-            process of that number counts.
+    Its number may belong to a later process now: only one that `began` then, in seconds since the epoch, counts.
     """
     try:
         process = psutil.Process(pid)

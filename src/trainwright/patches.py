@@ -119,11 +119,7 @@ def apply_liger_kernel(model: nn.Module, kernel_config: dict[str, bool] | None) 
 
 @contextmanager
 def noisy_embeddings(model: nn.Module, alpha: float) -> Iterator[None]:
-    """Adds uniform noise of at most `alpha / sqrt(tokens x dimensions)` to the input embeddings, in training mode only.
-
-    Raises:
-        ModelError: the model does not say which of its layers is the embedding.
-    """
+    """Adds noise of at most `alpha / sqrt(tokens x dimensions)` to the input embeddings, in training mode only."""
     find = getattr(core_model(model), "get_input_embeddings", None)
     if find is None:
         raise ModelError(
@@ -244,10 +240,7 @@ def _tokenizer_of(processing_class: object) -> object:
 
 
 class RecurrentForward:
-    """Runs a batch through a model together with the state that the batch before it left.
-
-    The state is at `past_index` of the model's output; the next batch gets it as `mems`.
-    """
+    """Runs a batch through a model with a state (`mems`) that the one before left at `past_index` of its output."""
 
     def __init__(self, past_index: int) -> None:
         self._past_index = past_index

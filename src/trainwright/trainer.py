@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
@@ -32,6 +32,7 @@ from trainwright.config.arguments import TrainingArguments
 from trainwright.config.fields import value_of
 from trainwright.data import bad_sample
 from trainwright.data import batch_sampler as batch_order
+from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
 from trainwright.evaluation import metrics_io
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from trainwright.search.base import BestRun
 
 Items = torch.Tensor | int | None
-NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
 def _owned_by(owner: str, name: str) -> Any:
@@ -365,12 +365,9 @@ class Trainer:
         patched = build.patched(self.args, self.model, self._engine, keeps_outputs=self._uses_outputs())
         with patched, run.progress.listening(grace_s=value_of(self.args, "signal_grace_s")):
             output = self._inner_training_loop(
-                batch_size=self._train_batch_size,
-                args=self.args,
-                resume_from_checkpoint=checkpoint,
-                trial=trial,
+                batch_size=self._train_batch_size, args=self.args, resume_from_checkpoint=checkpoint, trial=trial,
                 ignore_keys_for_eval=ignore_keys_for_eval,
-            )
+            )  # fmt: skip
             self._services.writer.end()
         run.progress.interrupts.leave()  # a signal that came when all was trained: it is on the disk too
         return output
@@ -1250,13 +1247,8 @@ class Trainer:
         ):
             loop = self.prediction_loop if value_of(args, "use_legacy_prediction_loop") else self.evaluation_loop
             try:
-                output = loop(
-                    dataloader,
-                    description=description,
-                    prediction_loss_only=loss_only,
-                    ignore_keys=ignore_keys,
-                    metric_key_prefix=prefix,
-                )
+                output = loop(dataloader, description=description, prediction_loss_only=loss_only,
+                              ignore_keys=ignore_keys, metric_key_prefix=prefix)  # fmt: skip
             except Exception as error:
                 bad_sample.name_sample(error, where=f"the data of {prefix!r}")
                 raise
@@ -1713,15 +1705,9 @@ class Trainer:
         from trainwright.run import search
 
         return search.search(
-            self,
-            space=hp_space,
-            compute_objective=compute_objective,
-            num_trials=n_trials,
-            direction=direction,
-            backend=backend,
-            hp_name=hp_name,
-            options=kwargs,
-        )
+            self, space=hp_space, compute_objective=compute_objective, num_trials=n_trials, direction=direction,
+            backend=backend, hp_name=hp_name, options=kwargs,
+        )  # fmt: skip
 
     def _hp_search_setup(self, trial: Any) -> None:
         """Takes a trial's settings over; outside of a search there is nothing to do."""

@@ -67,10 +67,7 @@ class Eta:
         return self._step.value
 
     def left_s(self, num_steps: int, num_pauses: Mapping[str, int]) -> float | None:
-        """Estimates the seconds of the rest of a run; None before two steps are done.
-
-        Pauses left are given by kind; kinds not measured yet count as 0 s.
-        """
+        """Estimates the seconds left, with pauses by kind as measured so far; None before two steps are done."""
         if self._step.value is None:
             return None
         pauses = sum(

@@ -12,13 +12,10 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 
 class RayTrainReport(TrainerCallback):
-    """For a trainer inside the `train_loop_per_worker` of Ray's `TorchTrainer`.
+    """For a trainer inside the `train_loop_per_worker` of Ray's `TorchTrainer`; ray must be installed.
 
     Ray copies the checkpoint to its own storage, so `output_dir` may be a folder of the worker. All workers report; the
     checkpoint comes from the main process.
-
-    Raises:
-        MissingPackageError: ray is not installed.
     """
 
     def __init__(self) -> None:

@@ -146,10 +146,7 @@ class HostBuffers:
         return sum(kind[0] * max(count - len(self._free[kind]), 0) for kind, count in wanted.items())
 
     def copy_of(self, tree: Nested) -> Nested:
-        """Returns a nested value with its tensors copied into this memory, on the CPU, and the rest deep-copied.
-
-        Raises NotPlainError where a tensor in it cannot be copied byte by byte.
-        """
+        """Returns a copy: tensors in this memory, on the CPU, the rest deep-copied; or raises NotPlainError."""
         originals = [check_plain(tensor) for tensor in tensors_of(tree)]
         storages = {_place(s): s for s in (tensor.untyped_storage() for tensor in originals)}
         new = {place: storage for place, storage in storages.items() if place not in self._copies}

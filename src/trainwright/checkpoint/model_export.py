@@ -36,14 +36,10 @@ class ShardedReader(Protocol):
 
 
 def export_model(checkpoint: Path, folder: Path, *, parts: ShardedReader) -> list[Path]:
-    """Writes the model of a checkpoint of any layout into an empty or missing folder; shards and parts become one file.
+    """Writes the model of a checkpoint of any layout, in one file, into an empty or missing folder; returns the files.
 
-    Returns:
-        The files written.
-
-    Raises:
-        CheckpointNotFoundError: there is no such directory.
-        CheckpointError: it is damaged or has no weights, or `folder` is not empty.
+    Raises CheckpointNotFoundError for no directory, and CheckpointError where it is damaged, has no weights, or
+    `folder` has files.
     """
     if not checkpoint.is_dir():
         raise CheckpointNotFoundError(f"There is no directory {checkpoint}.")

@@ -276,10 +276,7 @@ def _in_the_models_names(model: Pretrained, state_dict: dict[str, torch.Tensor])
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the files with the weights of a checkpoint; empty if there are none.
-
-    A damaged index, or one that names files outside of its directory, is a CheckpointError.
-    """
+    """Returns the files with the weights of a checkpoint, if any; a damaged or foreign index is a CheckpointError."""
     for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
         if (folder / name).is_file():
             return [folder / name]

@@ -35,11 +35,7 @@ MOST_BYTES = 1 << 16
 
 
 def name_sample(error: BaseException, *, where: str) -> None:
-    """Adds a note to an error that was raised while a batch was fetched: which sample, and what is odd about it.
-
-    `where` is of the form "epoch 3 of the training data". An error of a worker has the worker's note in its text
-    already.
-    """
+    """Adds a note to an error while a batch of `where` was fetched: which sample, and what is odd about it."""
     note = note_of(error)
     if note:
         add_note(error, f"{note} This was in {where}.")

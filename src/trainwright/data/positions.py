@@ -48,10 +48,7 @@ class LoaderPosition(ABC):
 
     @abstractmethod
     def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
-        """The batches of the epoch after some, whose random states a resume sets once the first batch is fetched.
-
-        `reset` sets the random states of the beginning of the epoch.
-        """
+        """The batches of the epoch after some; `reset` sets the random states of the beginning of the epoch."""
 
     def begin(self) -> None:  # noqa: B027 -- a position that is computed has nothing to follow
         """The first batch is fetched."""

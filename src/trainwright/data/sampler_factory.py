@@ -24,11 +24,7 @@ LARGE = 2**24  # samples above which "auto" computes the shuffled order: an arra
 
 
 def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | None:
-    """The sampler that the plan asks for; None for a stream, which has its own order.
-
-    Raises:
-        DataError: batches are to be formed by length, and nobody knows how long the samples are.
-    """
+    """The sampler that the plan asks for; None for a stream, which cannot form batches by length here (DataError)."""
     if dataset is None or not has_length(dataset) or isinstance(dataset, IterableDataset):
         if (plan.max_tokens or plan.row_length) is not None and dataset is not None:
             raise DataError(
@@ -104,11 +100,7 @@ def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
 
 
 def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dataset: DatasetLike) -> Order:
-    """The order in which the epoch of a checkpoint was begun; `now` is the kind of order of this run, for the message.
-
-    Raises:
-        DataError: the order cannot be made again, or not with this data.
-    """
+    """The order in which the epoch of a checkpoint was begun; DataError where this data cannot make it again."""
     assert cursor.order is not None
     before, seed = cursor.order, cursor.seed
     order: Order | None = None

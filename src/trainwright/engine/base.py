@@ -89,10 +89,7 @@ class Engine:
     # -- a step ----------------------------------------------------------------------------------------------------
 
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
-        """Context in which the model's forward pass runs in mixed precision, if the plan has it.
-
-        With `keeps_outputs`, outputs besides the loss are used in training, so that they are needed in fp32.
-        """
+        """Context of the model's forward pass in mixed precision, if planned; `keeps_outputs` returns all in fp32."""
         return autocast_forward(model, self._plan.precision, self.device, keeps_outputs=keeps_outputs)
 
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
@@ -124,10 +121,7 @@ class Engine:
         self._optimizer.fused_backward(loss, self._optimizer.param_groups[0]["lr"])
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        """Scales gradients down so that their joint 2-norm is at most `max_norm`; infinity only measures.
-
-        Returns the norm before, a detached scalar on the device of the gradients.
-        """
+        """Scales gradients to a joint 2-norm of at most `max_norm`; returns the norm before, a detached scalar."""
         self._unscale()
         return self._gradients.clip(max_norm)
 
@@ -198,10 +192,7 @@ class Engine:
         raise AssertionError("only called where writes_parts is True")
 
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
-        """Gathers the weights of a model that is sharded over processes. All processes call it.
-
-        Returns whole tensors in the main process; None: the model has them itself.
-        """
+        """Gathers sharded weights whole into the main process; None: the model has them. All processes call it."""
         return None
 
     def finished_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
@@ -213,10 +204,7 @@ class Engine:
         return model.load_state_dict(weights, strict=False)
 
     def optimizer_state(self, optimizer: Optimizer) -> StateDict:
-        """Returns the optimizer's state as one process alone would have it. All processes call it.
-
-        All but the main one may get an empty state.
-        """
+        """Returns the state as one process would have it, perhaps in the main process only. All processes call it."""
         state: StateDict = optimizer.state_dict()
         return state
 

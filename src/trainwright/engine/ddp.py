@@ -1,7 +1,4 @@
-"""DDP: one whole model in each of several processes, whose gradients torch's DistributedDataParallel averages.
-
-Accelerate starts the process group and chooses the device; the wrapper is torch's own.
-"""
+"""DDP: one whole model in each of several processes, whose gradients torch's DistributedDataParallel averages."""
 
 from __future__ import annotations
 

@@ -28,10 +28,7 @@ def is_partitioned(module: nn.Module) -> bool:
 
 
 def whole_weights(module: nn.Module, *, keeps: bool) -> dict[str, torch.Tensor]:
-    """Gathers weights as the optimizer has them, whole, by name, on the CPU: in fp32 where it trains them.
-
-    All processes call it; without `keeps` it returns none.
-    """
+    """Gathers weights, in fp32 where they are trained, to the CPU; none unless `keeps`. All processes call it."""
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -117,10 +114,7 @@ def whole_optimizer_state(optimizer: Optimizer, groups: Groups, *, keeps: bool) 
 
 
 def load_whole_optimizer_state(optimizer: Optimizer, groups: Groups, state: Mapping[str, Any]) -> None:
-    """Loads a state as `whole_optimizer_state` returns it, whole in all processes; each keeps its partition.
-
-    Raises ValueError where its parameters are grouped otherwise.
-    """
+    """Loads a state of `whole_optimizer_state`, of which each keeps its part; ValueError where groups differ."""
     if [len(g["params"]) for g in state["param_groups"]] != [len(group) for group in groups]:
         raise ValueError("its parameters are grouped otherwise")
     for mine, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):

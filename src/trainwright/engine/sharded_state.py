@@ -107,10 +107,7 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
 
 
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Gathers the weights of a sharded model: whole tensors on the CPU in the main process, none in the others.
-
-    All processes call it.
-    """
+    """Gathers whole tensors on the CPU in the main process; none in the others. All processes call it."""
     weights: Any = get_model_state_dict(model, options=_options(model, whole=True))
     return weights  # type: ignore[no-any-return]
 
@@ -136,10 +133,7 @@ def whole_optimizer_state(model: nn.Module, optimizer: Optimizer) -> StateDict:
 
 
 def load_whole_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Loads a state as `whole_optimizer_state` returns it, whole in all processes; each keeps its part.
-
-    Raises ValueError where the state has other numbers of parameters.
-    """
+    """Loads a state of `whole_optimizer_state`, of which each keeps its part; ValueError where groups differ."""
     mine: Any = get_optimizer_state_dict(model, optimizer)
     names = [name for group in mine["param_groups"] for name in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]

@@ -55,11 +55,7 @@ def make_schedule(
     num_training_steps: int,
     options: Mapping[str, object] | None = None,
 ) -> LRScheduler:
-    """Makes the learning-rate schedule that `lr_scheduler_type` names; `options` are `lr_scheduler_kwargs`.
-
-    The rate rises from 0 over the warm-up; both numbers count optimizer steps. An unknown or missing option is an
-    error.
-    """
+    """Makes the schedule that `lr_scheduler_type` names, with a warm-up from 0; `options` are `lr_scheduler_kwargs`."""
     name = str(getattr(name, "value", name))
     options = dict(options or {})
     steps = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}

@@ -357,10 +357,7 @@ def prepare_output(args: Any, folder: str, *, is_fresh: bool) -> None:
 
 
 def check_first_checkpoint(args: Any, folder: str, model: Model) -> None:
-    """Warns before step 1 where the first checkpoint may not fit on the disk.
-
-    Raises CheckpointWriteError where not even its weights do, and `save_failure` is "stop".
-    """
+    """Warns before step 1 where the first checkpoint may not fit on the disk; raises where not even its weights do."""
     if args.save_strategy == "no":
         return
     from trainwright.checkpoint import disk_space

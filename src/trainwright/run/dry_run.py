@@ -27,12 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> None:
-    """Raises what the first evaluation would raise.
-
-    Raises:
-        DataError: an evaluation set that is no dataset, or has no sample to judge by.
-        MetricError: `metric_for_best_model` is not among what an evaluation yields.
-    """
+    """Raises what the first evaluation would raise: DataError for unusable sets, MetricError for a missing metric."""
     checks.check_sets_have_samples(trainer.args, trainer.eval_dataset)
     if not is_overridden(trainer, "evaluate", "_evaluate", "get_eval_dataloader"):
         sets = trainer.eval_dataset

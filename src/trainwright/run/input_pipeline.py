@@ -85,10 +85,7 @@ def sample_collator(sampler: Any, collator: Any, *, default: Any) -> Any:
 
 
 def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Model, processing_class: Any) -> Any:
-    """The collator that makes packed rows of what `collate` makes of samples; `collate` where nothing is packed.
-
-    Raises ModelError where the samples of a row would see each other in this model.
-    """
+    """The collator that packs what `collate` makes; ModelError where samples of a row would see each other."""
     length_of = packed_input(sampler)
     if length_of is None:
         return collate

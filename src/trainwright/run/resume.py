@@ -37,8 +37,7 @@ logger = logging.getLogger(__name__)
 def find_checkpoint(asked: str | bool | None, output_dir: str) -> str | None:
     """The checkpoint to resume from: the newest complete one for True and "auto", the named one if it verifies.
 
-    Raises CheckpointNotFoundError where there is none, but for "auto", and CheckpointError where the named one is
-    damaged.
+    Raises CheckpointNotFoundError where there is none, but for "auto"; CheckpointError where the named one is damaged.
     """
     if asked is None or asked is False:
         return None
@@ -56,10 +55,7 @@ def find_checkpoint(asked: str | bool | None, output_dir: str) -> str | None:
 
 
 def find_unreadable(folder: Path) -> str | None:
-    """Returns why a checkpoint whose files are as they were written cannot be resumed from; None if nothing shows.
-
-    Of tensors only the descriptions are read.
-    """
+    """Returns why a checkpoint cannot be resumed from, by the descriptions of its tensors; None if nothing shows."""
     try:
         load_state(folder)
         manifest = Manifest.read(folder)
@@ -256,10 +252,7 @@ def remaining_plan(
 
 
 def position_in_other_data(cursor: Cursor, loader: Loader, plan: StepPlan, *, step: int) -> Cursor | None:
-    """Returns where a resume continues if there are more or fewer samples now: by the number of steps, as transformers.
-
-    None if there are as many samples as before, or their number is not known.
-    """
+    """Returns where a resume continues if the number of samples changed: by the number of steps, as transformers."""
     here = loader.cursor(0, 0, batches_per_epoch=plan.batches_per_epoch)
     is_known = None not in (cursor.num_samples, here.num_samples, loader.position.chunk)
     if not is_known or cursor.num_samples == here.num_samples or (cursor.unit, here.unit) != (None, None):
@@ -288,10 +281,7 @@ def other_data_message(before: Cursor, now: Cursor, *, skips: bool) -> str:
 def resume_loader(
     loader: Loader, checkpoint: str, engine: Engine, plan: StepPlan, *, skips: bool
 ) -> tuple[int, int] | None:
-    """Gives the loader its state of a checkpoint; returns epoch and batches, or None if the checkpoint has no cursor.
-
-    With `skips`, what is trained of that epoch is not trained again.
-    """
+    """Gives the loader its state of a checkpoint; returns epoch and batches (skip if `skips`); None without cursor."""
     manifest = manifest_of(checkpoint)
     if manifest is None or manifest.cursor is None:
         return None
@@ -367,10 +357,7 @@ class CheckpointArguments:
 def load_checkpoint_args(
     checkpoint: str, args: Any, state: TrainerState, *, has_own_optimizer: bool
 ) -> CheckpointArguments:
-    """Compares the arguments with those in a checkpoint; transformers writes none that can be read safely.
-
-    Raises CheckpointError for differences that no resume can carry out.
-    """
+    """Compares arguments with a checkpoint's, if ours; a CheckpointError for differences that cannot be."""
     from trainwright.config.resume_diff import diff_args, impossible_changes
 
     try:

@@ -120,10 +120,7 @@ class TrainingRun:
 
     @contextmanager
     def alone_in(self, folder: str, args: Any, engine: Engine) -> Iterator[None]:
-        """Around a training: where it may save, no other run saves into its directory. All processes call it.
-
-        Raises ArgumentError where another live run does.
-        """
+        """Around a training: no other run saves into the directory, else an ArgumentError. All processes call it."""
         self.lease = lease = Lease(folder)
         try:
             if resolve.checkpoint(args).may_save:

@@ -77,8 +77,7 @@ class Uploads:
         """Uploads a checkpoint as `hub_strategy` says, asynchronously, one at a time.
 
         What is saved while another upload is under way waits for the end of the training, unless `hub_always_push`.
-        `when_there` calls its argument when the checkpoint is on the disk; `announce` is called if the upload starts
-        now.
+        `when_there` calls its argument when the checkpoint is on disk; `announce` is called if the upload starts now.
         """
         from trainwright.hub import file_selection
 

@@ -58,8 +58,7 @@ class Interrupts:
         """Installs the signal handlers within the context. Only the main thread can do so; others change nothing.
 
         A signal that is ignored, as SIGINT is in what a script starts in the background, stays so. For `grace_s` after
-        the first signal others do not end the process at once; `lost` says what a process that ends at once has not
-        saved.
+        the first signal others do not end the process at once; `lost` says what one that ends at once has not saved.
         """
         self.received, self._is_open, self._is_handed_on = None, False, False
         self._seen, self._grace_s, self._lost = {}, grace_s, lost

@@ -25,11 +25,7 @@ ROUNDING_ON_A_GPU = 5e-3  # of float32, whose products may be taken in TF32
 def find_layout(
     model: nn.Module, *, row_length: int, num_rows: int, takes_positions: bool, length_of: str = "input_ids"
 ) -> PackingLayout:
-    """The layout by which this model keeps the samples of a row apart; `takes_positions`: forward takes `position_ids`.
-
-    Raises:
-        ModelError: there is none, or the model gives no logits for each token.
-    """
+    """The layout by which this model keeps the samples of a row apart; ModelError where there is none."""
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(_refusal(model, "it is an encoder-decoder, which has two sequences for each sample"))

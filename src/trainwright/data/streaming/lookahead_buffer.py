@@ -32,11 +32,7 @@ State = object  # of the user's dataset, as its `state_dict` returns it
 def formed_by_length(
     lengths: Sequence[int] | Lengths, plan: SamplingPlan, *, seed: int, drop_last: bool
 ) -> TokenBudget | PackedOrder:
-    """Batches of samples with these lengths, as the plan forms them.
-
-    Raises:
-        DataError: a sample is empty, or longer than a batch or row takes.
-    """
+    """Batches of samples with these lengths, as the plan forms them; DataError for an empty or too long sample."""
     if plan.max_tokens is not None:
         return TokenBudget(lengths, plan.max_tokens, seed=seed, multiple_of=plan.pad_to)
     assert plan.row_length is not None
@@ -86,11 +82,7 @@ class BatchFormer:
         return formed_by_length(lengths, self.plan, seed=seed, drop_last=drop_last and self.plan.drop_last)
 
     def length(self, item: Item, number: int) -> int:
-        """Tokens of an item of the stream, counted: there is no index by which a column could be asked.
-
-        Raises:
-            DataError: it has none, or more than fit; names the item by its number.
-        """
+        """Tokens of an item of the stream, counted, since no column can be asked; DataError for none or too many."""
         name, plan = self.plan.length_of, self.plan
         if not isinstance(item, Mapping) or name not in item:
             has = ", ".join(sorted(item)) if isinstance(item, Mapping) else f"a {type(item).__name__}"
