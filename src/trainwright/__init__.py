@@ -78,7 +78,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "default_hp_space_optuna", "default_hp_space_ray", "default_hp_space_wandb", "is_optuna_available",
         "is_ray_available", "is_ray_tune_available",
     ),
-    "trainwright.loop.label_smoother": ("LabelSmoother",),
+    "trainwright.loss_normalization": ("LabelSmoother",),
     "trainwright.optim.parameter_groups": ("check_target_module_exists", "get_parameter_names"),
     "trainwright.optim.factory": ("is_optimizer_factory",),
     "trainwright.optim.layerwise_optimizer": ("LayerWiseDummyOptimizer", "LayerWiseDummyScheduler"),

@@ -94,7 +94,7 @@ from trainwright.evaluation.outputs import (
     PredictionOutput,
     TrainOutput,
 )
-from trainwright.loop.label_smoother import LabelSmoother
+from trainwright.loss_normalization import LabelSmoother
 from trainwright.model_facts import number_of_arguments
 from trainwright.optim.factory import is_optimizer_factory
 from trainwright.optim.layerwise_optimizer import (

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 from trainwright import checks, model_facts
 from trainwright._types import TRAINER_STATE_NAME, Batch, TailBatch, has_length, metric_number, output_loss
+from trainwright.checkpoint import training_state
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve, rules
@@ -41,7 +42,8 @@ from trainwright.hooks import accept_older_signatures, is_overridden, left_out
 from trainwright.loop.context import NULL_OBSERVER
 from trainwright.loop.fit import fit, run_epoch
 from trainwright.loss_normalization import LossRule
-from trainwright.optim import parameter_groups, schedule_resume, schedules
+from trainwright.optim import schedule_resume, schedules
+from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERNS, get_parameter_names
 from trainwright.run import build, checkpointing, console, copies, input_pipeline, resume
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.training import TrainingRun
@@ -750,7 +752,7 @@ class Trainer:
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Loads the state of the loss scale (fp16); nothing without a checkpoint."""
         if checkpoint is not None:
-            checkpointing.read_scaler(self.accelerator, Path(checkpoint))
+            training_state.load_scaler(self.accelerator, Path(checkpoint))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Sets the random states of this process to the checkpoint's; nothing without one."""
@@ -822,7 +824,7 @@ class Trainer:
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Parameters that weight decay applies to: all but biases and those of normalisation layers."""
-        return parameter_groups.decay_parameter_names(model)
+        return get_parameter_names(model, NO_DECAY_LAYERS, NO_DECAY_PATTERNS)
 
     def _make_optimizer(self, model: nn.Module, num_training_steps: int) -> Any:
         if is_overridden(self, "create_optimizer_and_scheduler"):
@@ -1469,7 +1471,7 @@ class Trainer:
     def _save_scaler(self, output_dir: str) -> None:
         """Writes the state of the loss scale (fp16)."""
         if self.args.should_save:
-            checkpointing.write_scaler(self.accelerator, Path(output_dir))
+            training_state.save_scaler(self.accelerator, Path(output_dir))
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Writes the random states of all processes and the position of the data; all processes call it."""

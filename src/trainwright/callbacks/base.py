@@ -18,25 +18,10 @@ Logs: TypeAlias = Mapping[str, Any]  # name -> number, text, or whatever the use
 NO_LOGS: Logs = MappingProxyType({})
 
 EVENTS = (
-    "on_init_end",
-    "on_train_begin",
-    "on_epoch_begin",
-    "on_step_begin",
-    "on_substep_end",
-    "on_pre_optimizer_step",
-    "on_optimizer_step",
-    "on_step_end",
-    "on_log",
-    "on_evaluate",
-    "on_prediction_step",
-    "on_predict",
-    "on_save",
-    "on_push_begin",
-    "on_epoch_end",
-    "on_train_end",
-    "on_exception",
-    "on_incident",
-)
+    "on_init_end", "on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end", "on_pre_optimizer_step",
+    "on_optimizer_step", "on_step_end", "on_log", "on_evaluate", "on_prediction_step", "on_predict", "on_save",
+    "on_push_begin", "on_epoch_end", "on_train_end", "on_exception", "on_incident",
+)  # fmt: skip
 
 
 class TrainerCallback:

@@ -144,16 +144,11 @@ LOOKS = 0.1  # of the time until something may be due: after so much of it the c
 
 
 class Decision(NamedTuple):
-    """Decision of one process for all, by its clock.
+    """Decision of one process for all, by its clock."""
 
-    Attributes:
-        saves, stops: whether to save and to stop after this step.
-        num_steps: steps until the next decision.
-    """
-
-    saves: bool
+    saves: bool  # after this step
     stops: bool
-    num_steps: int
+    num_steps: int  # until the next decision
 
 
 class TimeLimits(TrainerCallback, ExportableState):

@@ -148,14 +148,16 @@ def _check_same_shapes(optimizer: Optimizer, state: StateDict) -> None:
                 raise ValueError(f"{name} of parameter {index} is {tuple(saved.shape)}, not {tuple(parameter.shape)}")
 
 
-def save_scaler(scaler: Stateful | None, folder: Path) -> None:
-    """Writes the state of a gradient scaler, if there is one."""
+def save_scaler(accelerator: object, folder: Path) -> None:
+    """Writes the state of an accelerator's gradient scaler, if there is one."""
+    scaler: Stateful | None = getattr(accelerator, "scaler", None)
     if scaler is not None:
         torch.save(scaler.state_dict(), folder / SCALER_NAME)
 
 
-def load_scaler(scaler: Stateful | None, folder: Path) -> None:
-    """Loads the state of a gradient scaler, if there is one and the checkpoint has it."""
+def load_scaler(accelerator: object, folder: Path) -> None:
+    """Loads the state of an accelerator's gradient scaler, if there is one and the checkpoint has it."""
+    scaler: Stateful | None = getattr(accelerator, "scaler", None)
     if scaler is not None and (folder / SCALER_NAME).is_file():
         scaler.load_state_dict(_load(folder / SCALER_NAME))
 

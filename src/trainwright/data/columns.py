@@ -26,11 +26,6 @@ def is_columnar(dataset: object) -> bool:
     return cls is not None and isinstance(dataset, cls)
 
 
-def has_transform(dataset: DatasetLike) -> bool:
-    """Returns True if samples are made on the fly (`with_transform`), of columns that the model need not take."""
-    return bool(dataset.format["type"] == "custom")
-
-
 def is_own(collator: object) -> bool:
     """Returns True if the user wrote a collator: then it may read columns that the model does not take."""
     while isinstance(collator, functools.partial):

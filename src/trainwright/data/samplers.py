@@ -21,17 +21,11 @@ from trainwright.errors import DataError
 
 
 class Order(ABC):
-    """The indices of each epoch, of samples or of groups of them.
+    """The indices of each epoch, of samples or of groups of them."""
 
-    Attributes:
-        seed: base of the order; None where it comes from elsewhere.
-        unit: the settings that decide what a group is; None where an index is that of a single sample.
-        is_counted: its length is a claim that is checked against what it gives.
-    """
-
-    seed: int | None = None
-    unit: str | None = None
-    is_counted = False
+    seed: int | None = None  # base of the order; None where it comes from elsewhere
+    unit: str | None = None  # the settings that decide what a group is; None for an index of a single sample
+    is_counted = False  # its length is a claim that is checked against what it gives
 
     @abstractmethod
     def indices(self, epoch: int) -> Iterable[Any]:

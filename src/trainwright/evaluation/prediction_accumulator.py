@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from trainwright._types import Batch, Nested, plain_numbers
+from trainwright._types import Batch, Nested, plain_numbers, python_number
 from trainwright.config.plans import EvalPlan
 from trainwright.errors import DataError
 from trainwright.evaluation.nested_collector import ArrayStorage, NestedCollector
 from trainwright.evaluation.outputs import EvalLoopOutput, EvalPrediction
-from trainwright.evaluation.streaming_metrics import StreamingMetric, is_streaming
 from trainwright.hooks import Events
 from trainwright.loss_normalization import LossRule
-from trainwright.tensor_tree import map_nested
+from trainwright.tensor_tree import map_nested, nested_numpify
 
 
 @dataclass(slots=True)
@@ -185,3 +185,72 @@ def _no_rows(value: object) -> Nested:
     if isinstance(value, list):
         return []
     return map_nested(lambda leaf: torch.atleast_1d(leaf)[:0] if isinstance(leaf, torch.Tensor) else leaf, value)  # type: ignore[no-untyped-call]
+
+
+# -- metrics with a state of their own ---------------------------------------------------------------------------------
+
+
+PREDICTIONS = ("predictions", "preds", "pred", "y_pred", "logits", "input")
+REFERENCES = ("references", "target", "targets", "labels", "label_ids", "y_true")
+
+
+def is_streaming(metric: object) -> bool:
+    """Returns True if a metric has a state of its own, and is no function of an EvalPrediction."""
+    feeds = callable(getattr(metric, "update", None)) or callable(getattr(metric, "add_batch", None))
+    return feeds and callable(getattr(metric, "compute", None)) and not isinstance(metric, type)
+
+
+class StreamingMetric:
+    """Runs one evaluation with an object that has `update` (or `add_batch`) and `compute`, reset and on the device.
+
+    torchmetrics and `evaluate` have such objects; their names for the two arguments are translated. They get the output
+    of the model: logits, unless `preprocess_logits_for_metrics` changes them.
+    """
+
+    def __init__(self, metric: Any, device: torch.device | None = None) -> None:
+        self._metric = metric
+        self._takes_arrays = not callable(getattr(metric, "update", None))
+        self._feed: Callable[..., object] = metric.add_batch if self._takes_arrays else metric.update
+        self._names = _names_of(self._feed)
+        self._name = type(metric).__name__
+        if callable(getattr(metric, "reset", None)):
+            metric.reset()
+        if isinstance(metric, torch.nn.Module) and device is not None:
+            metric.to(device)
+
+    @property
+    def adds_processes_up(self) -> bool:
+        """True if `compute` itself combines the processes, so that each adds its own batches."""
+        parts = [*self._metric.values()] if isinstance(self._metric, torch.nn.ModuleDict) else [self._metric]
+        return bool(parts) and all(callable(getattr(part, "sync", None)) for part in parts)
+
+    def add(self, predictions: Nested, references: Nested) -> None:
+        """Adds one batch: predictions and labels, with one row for each sample."""
+        if self._takes_arrays:
+            predictions, references = nested_numpify(predictions), nested_numpify(references)
+        if self._names is None:
+            self._feed(predictions, references)
+        else:
+            self._feed(**dict(zip(self._names, (predictions, references), strict=True)))
+
+    def result(self) -> dict[str, Any]:
+        """Computes the metric of all batches: a dict, or a number that is named after the metric's class."""
+        value = self._metric.compute()
+        if isinstance(value, Mapping):
+            return dict(value)
+        if isinstance(python_number(value), (int, float)):
+            return {self._name: value}
+        raise DataError(
+            f"{self._name}.compute() returned a {type(value).__name__}; it must return a dict of names and numbers, or "
+            "one number."
+        )
+
+
+def _names_of(feed: Callable[..., object]) -> tuple[str, str] | None:
+    """Returns the names of a metric's parameters for predictions and references; None to pass them by position."""
+    try:
+        parameters = inspect.signature(feed).parameters
+    except (TypeError, ValueError):
+        return None
+    found = [next((name for name in names if name in parameters), None) for names in (PREDICTIONS, REFERENCES)]
+    return None if found[0] is None or found[1] is None else (found[0], found[1])

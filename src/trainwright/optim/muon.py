@@ -8,6 +8,7 @@ for embeddings, the output layer, biases and norms. With `adjust_lr_fn="match_rm
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -35,15 +36,12 @@ class MuonWithAdamW(Optimizer):
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        ns_steps: int = 5,
         adjust_lr_fn: str = "match_rms_adamw",
+        **muon: Any,  # further arguments of torch.optim.Muon
     ) -> None:
         groups = [{**group, "params": list(group["params"])} for group in params]
         groups = [group for group in groups if group["params"]]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, MATRICES: False})
-        muon: Group = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
         self._parts: list[Optimizer] = []
         matrices = [group for group in self.param_groups if group[MATRICES]]
         others = [group for group in self.param_groups if not group[MATRICES]]

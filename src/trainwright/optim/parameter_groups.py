@@ -47,10 +47,6 @@ def get_parameter_names(
     return names + [n for n in model._parameters if not _matches(patterns, n)]
 
 
-def decay_parameter_names(model: nn.Module) -> list[str]:
-    return get_parameter_names(model, NO_DECAY_LAYERS, NO_DECAY_PATTERNS)
-
-
 def decay_groups(model: nn.Module, decay_names: Iterable[str], weight_decay: float) -> list[Group]:
     """Two groups of the trainable parameters: those that decay and those that do not, in the model's order."""
     decays = set(decay_names)

@@ -32,7 +32,7 @@ from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, Tra
 from trainwright.hooks import Events
 from trainwright.journal.record import JournalListener
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
-from trainwright.loss_normalization import LossRule
+from trainwright.loss_normalization import LabelSmoother, LossRule
 from trainwright.run.uploads import Uploads
 from trainwright.state.clock import Clock
 from trainwright.state.memory_tracker import TrainerMemoryTracker
@@ -40,7 +40,6 @@ from trainwright.state.memory_tracker import TrainerMemoryTracker
 if TYPE_CHECKING:
     from trainwright.callbacks.preemption import JITCheckpointCallback
     from trainwright.evaluation.prediction_accumulator import EvalContext
-    from trainwright.loop.label_smoother import LabelSmoother
 
 WITH_OPTIMIZER = 3  # times the weights: two moments of Adam
 SLOW_DISK = 100e6  # bytes a second that a save is expected to write before one has been seen
@@ -279,8 +278,6 @@ def label_smoother(model: Model, epsilon: float) -> LabelSmoother | None:
             stacklevel=4,
         )
         return None
-    from trainwright.loop.label_smoother import LabelSmoother
-
     return LabelSmoother(epsilon=epsilon)
 
 
@@ -370,8 +367,7 @@ def evaluation_context(
 ) -> EvalContext:
     """The parts of one evaluation; `parts` are further fields of it. A prediction keeps results and may lack labels."""
     from trainwright.evaluation.nested_collector import gather_results
-    from trainwright.evaluation.prediction_accumulator import EvalContext
-    from trainwright.evaluation.streaming_metrics import is_streaming
+    from trainwright.evaluation.prediction_accumulator import EvalContext, is_streaming
 
     engine = services.engine
     streams = args.batch_eval_metrics or is_streaming(compute_metrics)

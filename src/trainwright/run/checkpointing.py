@@ -275,14 +275,6 @@ class Checkpointer:
         return resume.load_state(Path(path)).global_step
 
 
-def write_scaler(accelerator: Any, folder: Path) -> None:
-    training_state.save_scaler(getattr(accelerator, "scaler", None), folder)
-
-
-def read_scaler(accelerator: Any, folder: Path) -> None:
-    training_state.load_scaler(getattr(accelerator, "scaler", None), folder)
-
-
 def stateful(handler: Any, control: Any) -> list[Any]:
     """The callbacks, and the control, that have a state to save."""
     return [part for part in (*handler.callbacks, control) if callable(getattr(part, "state", None))]

@@ -18,7 +18,7 @@ from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config.rules.start import COMPUTED_BY_EVALUATION, RequiredMetric, resolve_best_metric
 from trainwright.errors import DataError, MetricError, TrainwrightError
 from trainwright.evaluation import eval_loop, metrics_io
-from trainwright.evaluation.streaming_metrics import is_streaming
+from trainwright.evaluation.prediction_accumulator import is_streaming
 from trainwright.hooks import is_overridden
 
 logger = logging.getLogger(__name__)

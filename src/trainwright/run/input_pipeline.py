@@ -118,7 +118,7 @@ def keeps_all_columns(args: Any, model: Model) -> bool:
 
 def is_columnar(dataset: DatasetLike) -> bool:
     """Returns whether columns can be removed from a dataset before its samples are read."""
-    return columns.is_columnar(dataset) and not columns.has_transform(dataset)
+    return columns.is_columnar(dataset) and dataset.format["type"] != "custom"
 
 
 def without_unused_columns(
