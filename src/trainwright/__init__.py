@@ -64,10 +64,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.state.memory_tracker": ("TrainerMemoryTracker",),
     "trainwright.evaluation.metrics_io": ("denumpify_detensorize", "metrics_format"),
     "trainwright.compat.helpers": (
-        "EvalLoopContainer", "distributed_broadcast_scalars", "distributed_concat", "find_executable_batch_size",
-        "load_sharded_checkpoint", "rotate_checkpoints", "sort_checkpoints", "torch_distributed_zero_first",
+        "DistributedSamplerWithLoop", "EvalLoopContainer", "IterableDatasetShard", "ShardSampler",
+        "distributed_broadcast_scalars", "distributed_concat", "find_executable_batch_size", "load_sharded_checkpoint",
+        "number_of_arguments", "rotate_checkpoints", "sort_checkpoints", "torch_distributed_zero_first",
     ),
-    "trainwright.model_facts": ("number_of_arguments",),
     "trainwright.patches": ("activate_neftune", "apply_liger_kernel"),
     "trainwright.tensor_tree": (
         "find_batch_size", "nested_concat", "nested_detach", "nested_numpify", "nested_truncate",
@@ -94,7 +94,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.data.length_sampler": (
         "DistributedLengthGroupedSampler", "LengthGroupedSampler", "get_length_grouped_indices",
     ),
-    "trainwright.data.sharding": ("DistributedSamplerWithLoop", "IterableDatasetShard", "ShardSampler"),
     "trainwright.data.balanced_batches": ("BatchRebalanceSampler",),
     "trainwright.data.columns": (
         "DataCollatorForLanguageModeling", "DataCollatorForSeq2Seq", "DataCollatorForTokenClassification",

@@ -26,11 +26,15 @@ from trainwright.callbacks.progress import (
 )
 from trainwright.checkpoint.store import get_last_checkpoint
 from trainwright.compat.helpers import (
+    DistributedSamplerWithLoop,
     EvalLoopContainer,
+    IterableDatasetShard,
+    ShardSampler,
     distributed_broadcast_scalars,
     distributed_concat,
     find_executable_batch_size,
     load_sharded_checkpoint,
+    number_of_arguments,
     rotate_checkpoints,
     sort_checkpoints,
     torch_distributed_zero_first,
@@ -78,11 +82,6 @@ from trainwright.data.seeding import (
     seed_worker,
     set_seed,
 )
-from trainwright.data.sharding import (
-    DistributedSamplerWithLoop,
-    IterableDatasetShard,
-    ShardSampler,
-)
 from trainwright.distributed.world import ParallelMode
 from trainwright.evaluation.metrics_io import (
     denumpify_detensorize,
@@ -95,7 +94,6 @@ from trainwright.evaluation.outputs import (
     TrainOutput,
 )
 from trainwright.loss_normalization import LabelSmoother
-from trainwright.model_facts import number_of_arguments
 from trainwright.optim.factory import is_optimizer_factory
 from trainwright.optim.layerwise_optimizer import (
     LayerWiseDummyOptimizer,

@@ -219,10 +219,3 @@ def embedding_ids(model: nn.Module) -> set[int]:
 def num_elements(parameter: nn.Parameter) -> int:
     """Elements of a whole parameter, also where this process holds none of them while it is not in use."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
-
-
-def number_of_arguments(func: Any) -> int:
-    """Returns the number of arguments that a function takes; of a partial one those that are not given yet."""
-    if isinstance(func, functools.partial):
-        return len(inspect.signature(func.func).parameters) - len(func.args) - len(func.keywords)
-    return len(inspect.signature(func).parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -247,3 +248,18 @@ def load_sharded_checkpoint(
     for name in sorted(set(files.values())):
         model.load_state_dict(read_file(Path(folder) / Path(name).name), strict=False)
     return _IncompatibleKeys(missing, unexpected)
+
+
+# Samplers that nothing here uses, and a count: transformers' own.
+OF_TRANSFORMERS = {
+    "DistributedSamplerWithLoop": "trainer_pt_utils",
+    "IterableDatasetShard": "trainer_pt_utils",
+    "ShardSampler": "trainer_pt_utils",
+    "number_of_arguments": "trainer_utils",
+}
+
+
+def __getattr__(name: str) -> Any:  # classes and a function of transformers
+    if name in OF_TRANSFORMERS:
+        return getattr(importlib.import_module(f"transformers.{OF_TRANSFORMERS[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
