@@ -18,9 +18,10 @@ SRC = Path(__file__).parents[2] / "src" / "trainwright"
 OURS = (
     "cli", "journal", "preflight", "guard.rollback",  # the command line, the journal, checks before a run, going back
     "data.packing", "data.streaming.lookahead_buffer", "data.sampler_factory.training_order",  # batches by length
-    "optim.lr_groups", "optim.muon", "optim.factory._over_the_model",  # rates by layer, Muon
+    "optim.parameter_groups.layer_factors", "optim.parameter_groups._with_patterns",  # rates by layer
+    "optim.muon", "optim.factory._over_the_model",  # Muon
     "config.coerce.parse_duration", "config.coerce._of_text", "config.coerce.parse_steps",  # lengths of time, steps
-    "data.lengths.check_lengths", "evaluation.streaming_metrics",  # lengths that a batch holds, metrics by batch
+    "data.length_sampler.check_lengths", "evaluation.prediction_accumulator.StreamingMetric.result",  # lengths that a batch holds, metrics by batch
 )  # fmt: skip
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (
