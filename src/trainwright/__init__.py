@@ -66,11 +66,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.compat.helpers": (
         "DistributedSamplerWithLoop", "EvalLoopContainer", "IterableDatasetShard", "ShardSampler",
         "distributed_broadcast_scalars", "distributed_concat", "find_executable_batch_size", "load_sharded_checkpoint",
-        "number_of_arguments", "rotate_checkpoints", "sort_checkpoints", "torch_distributed_zero_first",
+        "nested_truncate", "number_of_arguments", "rotate_checkpoints", "sort_checkpoints",
+        "torch_distributed_zero_first",
     ),
     "trainwright.patches": ("activate_neftune", "apply_liger_kernel"),
     "trainwright.tensor_tree": (
-        "find_batch_size", "nested_concat", "nested_detach", "nested_numpify", "nested_truncate",
+        "find_batch_size", "nested_concat", "nested_detach", "nested_numpify",
         "numpy_pad_and_concatenate", "torch_pad_and_concatenate",
     ),
     "trainwright.search.base": ("BestRun", "default_compute_objective"),
@@ -108,9 +109,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
 }
 # fmt: on
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_GONE = dict.fromkeys(
-    ("ShardedDDPOption", "default_hp_space_sigopt"), "trainwright.compat.gone_names"
-)  # from transformers too
+# From transformers too.
+_GONE = dict.fromkeys(("ShardedDDPOption", "default_hp_space_sigopt"), "trainwright.compat.gone_names")
 
 # Import paths of transformers that are modules of this package too. They have the public names above, and else its own.
 ORIGINAL_PATHS = (

@@ -34,6 +34,7 @@ from trainwright.compat.helpers import (
     distributed_concat,
     find_executable_batch_size,
     load_sharded_checkpoint,
+    nested_truncate,
     number_of_arguments,
     rotate_checkpoints,
     sort_checkpoints,
@@ -150,7 +151,6 @@ from trainwright.tensor_tree import (
     nested_concat,
     nested_detach,
     nested_numpify,
-    nested_truncate,
     numpy_pad_and_concatenate,
     torch_pad_and_concatenate,
 )

@@ -54,19 +54,6 @@ def nested_numpify(tensors: Any) -> Any:
     return map_nested(_numpy, tensors)
 
 
-def nested_truncate(tensors: Any, limit: int) -> Any:
-    """Cuts every leaf of a nested value to its first rows.
-
-    Args:
-        tensors: nested tensors or arrays.
-        limit: number of rows.
-
-    Returns:
-        A nested value of the same structure.
-    """
-    return map_nested(lambda leaf: leaf[:limit], tensors)
-
-
 def find_batch_size(tensors: Any) -> int | None:
     """Finds the first dimension of the first tensor or array in a nested value.
 

@@ -16,9 +16,7 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 logger = logging.getLogger(__name__)
 
-Callback: TypeAlias = (
-    Any  # an instance of our TrainerCallback, of transformers', or of a class that only looks like one
-)
+Callback: TypeAlias = Any  # an instance of our TrainerCallback, of transformers', or of a class that only looks alike
 Listener: TypeAlias = Callable[..., TrainerControl | None]
 
 # Flags that an event clears, before any callback sees it.
@@ -64,9 +62,8 @@ class CallbackHandler(TrainerCallback):
         self.args: object = None  # the arguments that `fire` passes on
         self.watchers: list[Callback] = []
         self.clock = Clock()
-        self._table: dict[
-            str, list[tuple[Listener, str]]
-        ] = {}  # listeners of an event, and the phase that each is timed under
+        # listeners of an event, and the phase that each is timed under
+        self._table: dict[str, list[tuple[Listener, str]]] = {}
         for callback in callbacks:
             self.add_callback(callback)
         if not any(_is_flow(callback) for callback in self.callbacks):

@@ -22,9 +22,8 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 logger = logging.getLogger(__name__)
 
-BY_THE_CLUSTER = tuple(
-    128 + getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)
-)  # exit codes; SIGINT is a person who wants it to end
+# Exit codes; SIGINT is a person who wants it to end.
+BY_THE_CLUSTER = tuple(128 + getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 TIMEOUT_S = 60
 
 

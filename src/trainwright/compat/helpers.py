@@ -122,7 +122,7 @@ def load_sharded_checkpoint(
 OF_TRANSFORMERS = {
     "trainer_pt_utils": (
         "DistributedSamplerWithLoop", "EvalLoopContainer", "IterableDatasetShard", "ShardSampler",
-        "distributed_broadcast_scalars", "distributed_concat", "torch_distributed_zero_first",
+        "distributed_broadcast_scalars", "distributed_concat", "nested_truncate", "torch_distributed_zero_first",
     ),
     "trainer_utils": ("find_executable_batch_size", "number_of_arguments"),
 }  # fmt: skip
