@@ -582,7 +582,11 @@ class Trainer:
         return input_pipeline.column_removing_collator(data_collator, kept, self.model, description)
 
     def num_examples(self, dataloader: Any) -> int:
-        """Samples behind a dataloader; estimated from its batches where the dataset has no length."""
+        """Samples behind a dataloader; estimated from its batches where the dataset has no length.
+
+        Args:
+            dataloader: any iterable of batches.
+        """
         dataset = getattr(dataloader, "dataset", None)
         if has_length(dataset):
             return len(dataset)
@@ -823,7 +827,11 @@ class Trainer:
         return optimizer_class.optimizer_class_and_kwargs(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Parameters that weight decay applies to: all but biases and those of normalisation layers."""
+        """Parameters that weight decay applies to: all but biases and those of normalisation layers.
+
+        Args:
+            model: has the parameters.
+        """
         return get_parameter_names(model, NO_DECAY_LAYERS, NO_DECAY_PATTERNS)
 
     def _make_optimizer(self, model: nn.Module, num_training_steps: int) -> Any:

@@ -128,7 +128,11 @@ class CallbackHandler(TrainerCallback):
         self._table = {e: [(getattr(c, e), phase) for c, phase in heard if overrides(c, e)] for e in EVENTS}
 
     def watch(self, watcher: Callback) -> None:
-        """Adds an internal listener, with methods named after events, called before the callbacks at each event."""
+        """Adds an internal listener, called before the callbacks at each event that it overrides.
+
+        Args:
+            watcher: object with methods named after events.
+        """
         self.watchers.append(watcher)
         self.rebuild()
 
@@ -140,7 +144,13 @@ class CallbackHandler(TrainerCallback):
         return any(overrides(c, "on_save") and getattr(c, "looks_at_files", True) for c in self.callbacks)
 
     def fire(self, event: str, run: RunState, **kwargs: object) -> None:
-        """Calls the listeners of an event with its objects; a control object that one of them returns is the run's."""
+        """Calls the listeners of an event; a control object that one of them returns becomes the run's.
+
+        Args:
+            event: one of `EVENTS`.
+            run: holds `state` and `control`.
+            **kwargs: objects of this event, such as `logs`.
+        """
         for flag in _CLEARS.get(event, ()):
             setattr(run.control, flag, False)
         if "call_event" in self.__dict__:  # a library replaced it on the instance, as SetFit does

@@ -62,7 +62,11 @@ def _adapt(optimizer: Optimizer, model: nn.Module) -> None:
 
 
 def is_optimizer_factory(optimizer_cls_or_factory: object) -> bool:
-    """Returns True if the first element of `optimizer_cls_and_kwargs` makes an optimizer from a whole model."""
+    """Returns True if the value makes an optimizer from a whole model: any but a class of optimizers.
+
+    Args:
+        optimizer_cls_or_factory: first element of `optimizer_cls_and_kwargs`.
+    """
     return not (
         isinstance(optimizer_cls_or_factory, type) and issubclass(optimizer_cls_or_factory, torch.optim.Optimizer)
     )
