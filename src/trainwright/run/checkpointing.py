@@ -282,16 +282,11 @@ def stateful(handler: Any, control: Any) -> list[Any]:
 
 def log_load_result(load_result: Any) -> None:
     """Says which weights a checkpoint lacked or had too much."""
-    if load_result.missing_keys:
-        logger.warning(
-            "The checkpoint lacks weights of the model, which keep the values they have: %s.",
-            ", ".join(load_result.missing_keys),
-        )
-    if load_result.unexpected_keys:
-        logger.warning(
-            "The checkpoint has weights that the model lacks; they are left out: %s.",
-            ", ".join(load_result.unexpected_keys),
-        )
+    missing, unexpected = (", ".join(names) for names in (load_result.missing_keys, load_result.unexpected_keys))
+    if missing:
+        logger.warning("The checkpoint lacks weights of the model, which keep the values they have: %s.", missing)
+    if unexpected:
+        logger.warning("The checkpoint has weights that the model lacks; they are left out: %s.", unexpected)
 
 
 def best_to_load(state: Any, args: Any, run_id: str) -> Path | None:
