@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from numbers import Number
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
@@ -63,11 +64,7 @@ class TailBatch(Batch):
         self.weight = weight
 
     def __reduce__(self) -> Any:
-        return _tail_batch, (dict(self), self.num_samples, self.weight)
-
-
-def _tail_batch(batch: Batch, num_samples: int, weight: float) -> TailBatch:
-    return TailBatch(batch, num_samples=num_samples, weight=weight)
+        return partial(TailBatch, num_samples=self.num_samples, weight=self.weight), (dict(self),)
 
 
 @dataclass(slots=True)

@@ -13,14 +13,14 @@ import subprocess
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
-from trainwright._types import Model, Trial
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 logger = logging.getLogger(__name__)
+SavingTrainer: TypeAlias = Any  # a trainer of ours or of transformers, or None
 
 # Exit codes; SIGINT is a person who wants it to end.
 BY_THE_CLUSTER = tuple(128 + getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
@@ -55,15 +55,6 @@ class SlurmRequeue(TrainerCallback):
             logger.warning("Job %s could not be put back into the queue: %s. Start it again by hand.", job, words)
         else:
             logger.warning("Job %s is back in the queue (scontrol requeue).", job)
-
-
-class SavingTrainer(Protocol):
-    """The part of a trainer that a checkpoint on request needs."""
-
-    args: Any  # arguments of the library or of transformers
-    model: Model  # the user's model
-
-    def _save_checkpoint(self, model: Model, trial: Trial) -> None: ...
 
 
 class CheckpointManager:
@@ -119,7 +110,7 @@ class JITCheckpointCallback(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self.trainer: SavingTrainer | None = None
+        self.trainer: SavingTrainer = None
         self.jit_manager: CheckpointManager | None = None
 
     def set_trainer(self, trainer: SavingTrainer) -> None:

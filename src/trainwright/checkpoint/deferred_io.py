@@ -8,7 +8,7 @@ import mmap
 import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -44,19 +44,11 @@ def why_not_copy(wishes: Sequence[CopyRequest]) -> str | None:
     return None
 
 
-class FileSink(Protocol):
-    """Destination of large files."""
-
-    def put(self, tree: Nested, write: Write, *, shared: bool = False) -> None:
-        """Calls `write`, now or later, with the present values of nested tensors; `shared`: all processes do alike."""
-        ...
-
-
 class ImmediateSink:
     """Sink that writes at once."""
 
     def put(self, tree: Nested, write: Write, *, shared: bool = False) -> None:
-        """Writes the tree."""
+        """Calls `write` with the present values of nested tensors; `shared`: all processes do, or all later."""
         write(tree)
 
 
@@ -112,6 +104,7 @@ class DeferredSink:
 
 
 IMMEDIATE = ImmediateSink()
+FileSink: TypeAlias = ImmediateSink | DeferredSink  # destination of large files
 
 
 # -- copies of tensors that training goes on changing ------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import Dataset
 
@@ -144,19 +144,12 @@ def _say(
 # -- what a collator of the user's own gets ----------------------------------------------------------------------------
 
 
-class Others(Protocol):
-    """Entries by name that are read when they are asked for."""
-
-    def __contains__(self, name: object) -> bool: ...
-    def __getitem__(self, name: str) -> object: ...
-
-
 class Sample(dict[str, object]):
     """A dict of the entries that the model takes, with others behind it."""
 
     __slots__ = ("_others",)
 
-    def __init__(self, taken: Mapping[str, object], others: Others) -> None:
+    def __init__(self, taken: Mapping[str, object], others: Mapping[str, object] | _OtherColumns) -> None:
         super().__init__(taken)
         self._others = others
 

@@ -34,12 +34,8 @@ def build_dataloader(
 ) -> PreparedDataLoader:
     """A DataLoader over the dataset; the order comes from the sampler, or from the dataset itself if it is a stream.
 
-    Args:
-        dataset: map-style or iterable.
-        plan: batch size, workers, and which share of the batches is this process's.
-        sampler: gives indices or groups of them; for a stream a `BatchFormer` of its samples, or None.
-        collate: makes a batch of a list of samples.
-        exchange: between processes that have parts of a stream of their own.
+    The sampler gives indices or groups of them; for a stream it is a `BatchFormer` of its samples, or None. `exchange`
+    is between processes that have parts of a stream of their own.
 
     Raises:
         DataError: a stream that is split for other processes, or a sampler of batches.

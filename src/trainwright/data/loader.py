@@ -33,18 +33,7 @@ RandomStates = dict[str, Any]  # of python, numpy and torch, as `checkpoint.rng`
 
 
 class Loader:
-    """Gives the batches of each epoch of a dataloader: ours, or any that the user made.
-
-    Args:
-        dataloader: anything that can be iterated once per epoch.
-        random_state: returns the process's random states (python, numpy, torch).
-        set_random_state: sets them.
-        copies: sends batches to the device ahead of their use; None where they are moved when they are used.
-
-    Attributes:
-        position: how far training is in the dataloader.
-        has_ended: the batch given last was the last one of its epoch.
-    """
+    """Gives the batches of each epoch of a dataloader: ours, or any that the user made."""
 
     def __init__(
         self,
@@ -54,13 +43,13 @@ class Loader:
         set_random_state: Callable[[RandomStates], None],
         copies: DevicePrefetcher | None = None,
     ) -> None:
-        self.dataloader = dataloader
-        self._random_state = random_state
+        self.dataloader = dataloader  # anything that can be iterated once per epoch
+        self._random_state = random_state  # returns the process's random states (python, numpy, torch)
         self._set_random_state = set_random_state
-        self._copies = copies
+        self._copies = copies  # sends batches to the device ahead of their use; None: they are moved when they are used
         self._keeps_states = may_draw_in_this_process(dataloader)
         self._seeds_here = seeds_this_process(dataloader)
-        self.position = position_of(dataloader)
+        self.position = position_of(dataloader)  # how far training is in it
         self._resumed = LoaderState()
         self._epoch_start: RandomStates | None = None
         self._before_ahead: RandomStates | None = None
@@ -69,6 +58,7 @@ class Loader:
 
     @property
     def has_ended(self) -> bool:
+        """True if the batch given last was the last one of its epoch."""
         return self._watched.end_of_dataloader
 
     def __len__(self) -> int:
@@ -86,13 +76,10 @@ class Loader:
     def epoch(
         self, epoch: int, *, skip_batches: int = 0, after_first: Callable[[], None] | None = None
     ) -> Iterator[Batch]:
-        """Batches of an epoch, from any of them on.
+        """Batches of an epoch (from 0), after `skip_batches` that are trained already.
 
-        Args:
-            epoch: from 0.
-            skip_batches: batches of the epoch that are trained already.
-            after_first: called once the first batch is fetched: the place where an interrupted run's random states
-                belong, since it had fetched that batch before it was interrupted.
+        `after_first` is called once the first batch is fetched: the place where an interrupted run's random states
+        belong, since it had fetched that batch before it was interrupted.
         """
         position = self.position
         position.seek(epoch, skip_batches)
@@ -156,12 +143,9 @@ class Loader:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def cursor(self, epoch: int, batches: int, *, batches_per_epoch: int) -> Cursor:
-        """The position after some batches of an epoch; the end of one is the beginning of the next.
+        """The position after batches of an epoch whose step is done; the end of one is the beginning of the next.
 
-        Args:
-            epoch: from 0.
-            batches: of the epoch, whose optimizer step is done.
-            batches_per_epoch: `OPEN_END` where that is not known.
+        `batches_per_epoch` is `OPEN_END` where that is not known.
         """
         is_end = batches >= batches_per_epoch or (batches_per_epoch == OPEN_END and self.has_ended)
         return self.position.cursor(epoch + 1, 0) if is_end else self.position.cursor(epoch, batches)
@@ -173,11 +157,7 @@ class Loader:
         )
 
     def resume(self, cursor: Cursor, state: LoaderState) -> tuple[int, int]:
-        """Prepares to go on from a checkpoint's position; the next `epoch()` uses it.
-
-        Args:
-            cursor: of the checkpoint.
-            state: what it keeps of this process besides.
+        """Prepares to continue from a checkpoint's position and state; the next `epoch()` uses it.
 
         Returns:
             The epoch, and how many batches of it count as done: those of a full epoch less those that are left.

@@ -1,12 +1,9 @@
 """Positions: how far training is in a dataloader, one class for each kind of it, and how a resume gets back there.
 
 - `IndexedPosition`: a dataset with indices. A position is computed from batches; nothing is read to get to it.
-- `StreamPosition`: an iterable dataset. A position is followed batch by batch; the dataset's own state lies beside the
-  cursor in a checkpoint.
-- `ForeignPosition`: a dataloader that the user made. It is counted in batches, and read again up to it, unless the
-  dataloader has `state_dict` and `load_state_dict` (torchdata's StatefulDataLoader, its workers' states included).
-
-`position_of` chooses; nobody else asks which kind it is.
+- `StreamPosition`: an iterable dataset, followed batch by batch; its own state lies beside the cursor in a checkpoint.
+- `ForeignPosition`: a dataloader that the user made, counted in batches and read again up to it, unless it has
+  `state_dict` and `load_state_dict` (torchdata's StatefulDataLoader, its workers' states included).
 """
 
 from __future__ import annotations

@@ -51,7 +51,6 @@ class Engine:
 
     def expect(self, *, num_steps: int, num_warmup_steps: int) -> None:
         """Announces the optimizer steps of a run before `setup`, for backends with a schedule of their own."""
-        return None
 
     def setup(self, model: nn.Module, *, make_optimizer: MakeOptimizer, make_scheduler: MakeScheduler) -> Prepared:
         """Wraps a placed model for training, and calls the two factories in the order that this backend needs."""
@@ -283,7 +282,6 @@ class Engine:
 
     def barrier(self) -> None:
         """Waits for all processes."""
-        return None
 
     def published_flags(self) -> dict[str, Any]:
         """Attributes of the trainer that name its backend; read again when it is set up."""

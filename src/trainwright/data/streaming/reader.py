@@ -1,19 +1,16 @@
 """Streams: an iterable dataset in batches, each item once over processes and workers, from the position of a resume.
 
-Every process reads the same items in the same order, cuts them into chunks and takes its part of each (`sharding.py`),
-so that all have the same number of batches. Workers share a stream in one of two ways:
-
+Every process reads the same items in the same order and takes its part of each chunk (`chunks.py`, `sharding.py`), so
+that all have the same number of batches. Workers share a stream in one of two ways:
 - The dataset sees to it: a `datasets` stream gives each worker shards of its own, and others ask `get_worker_info`.
   Each worker then makes batches of what it gets, and the loader takes them in turn.
 - It does not: every worker reads all of it and makes every W-th batch, so the batches are those without workers.
 
-A `datasets` stream that was split by `split_dataset_by_node` is another matter: each process reads its own part, and
-they agree batch by batch on when the last of them has ended (`split_sync.py`).
+Of a `datasets` stream that `split_dataset_by_node` split, each process reads its own part (`split_sync.py`).
 
-A batch tells the main process where the stream stood behind it (`Origin`); `Progress` adds up those that are trained.
 A resume loads the dataset's own state where it has one, and otherwise reads past what is trained, collating nothing.
-What is drawn while a stream is read or collated is seeded in workers, and in the main process where asked: as a
-function of the seed, the epoch and the position. How a stream is cut is in `chunks.py`.
+What is drawn while a stream is read or collated is seeded in workers, and in the main process where asked, as a
+function of the seed, the epoch and the position.
 """
 
 from __future__ import annotations
