@@ -111,12 +111,7 @@ def check_datasets(
     *,
     has_own_schedule: bool = False,
 ) -> None:
-    """Checks the data as far as possible when a trainer is made.
-
-    Raises:
-        DataError: no way to know how long to train, or nothing to evaluate on.
-        TypeError: a collator that cannot be called.
-    """
+    """Raises DataError for data of unknown length or nothing to evaluate on, TypeError for a collator that is none."""
     if not callable(data_collator):
         raise TypeError(
             f"data_collator={data_collator!r} cannot be called; pass a function (or an object with __call__) that "

@@ -66,7 +66,8 @@ class CallbackHandler(TrainerCallback):
         self._table: dict[str, list[tuple[Listener, str]]] = {}
         for callback in callbacks:
             self.add_callback(callback)
-        if not any(_is_flow(callback) for callback in self.callbacks):
+        is_ours = any(isinstance(callback, DefaultFlowCallback) for callback in self.callbacks)
+        if not is_ours and "DefaultFlowCallback" not in self.callback_list.split():  # transformers' has the name too
             logger.warning(
                 "There is no DefaultFlowCallback among the callbacks, so nothing logs, evaluates, saves or stops by "
                 "the arguments. Add one: trainer.add_callback(DefaultFlowCallback). Present: %s.",
@@ -221,10 +222,6 @@ def _read_result(result: object, control: TrainerControl, listener: Listener) ->
         f"{getattr(listener, '__qualname__', listener)} returned {result!r}. An event of a callback returns None, "
         f"`control`, or a dict of its flags: {', '.join(flags)}."
     )
-
-
-def _is_flow(callback: object) -> bool:
-    return isinstance(callback, DefaultFlowCallback) or type(callback).__name__ == "DefaultFlowCallback"
 
 
 def _forward(event: str, extra: str | None) -> Listener:

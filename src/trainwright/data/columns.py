@@ -41,12 +41,9 @@ def module_of(thing: object) -> str:
 def remove_unused(
     dataset: DatasetLike, columns: Sequence[str], *, model_name: str, description: str | None, for_own: bool = False
 ) -> Any:
-    """A `datasets.Dataset` with only the columns that the model takes.
+    """A `datasets.Dataset` with only the columns that the model takes; DataError if it takes none.
 
     With `for_own`, a collator of the user's own gets the others too, where it asks for them by name (`Sample`).
-
-    Raises:
-        DataError: none of its columns is an input of the model, nor is there such a collator.
     """
     unused = [name for name in dataset.column_names if name not in columns]
     if for_own:

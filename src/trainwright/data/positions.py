@@ -71,11 +71,8 @@ class LoaderPosition(ABC):
         """Checks that a run with steps of size `now` can resume at a position that steps of size `before` reached.
 
         Returns what to say of the order of samples; empty where it stays. An epoch that was begun in another kind of
-        order is finished in that order.
-
-        Raises:
-            CheckpointError: the position is counted in batches, and these have another size now.
-            DataError: there are more or fewer samples than there were, or they have an order that cannot be made again.
+        order is finished in that order. Raises CheckpointError where the position is counted in batches of another
+        size, and DataError where the number of samples changed, or their order cannot be made again.
         """
         here = self.cursor(cursor.epoch + 1, 0)
         assert here.order is not None

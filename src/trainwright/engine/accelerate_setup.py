@@ -32,11 +32,8 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: ob
     """Makes the Accelerator of this process, with the process group that exists, or starts one.
 
     For fp16 it has a gradient scaler, on the CPU too. `cpu` makes accelerate use the CPU alone, by default as the plan
-    does; `plugins` is accelerate's plugin of a backend.
-
-    Raises:
-        ArgumentError: an existing state of accelerate does not fit the plan.
-        MissingPackageError: fp8 is asked for, and no package with a recipe is installed.
+    does; `plugins` is accelerate's plugin of a backend. An existing state of accelerate that does not fit is an error,
+    and so is fp8 without a package that has a recipe.
     """
     from accelerate import Accelerator, DataLoaderConfiguration
     from accelerate.state import AcceleratorState

@@ -47,11 +47,7 @@ def task_of(batch: Batch, label_names: Sequence[str]) -> Task:
 
 
 def prompted_task_of(batch: Batch, label_names: Sequence[str], *, pad_token_id: int) -> Task:
-    """Makes the task of a model that continues its prompt, padded at the left with `pad_token_id`.
-
-    Raises:
-        DataError: there is no prompt, or nothing tells where it ends and padding begins.
-    """
+    """Makes the task of a model that continues its prompt, padded at the left; DataError where there is no prompt."""
     ids, labels = batch["input_ids"], batch.get("labels")
     mask = whole = _mask_of(batch, pad_token_id)
     together = labels is not None and _repeats(ids, labels)

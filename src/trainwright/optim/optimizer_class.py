@@ -26,11 +26,7 @@ def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) 
     """Returns class and keyword arguments for `args.optim`; some optimizers make their own groups, and need the model.
 
     Their groups are among the arguments as "params"; "optimizer_dict" (layer-wise) and "model" (LOMO) stand for what
-    the class takes in place of groups.
-
-    Raises:
-        ArgumentError: the optimizer cannot do what the other settings ask, or does not take these `optim_args`.
-        MissingPackageError: its package is not installed.
+    the class takes in place of groups. Settings that contradict the optimizer, and a missing package, are errors.
     """
     name, spec = spec_of(args)
     problems = [message for limit in spec.limits if (message := limit(name, args))]

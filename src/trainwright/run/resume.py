@@ -221,10 +221,7 @@ def remaining_plan(
     """The plan of a run that resumes from a checkpoint, given that of a fresh one, and what there is to say about it.
 
     `chunk` is the samples in a batch of all processes, where the loader does not know; the dataset has all its columns.
-
-    Raises:
-        CheckpointError: the position is counted in batches, and these have another size now.
-        DataError: batches are formed otherwise, or the samples have an order that cannot be made again.
+    Raises CheckpointError where a position in batches has lost its size, DataError where an order cannot be made again.
     """
     manifest = manifest_of(checkpoint)
     if manifest is None or manifest.cursor is None:
