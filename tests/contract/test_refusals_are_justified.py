@@ -21,12 +21,13 @@ OURS = (
     "optim.parameter_groups.layer_factors", "optim.parameter_groups._with_patterns",  # rates by layer
     "optim.muon", "optim.factory._over_the_model",  # Muon
     "config.coerce.parse_duration", "config.coerce._of_text", "config.coerce.parse_steps",  # lengths of time, steps
-    "data.length_sampler.check_lengths", "evaluation.prediction_accumulator.StreamingMetric.result",  # lengths that a batch holds, metrics by batch
+    "data.length_sampler.check_lengths",  # lengths that a batch holds
+    "evaluation.prediction_accumulator.StreamingMetric.result",  # metrics by batch
 )  # fmt: skip
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (
     "_types", "compat", "config.fields.setting", "config.rules.stages", "config.cli_options", "state", "tensor_tree",
-    "loop.micro_batch_retry", "checks.need_optimizer", "data.length_sampler",
+    "loop.micro_batch_retry", "checks.need_optimizer", "data.length_sampler._known_lengths",
 )  # fmt: skip
 # Packages and services that are not installed or not set up: transformers needs the same ones.
 MISSING = ("trackers", "errors.needs_package")
