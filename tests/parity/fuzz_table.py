@@ -6,6 +6,7 @@ generator of its own, so that a row added to the table changes no other row of a
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,6 +100,10 @@ def is_stream(case: Case) -> bool:
     return case.get("data") in STREAMS
 
 
+def is_first(case: Case) -> bool:
+    return case.get("before") != "train"
+
+
 def is_evaluated(case: Case) -> bool:
     return "evaluation" in case
 
@@ -165,7 +170,7 @@ PARTS = (
     ),
     Row("before", 0.06, ("evaluate", "predict", "train")),
     Row("resume", 0.25, ("first", "last", "newest"), lambda case: "saving" in case or "best" in case),
-    Row("longer", 0.25, (True,), lambda case: "resume" in case and case.get("model") != "mlm"),
+    Row("longer", 0.25, (True,), lambda case: "resume" in case and case.get("model") != "mlm" and is_first(case)),
     # transformers' arguments have no `loss_weighting`, which the comparison of windows needs
     Row("their_arguments", 0.04, (True,), lambda case: "gradient_accumulation_steps" not in case),
 )
@@ -385,4 +390,5 @@ def settings(case: Case) -> dict[str, Any]:
         given |= case.get(row.name, {})
     if case.get("longer"):  # the only schedule that is the same on a longer run (docs/resume.md)
         given |= {"lr_scheduler_type": "constant", "lr_scheduler_kwargs": None}
-    return given | {row.name: case[row.name] for row in FIELDS if row.name in case}
+    drawn = given | {row.name: case[row.name] for row in FIELDS if row.name in case}
+    return copy.deepcopy(drawn)  # the original writes into a dict of accelerator_config
