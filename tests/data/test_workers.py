@@ -140,6 +140,7 @@ def test_workers_end_when_the_main_process_is_killed(tmp_path: Path) -> None:
     """One that hangs, which torch does not end, and one that waits."""
     root = str(Path(__file__).parents[2])
     process = forked.start(["-c", MAIN.format(root=root, folder=str(tmp_path))])
+    workers: list[psutil.Process] = []
     try:
         until(lambda: (tmp_path / "met").exists() and (tmp_path / "met").read_text() != "")
         workers = psutil.Process(process.pid).children()
@@ -147,7 +148,8 @@ def test_workers_end_when_the_main_process_is_killed(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         until(lambda: not any(is_running(worker) for worker in workers))
     finally:
-        process.kill()
+        for left in (process, *filter(is_running, workers)):
+            left.kill()
         process.communicate()
 
 
