@@ -154,6 +154,7 @@ def _rows(value: Any, number: int) -> Any:
 def _with_settings(trainer: AnyTrainer, model: Any, settings: dict[str, Any]) -> Any:
     """A copy with an engine, an optimizer and a schedule of its own."""
     copied = copy_of(trainer, settings, model=model, optimizer=None, lr_scheduler=None)
+    copied.args.on_nonfinite, copied.args.on_spike = "ignore", "off"  # stand-ins have no values to guard
     copied._services.use_engine(build.make_engine(copied.args))
     return copied
 
@@ -234,6 +235,7 @@ def _session(copied: AnyTrainer) -> LoopContext:
         rule=copied._loss_rule(),
         start=(0, 0),
         checkpoint=None,
+        load_newest=lambda: 0,  # there is no checkpoint
         first_look=NULL_OBSERVER,
         events=SilentEvents(),
         **parts,
