@@ -70,6 +70,10 @@ class NonFiniteWeightsError(CheckpointError):
     """A checkpoint whose weights are not finite, and which is therefore not written over a good one."""
 
 
+class BundleError(TrainwrightError, ValueError):
+    """An incident bundle that is damaged, or cannot be replayed as it is."""
+
+
 class BadStepError(TrainwrightError, ArithmeticError):
     """A guard ended the run because of a bad step, before its update."""
 

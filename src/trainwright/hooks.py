@@ -123,6 +123,14 @@ class StepGuard(Protocol):
     def close(self) -> None: ...
 
 
+class Recorder(Protocol):
+    """Writes down what a run needs to know of its incidents later."""
+
+    def record(self, incident: Any, window: object) -> Any: ...
+    def failed(self, error: BaseException) -> None: ...
+    def hang(self, message: str) -> None: ...
+
+
 class FirstStepObserver(Protocol):
     """Watches the first step of a run; it changes nothing of it."""
 

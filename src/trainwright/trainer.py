@@ -440,6 +440,7 @@ class Trainer:
         run = self._run
         plan = run.plan
         assert plan is not None
+        run.recorder = run.make_recorder(self, self._engine, self._get_output_dir(trial))
         start = self._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, checkpoint, trial)
         model, loader = self._prepare_for_training(plan.max_steps, run.loader, checkpoint)
         return run.begin(
@@ -1523,6 +1524,23 @@ class Trainer:
         self._finish_current_push()
         console.log_time_breakdown(self.args, services.journal)
         return TrainOutput(progress.state.global_step, train_loss, metrics)
+
+    def capture_incident(self, reason: str = "requested") -> Path:
+        """Writes an incident bundle of the current step, or of the last one with the weights of now.
+
+        For a callback or a hook that finds a step suspicious; `trainwright replay` runs it again. The forward and
+        backward pass of the step are run once more.
+
+        Args:
+            reason: for `incident.json`.
+
+        Returns:
+            The directory of the bundle, below `output_dir/incidents`.
+
+        Raises:
+            BundleError: there is no step, or the bundle cannot be written.
+        """
+        return self._run.make_recorder(self, self._engine, self._get_output_dir(self._trial)).request(reason)
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint, or of the next best one where its files were altered."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,18 @@ def a_step_that_is_not_finite_is_skipped_by_default(bench: Bench) -> None:
     with pytest.raises(NonFiniteError, match="training stops before the update"):
         bench.train(train_dataset=data, on_nonfinite="stop")
     assert not bench.changes_weights({"on_nonfinite": "ignore"})
+
+
+@shows("incidents")
+def a_bundle_of_a_bad_step_is_written(bench: Bench) -> None:
+    def written(**settings: Any) -> list[str]:
+        trainer = bench.train(train_dataset=poisoned(5), **settings)
+        return [path.name for path in Path(trainer.args.output_dir).glob("incidents/*")]
+
+    (name,) = written()
+    assert name.endswith("-nonfinite")
+    assert written(incidents=False) == []
+    assert not bench.changes_weights({"incidents": False})
 
 
 @shows("max_skipped_steps")

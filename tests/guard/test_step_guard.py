@@ -31,7 +31,7 @@ def decide_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def make(plan: GuardPlan, report: Any, *, optimizer: Any, scheduler: Any, device: Any, **facts: Any) -> Any:
         assert step_guard.takes_found_inf(optimizer)
-        log = IncidentLog(report, max_skipped=plan.max_skipped_steps)
+        log = IncidentLog(report, max_skipped=plan.max_skipped_steps, record=facts["record"])
         return step_guard.DeviceGuard(plan.on_nonfinite, log, optimizer, scheduler, device=device)
 
     monkeypatch.setattr(training, "make_guard", make)

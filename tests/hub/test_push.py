@@ -244,6 +244,7 @@ def test_what_others_write_and_delete_is_not_even_looked_at(tmp_path: Path, monk
         "checkpoint-2/a",
         ".checkpoint-4.1.partial/a",
         ".git/config",
+        "incidents/step-000002-nonfinite/batch.safetensors",
         "journal.jsonl",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

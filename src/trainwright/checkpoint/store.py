@@ -101,7 +101,7 @@ class CheckpointStore:
         if before is not None:
             link_unchanged(staging, files, self.path(before))
         replace(manifest, files=files).write(staging)
-        _flush(staging)
+        flush(staging)
         replaced = self._beside(manifest.step, "replaced")
         if os.path.lexists(final):
             _delete(replaced)
@@ -241,7 +241,7 @@ def _merge(source: Path, target: Path) -> None:
             shutil.copy2(path, goal)
 
 
-def _flush(folder: Path) -> None:
+def flush(folder: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
         if path.is_dir():
             _flush_directory(path)

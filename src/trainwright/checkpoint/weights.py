@@ -19,7 +19,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from trainwright._types import is_instance_of, optional_class, read_json, replacing
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
-from trainwright.errors import CheckpointError
+from trainwright.errors import CheckpointError, ModelError
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
@@ -207,6 +207,31 @@ def _without_progress_bars() -> Iterator[None]:
     finally:
         if was_on:
             hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def make_pretrained(folder: Path, class_name: str, *, attention: str | None) -> nn.Module:
+    """Makes a model of transformers with the weights in a directory. Code and pickles in it are not run.
+
+    Args:
+        folder: with `config.json` and weights in safetensors.
+        class_name: of the model, in transformers.
+        attention: implementation of attention; None: the default.
+
+    Raises:
+        ModelError: transformers has no such model, or it does not fit the files.
+    """
+    import transformers
+
+    cls = getattr(transformers, class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
+        raise ModelError(f"transformers has no model {class_name}.")
+    try:
+        with _without_progress_bars():
+            return cls.from_pretrained(  # type: ignore[no-any-return]
+                folder, dtype="auto", local_files_only=True, use_safetensors=True, attn_implementation=attention
+            )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"{class_name} cannot be made of {folder}: {error}") from error
 
 
 def load_weights(

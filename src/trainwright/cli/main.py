@@ -247,6 +247,26 @@ def intact(folder: Path) -> str:
     return f"intact, step {manifest.step}, {len(manifest.files)} files, {size / 1e6:.1f} MB"
 
 
+def replay(
+    folder: Annotated[Path, typer.Argument(help="Incident bundle: output_dir/incidents/step-...", metavar="DIR")],
+    model: Annotated[
+        str | None, typer.Option(help="module:function that returns the model, or a Trainer with it.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16 in the place of the run's.")] = None,
+    one_by_one: Annotated[bool, typer.Option("--one-by-one", help="Run each sample by itself too.")] = False,
+) -> None:
+    """Run the step of an incident again, without the data set."""
+    from trainwright.cli.replay import replay
+
+    if precision not in (None, "fp32", "bf16", "fp16"):
+        raise errors.ArgumentError(f"--precision {precision}: write fp32, bf16 or fp16.")
+    result = replay(folder, model=model, precision=precision, one_by_one=one_by_one)
+    for line in result.lines:
+        echo(line)
+    if not result.is_same and precision is None:
+        raise typer.Exit(FAILED)
+
+
 def env() -> None:
     """Show versions and hardware, for a report of an error."""
     from trainwright.journal.environment_info import environment
@@ -269,6 +289,7 @@ app = typer.Typer(
 for _command in (init, check, train, resume, runs, report, compare, verify, export, env):
     app.command()(reporting()(_command))
 app.command(hidden=True)(reporting()(push))  # the message that names it is enough; the help fits a screen
+app.command(hidden=True)(reporting()(replay))  # as is that of an incident
 
 
 def _version(is_asked: bool) -> None:

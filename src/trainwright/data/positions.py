@@ -63,6 +63,16 @@ class LoaderPosition(ABC):
     def cursor(self, epoch: int, batches: int) -> Cursor:
         """The position after some batches of an epoch; 0 for the beginning of one."""
 
+    def samples_of(self, epoch: int, batches: int, *, num_batches: int) -> list[list[Any]]:
+        """Returns the samples of some batches: indices, or positions in a stream; empty where they are not known.
+
+        Args:
+            epoch: from 0.
+            batches: of the epoch before the first one; of a stream, near the window that was begun last.
+            num_batches: whose samples are wanted.
+        """
+        return []
+
     def state(self) -> State | None:
         """Returns what a checkpoint keeps beside the cursor, by the kind of position; None: nothing."""
         return None
@@ -126,6 +136,10 @@ class IndexedPosition(LoaderPosition):
             chunk=self.chunk,
             order=order.describe(),
         )
+
+    def samples_of(self, epoch: int, batches: int, *, num_batches: int) -> list[list[Any]]:
+        found = self._batches.indices_of(epoch, self._samples_before(epoch, batches), num_batches)
+        return [[index for one in batch for index in (one if isinstance(one, list) else [one])] for batch in found]
 
     def _finish_order(self, cursor: Cursor, now: OrderKind, dataset: Any) -> str:
         num_samples = len(self._batches.order)
@@ -199,6 +213,13 @@ class StreamPosition(LoaderPosition):
             chunk=self.chunk,
             order={"kind": "stream", **({} if items.former is None else items.former.describe())},
         )
+
+    def samples_of(self, epoch: int, batches: int, *, num_batches: int) -> list[list[Any]]:
+        if self._items.former is not None or not self._items.split.is_whole:
+            return []
+        first = self._before.samples + (batches - self._before.batches) * self.chunk
+        starts = range(first, first + num_batches * self.chunk, self.chunk)
+        return [list(range(start, min(start + self.chunk, self._progress.samples))) for start in starts]
 
     def state(self) -> State:
         return {"stream": self._progress.to_dict()}

@@ -157,6 +157,22 @@ class EpochBatches(Sampler[list[int]]):
         part = self.share.part(rest)
         return None if rest % self.share.num_processes == 0 and self.share.even else part
 
+    def indices_of(self, epoch: int, first_sample: int, num_batches: int) -> list[list[Any]]:
+        """Returns the indices of some batches of this process; none where making the order draws random numbers.
+
+        Args:
+            epoch: from 0.
+            first_sample: of the first batch, counted over all processes.
+            num_batches: so many, or fewer at the end of the epoch.
+        """
+        order, share = self.order_of(epoch), self.share
+        if type(order).draw is not Order.draw and order.describe()["kind"] != "sequence":
+            return []
+        indices = order.indices_from(epoch, first_sample)
+        chunks = [list(itertools.islice(indices, share.chunk_size)) for _ in range(num_batches)]
+        parts = [share.part(len(chunk)) for chunk in chunks if chunk]
+        return [chunk[part.start : part.stop] for chunk, part in zip(chunks, parts, strict=False)]
+
     def draw(self) -> None:
         """Draws the order of the epoch now, not with the first batch: random states may be set in between."""
         self._drawn = self.order_of(self.epoch).draw(self.epoch)

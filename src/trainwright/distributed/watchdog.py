@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -52,6 +52,7 @@ class Watchdog:
         self._signal: int | None = None
         self._is_published = False
         self._failed_at: float | None = None
+        self.on_hang: Callable[[str], None] = lambda message: None  # called before a run without progress is ended
         self._is_done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainwright-watchdog", daemon=True)
         self._thread.start()
@@ -157,6 +158,7 @@ class Watchdog:
     def _give_up(self, message: str) -> None:
         _print(f"{message}\nStacks of process {self._rank}:")
         faulthandler.dump_traceback(file=_stderr(), all_threads=True)
+        self.on_hang(message)
         time.sleep(3 * POLL_S)  # the others need to read of it before a launcher ends them
         os._exit(1)
 

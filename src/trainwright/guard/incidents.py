@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from trainwright._types import JSONObject
 from trainwright.errors import BadStepError, NonFiniteError, SpikeError
@@ -33,6 +34,10 @@ class Incident:
         action: "skip", "rollback", "warn" or "stop".
         what: what was bad, in words.
         values: measurements of the step by name, where they were read.
+        threshold: of a spike, in robust deviations; 0: there is none.
+        samples: of the dataset, those that are bad by themselves, where they were found.
+        path: directory of the bundle; empty: none was written.
+        note: where the value began, which samples do it, and how to replay it; empty: it was not looked for.
     """
 
     kind: str
@@ -40,11 +45,32 @@ class Incident:
     action: str
     what: str
     values: dict[str, float] = field(default_factory=dict)
+    threshold: float = 0.0
+    samples: tuple[Any, ...] = ()  # Any: indices, or what else the order of the user's dataset gives
+    path: str = ""
+    note: str = ""
 
     @property
     def text(self) -> str:
         """The incident as a sentence."""
-        return f"Step {self.step}: {self.what}; {_DONE[self.action]}."
+        return f"Step {self.step}: {self.what}; {_DONE[self.action]}.{self.note and f' {self.note}'}"
+
+
+class NullRecorder:
+    """Recorder of a run that writes no bundles of its incidents."""
+
+    def record(self, incident: Incident, window: object) -> Incident:
+        """Returns the incident as it is."""
+        return incident
+
+    def failed(self, error: BaseException) -> None:
+        """Does nothing with an error."""
+
+    def hang(self, message: str) -> None:
+        """Does nothing with a run that does not progress."""
+
+
+Record: TypeAlias = Callable[[Incident, object], Incident]  # an incident and its window -> what more is known of it
 
 
 class IncidentLog:
@@ -52,6 +78,7 @@ class IncidentLog:
 
     Args:
         report: called with each incident as soon as the host knows of it.
+        record: writes the bundle of an incident, while the weights are those of before the step.
         max_skipped: consecutive skipped steps after which a run ends; 0: any number.
 
     Attributes:
@@ -60,8 +87,9 @@ class IncidentLog:
         in_a_row: skipped steps since the last accepted one.
     """
 
-    def __init__(self, report: Callable[[Incident], None], *, max_skipped: int) -> None:
+    def __init__(self, report: Callable[[Incident], None], *, max_skipped: int, record: Record) -> None:
         self._report = report
+        self.record = record
         self._max_skipped = max_skipped
         self._unshown: list[Incident] = []
         self.num_skipped = self.num_rollbacks = 0

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -41,7 +42,7 @@ import torch
 from trainwright._types import JSONObject, Optimizer, Scheduler
 from trainwright.config.plans import GuardPlan
 from trainwright.guard.history import SpikeHistory
-from trainwright.guard.incidents import NON_FINITE, SPIKE, Incident, IncidentLog, error_of
+from trainwright.guard.incidents import NON_FINITE, SPIKE, Incident, IncidentLog, Record, error_of
 from trainwright.guard.rollback import Rollback, schedule_memory
 from trainwright.state.run_state import RunState
 
@@ -115,7 +116,7 @@ class Spikes:
     def __init__(self, plan: GuardPlan, mean: Mean | None) -> None:
         self.policy = plan.on_spike
         self._mean = mean
-        self._threshold = plan.spike_threshold
+        self.threshold = plan.spike_threshold
         self._histories = {
             name: SpikeHistory(window=plan.spike_window, warmup=plan.spike_warmup, threshold=plan.spike_threshold)
             for name in ("loss", "grad_norm")
@@ -141,7 +142,7 @@ class Spikes:
             for name, value in finite.items():
                 self._histories[name].add(value)
         told = " and ".join(f"{name} {values[name]:.4g}" for name in spikes)
-        return f"{told} beyond {self._threshold:g} robust deviations of the accepted steps before it" if told else ""
+        return f"{told} beyond {self.threshold:g} robust deviations of the accepted steps before it" if told else ""
 
     @property
     def values(self) -> dict[str, list[float]]:
@@ -222,12 +223,16 @@ class HostGuard:
             is_made = self._was_updated()
             action = action if action == "stop" else "warn" if is_made else "skip"
             what = f"{what} (the update is made already)" if is_made else what
+        threshold = 0.0 if self._spikes is None or kind != SPIKE else self._spikes.threshold
+        step = run.state.global_step + 1
+        incident = Incident(kind=kind, step=step, action=action, what=what, values=values, threshold=threshold)
+        incident = self._log.record(incident, run.window)
         if action == "rollback":
             assert self._rollback is not None
             run.is_updating = True  # an error from here on saves nothing
             step = self._rollback.go_back(error_of(kind))
-            what = f"{what}; weights, optimizer and schedule are those of step {step} again"
-        self._log.add(Incident(kind=kind, step=run.state.global_step + 1, action=action, what=what, values=values))
+            incident = replace(incident, what=f"{what}; weights, optimizer and schedule are those of step {step} again")
+        self._log.add(incident)
         return action == "warn"
 
     def _is_loss_bad(self, run: RunState) -> bool:
@@ -301,7 +306,8 @@ class DeviceGuard:
         self._copy = torch.zeros((), pin_memory=device.type == "cuda")
         self._view = self._copy.numpy()
         self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._waiting: tuple[int, Callable[[], None]] | None = None  # a step whose flag is not read, and its undoing
+        # A step whose flag is not read, its window, and its undoing.
+        self._waiting: tuple[int, object, Callable[[], None]] | None = None
         self.first_gradient = self._at_once.first_gradient
 
     def permits(self, run: RunState, grad_norm: GradNorm) -> bool:
@@ -317,7 +323,8 @@ class DeviceGuard:
         is_made = self._policy == "warn"
         if not is_made:
             self._optimizer.found_inf = self._found_inf
-        self._waiting = run.state.global_step + 1, nothing if is_made else schedule_memory(self._scheduler)
+        undo = nothing if is_made else schedule_memory(self._scheduler)
+        self._waiting = run.state.global_step + 1, run.window, undo
         return True
 
     def settle(self) -> None:
@@ -328,14 +335,15 @@ class DeviceGuard:
         """
         if self._waiting is None:
             return
-        (step, undo), self._waiting = self._waiting, None
+        (step, window, undo), self._waiting = self._waiting, None
         if self._event is not None:
             self._event.synchronize()
         if float(self._view) == 0.0:
             self._log.accept()
             return
         undo()
-        self._log.add(Incident(kind=NON_FINITE, step=step, action=self._policy, what=NOT_FINITE))
+        incident = Incident(kind=NON_FINITE, step=step, action=self._policy, what=NOT_FINITE)
+        self._log.add(self._log.record(incident, window))
 
     def keep(self, run: RunState, *, is_saved: bool = False) -> None:
         """Does nothing: its policies never go back."""
@@ -363,6 +371,7 @@ def make_guard(
     plan: GuardPlan,
     report: Callable[[Incident], None],
     *,
+    record: Record,
     optimizer: Optimizer,
     scheduler: Scheduler,
     device: torch.device,
@@ -377,6 +386,7 @@ def make_guard(
     Args:
         plan: the policies.
         report: called with each incident.
+        record: writes the bundle of an incident; returns it with what more is known.
         optimizer: of the run.
         scheduler: of the run.
         device: of the gradients.
@@ -393,7 +403,7 @@ def make_guard(
     has_nothing_to_do = policy == "ignore" and plan.on_spike == "off"
     if has_nothing_to_do or not knows_norm or steps_in_backward(optimizer):
         return NULL_GUARD
-    log = IncidentLog(report, max_skipped=plan.max_skipped_steps)
+    log = IncidentLog(report, max_skipped=plan.max_skipped_steps, record=record)
     spikes = None if plan.on_spike == "off" else Spikes(plan, mean)
     needs_host = spikes is not None or rollback is not None or was_updated is not None
     if device.type == "cuda" and takes_found_inf(optimizer) and not needs_host:

@@ -25,7 +25,7 @@ END, CHECKPOINT, ALL_CHECKPOINTS = "end", "checkpoint", "all_checkpoints"
 # Of an output directory: checkpoints go where the strategy says, the journal (which names paths and commits of this
 # machine) and what is half-written stay here.
 NOT_FROM_ROOT = ("_*", f"{PREFIX_CHECKPOINT_DIR}-*", "journal.jsonl", ".*.partial", f".{PREFIX_CHECKPOINT_DIR}-*",
-                 ".lease-*", ".git/*", ".cache/*")  # fmt: skip
+                 ".lease-*", "incidents/*", ".git/*", ".cache/*")  # fmt: skip
 # Of a checkpoint: what only a resume needs is no part of the model.
 NOT_OF_THE_MODEL = (OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME, "rng_state*.pth", "data_position*.pth",
                     TRAINER_STATE_NAME, MANIFEST_NAME, GUARD_STATE_NAME, "optimizer.bin", "optimizer_*/*",

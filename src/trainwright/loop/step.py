@@ -37,6 +37,7 @@ def take_step(session: LoopContext, run: RunState, hooks: TrainHooks, window: Wi
     `epoch` is where the run stands when it is done. Returns None if a callback gave up on the window half-way.
     """
     hooks.current_gradient_accumulation_steps = len(window.batches)
+    run.window, run.is_window_trained = window, False
     session.events.fire("on_step_begin", run)
     accumulate = accumulate_gradients if session.smaller_batches is None else accumulate_what_fits
     before = run.meter.count

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, Model, Trial
 from trainwright.checkpoint import training_state
@@ -19,9 +19,10 @@ from trainwright.config.plans import StepPlan
 from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine
 from trainwright.errors import NestedCallError
+from trainwright.guard.incidents import NullRecorder
 from trainwright.guard.rollback import make_rollback
 from trainwright.guard.step_guard import NULL_GUARD, make_guard
-from trainwright.hooks import Events, FirstStepObserver, StepGuard
+from trainwright.hooks import Events, FirstStepObserver, Recorder, StepGuard
 from trainwright.journal.timeline import DataWait
 from trainwright.loop.context import LoopContext, RunStart
 from trainwright.loss_normalization import LossRule
@@ -33,6 +34,9 @@ from trainwright.state import model_modes
 from trainwright.state.run_state import RunState
 from trainwright.state.throughput import FlopEstimator
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+
+if TYPE_CHECKING:
+    from trainwright.run.incident_bundles import IncidentRecorder
 
 Forward = Callable[[Any, Batch], Any]
 
@@ -72,6 +76,7 @@ class TrainingRun:
         self.loss_rule: LossRule | None = None
         self.context: LoopContext | None = None  # what the loop works with
         self.guard: StepGuard = NULL_GUARD  # decides about its updates
+        self.recorder: Recorder = NullRecorder()  # writes bundles of its incidents
         self.pending_actions = PendingActions()  # what its checkpoint's run was about to do
         # the arguments of the checkpoint that it resumes from; None for a fresh run
         self.checkpoint_args: CheckpointArguments | None = None
@@ -231,6 +236,7 @@ class TrainingRun:
         self.guard = make_guard(
             guards,
             lambda incident: parts["events"].fire("on_incident", self.progress, incident=incident),
+            record=self.recorder.record,
             optimizer=parts["optimizer"],
             scheduler=scheduler,
             device=engine.device,
@@ -248,6 +254,9 @@ class TrainingRun:
             has_scaler=engine.scales_loss,
             knows_norm=engine.knows_norm,
         )
+        meeting = self.progress.interrupts.meeting
+        if meeting is not None:
+            meeting.on_hang = self.recorder.hang
         if checkpoint is not None:
             self.resumed_from = Path(checkpoint)
             self.guard.load(training_state.load_guard(self.resumed_from))
@@ -268,6 +277,12 @@ class TrainingRun:
         )  # fmt: skip
         return self.context
 
+    def make_recorder(self, hooks: Any, engine: Engine, folder: str) -> IncidentRecorder:
+        """What writes the incidents of this run down, with the hooks that make its losses."""
+        from trainwright.run.incident_bundles import IncidentRecorder
+
+        return IncidentRecorder(hooks, self, engine, folder)
+
     @property
     def resume_note(self) -> str:
         """Returns what a resume in batches of another size changes, in words."""
@@ -282,6 +297,7 @@ class TrainingRun:
         try:
             yield
         except BaseException as error:
+            self.recorder.failed(error)
             services.writer.end_after_failure()
             services.uploads.abandon_after(error)
             services.callback_handler.fire("on_exception", self.progress, exception=error)
@@ -289,7 +305,7 @@ class TrainingRun:
             raise
         finally:
             self.guard.close()
-            self.is_training = False
+            self.is_training, self.recorder, self.progress.window = False, NullRecorder(), None
 
     def check_not_training(self) -> None:
         """Raises NestedCallError where a callback, a hook or compute_metrics calls `train()` of its own trainer."""

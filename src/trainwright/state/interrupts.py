@@ -24,7 +24,13 @@ class Interrupted(BaseException):
 
 
 class InterruptSync(Protocol):
-    """Agreement of processes on the step at which all end after a signal; for one process it only counts steps."""
+    """Agreement of processes on the step at which all end after a signal; for one process it only counts steps.
+
+    Attributes:
+        on_hang: called with a message before a run without progress is ended.
+    """
+
+    on_hang: Callable[[str], None]
 
     @property
     def is_shared(self) -> bool:

@@ -67,6 +67,10 @@ class LossMeter:
         since = self._losses[-number:] if number <= len(self._losses) else [*self._packed, *self._losses]
         return torch.cat([loss.reshape(-1).float() for loss in since])[-number:].sum()
 
+    def newest(self, number: int) -> list[torch.Tensor]:
+        """Returns the losses that were added last, as far as they are single ones; a drain removes all."""
+        return self._losses[-number:] if number else []
+
     @property
     def count(self) -> int:
         """Number of losses added since the last drain."""

@@ -34,6 +34,8 @@ class RunState:
         self.flos: float = 0  # floating-point operations not yet stored in `state`
         self.tokens: torch.Tensor | int = 0  # input tokens not yet stored in `state`, a device scalar once counted
         self.window_start: Any = None  # state to repeat the current window from, of the loop; None between windows
+        self.window: Any = None  # micro-batches of the current step or the last one, of the loop
+        self.is_window_trained = False  # it is the last step's
         self.is_updating = False  # the weights are neither the last step's nor the next one's
         self.saved_step: int | None = None  # optimizer step of the last checkpoint
         self.unrecordable: set[str] = set()  # metrics that a warning has named as impossible to write down
@@ -59,7 +61,7 @@ class RunState:
         self._collect = collect
         self.total_loss = 0.0
         self.saved_step = self.state.global_step or None  # a resume starts from a checkpoint, a fresh run from none
-        self.is_updating, self.window_start = False, None
+        self.is_updating, self.window_start, self.window = False, None, None
         self.step_last_logged = self.first_step = self.state.global_step
         self.first_tokens = self.state.num_input_tokens_seen
         self.first_flos = self.state.total_flos
@@ -75,7 +77,7 @@ class RunState:
         """Counts an optimizer step; `epoch` is the epochs done, with the share of the current one."""
         self.batches_in_epoch += num_batches
         self.state.global_step += 1
-        self.is_updating, self.window_start = False, None
+        self.is_updating, self.window_start, self.is_window_trained = False, None, True
         self.state.epoch = epoch
         self.meter.end_step()
 

@@ -208,6 +208,11 @@ class OurFields(FieldGroup, group="Ours"):
         **TUNABLE,
         choices=("skip", "rollback", "stop", "warn", "ignore"),
     )
+    incidents: bool = setting(
+        True,
+        "Write batch, weights and random states of a bad step, an error or a hang into output_dir/incidents.",
+        **TUNABLE,
+    )
     on_spike: str = setting(
         "off",
         "When loss or gradient norm is far above the steps before: warn, skip the update, roll back, stop.",

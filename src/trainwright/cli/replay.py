@@ -1,0 +1,264 @@
+"""Replay of an incident bundle in a fresh process: one step again, without the data set. Nothing is unpickled.
+
+Everything that is read is JSON or safetensors, and is compared with the digests of the bundle first. The model is one
+of transformers by the name in `config.json`, without code of the bundle, or what a function of the user returns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainwright._types import MANIFEST_NAME, Batch, JSONObject
+from trainwright.checkpoint import rng
+from trainwright.checkpoint.manifest import Manifest, find_problem
+from trainwright.checkpoint.weights import load_weights, make_pretrained, weight_files
+from trainwright.config.arguments import TrainingArguments
+from trainwright.errors import BundleError, ModelError
+from trainwright.guard import bundle
+from trainwright.guard.probe import Findings, entries_not_finite, probe, rows_of, weights_not_finite
+from trainwright.loop.step import Window
+from trainwright.loss_normalization import LossRule
+from trainwright.run import build
+from trainwright.run.incident_bundles import LOSS_SETTINGS, bad_rows, window_losses
+from trainwright.tensor_tree import find_batch_size
+from trainwright.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay found.
+
+    Attributes:
+        lines: of text for the terminal.
+        is_same: the losses (or the error) are those of the incident, to the bit.
+    """
+
+    lines: list[str]
+    is_same: bool
+
+
+def replay(folder: Path, *, model: str | None, precision: str | None, one_by_one: bool) -> Replayed:
+    """Runs the step of a bundle again.
+
+    Args:
+        folder: the bundle.
+        model: "module:function", which returns the model, or a Trainer with it, where the loss is the trainer's own.
+        precision: "fp32", "bf16" or "fp16" in the place of the run's.
+        one_by_one: run each sample by itself, and show its loss.
+
+    Returns:
+        Lines for the terminal, and whether the result is that of the incident.
+
+    Raises:
+        BundleError: the bundle is damaged, or lacks what a replay needs.
+        ModelError: the model cannot be made.
+    """
+    about = checked(folder)
+    batches, states = bundle.read_batches(folder), bundle.read_random_states(folder)
+    settings = _settings(folder, about) | {"gradient_accumulation_steps": len(batches) or 1}
+    if precision is not None:
+        settings |= {"bf16": precision == "bf16", "fp16": precision == "fp16"}
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = _trainer(folder, about, settings, model, Path(scratch), to_fp32=precision == "fp32")
+        window = Window(batches, _num_items(about, trainer.args.device))
+        try:
+            trainer._run.loss_rule = LossRule(**about["loss_rule"])
+            trainer._run.progress.num_parts = int(about["num_parts"])
+            torch.set_num_threads(int(about["environment"]["threads"]))
+        except (TypeError, KeyError, ValueError) as error:
+            raise BundleError(f"{folder / bundle.INCIDENT} holds what no run writes: {error!r}.") from error
+        bare = trainer._engine.unwrap(trainer.model)
+        with build.patched(trainer.args, trainer.model, trainer._engine, keeps_outputs=trainer._uses_outputs()):
+            rng.restore(states)
+            found = probe(bare, lambda: window_losses(trainer, trainer._run, bare, window))
+            lines = [*_what_happened(about), *_result(about, found, precision=precision)]
+            lines += _samples(trainer, bare, window, about, found)
+            if one_by_one:
+                lines += _one_by_one(trainer, bare, window, about)
+    return Replayed(lines, _is_same(about, found))
+
+
+def checked(folder: Path) -> JSONObject:
+    """Verifies a bundle and returns what `incident.json` says.
+
+    Raises:
+        BundleError: a file is missing or was altered; names it.
+    """
+    if not folder.is_dir():
+        raise BundleError(f"There is no directory {folder}.")
+    missing = next((n for n in (MANIFEST_NAME, bundle.INCIDENT) if not (folder / n).is_file()), None)
+    problem = f"{missing} is missing" if missing else find_problem(folder)
+    manifest = Manifest.read(folder)
+    if problem is None and manifest is not None:
+        unlisted = [path.name for path in folder.iterdir() if path.name not in {*manifest.files, MANIFEST_NAME}]
+        problem = f"{unlisted[0]} is not in {MANIFEST_NAME}" if unlisted else None
+    if problem is not None:
+        raise BundleError(f"{folder} is no intact incident bundle: {problem}.")
+    about = bundle.read_object(folder, bundle.INCIDENT)
+    if about.get("format") != 1:
+        raise BundleError(f"{folder / bundle.INCIDENT} has format {about.get('format')!r}; this version reads 1.")
+    absent = about.get("missing") or {}
+    for name in ("batch", "random states"):
+        if name in absent and not str(absent[name]).startswith("kept as text"):
+            raise BundleError(f"{folder} has no {name}: {absent[name]}. There is nothing to replay.")
+    return about
+
+
+def _settings(folder: Path, about: JSONObject) -> JSONObject:
+    found = about.get("loss_settings")
+    if not isinstance(found, dict):
+        raise BundleError(f"{folder / bundle.INCIDENT} has no loss_settings.")
+    return {name: found[name] for name in LOSS_SETTINGS if found.get(name) is not None}
+
+
+def _trainer(
+    folder: Path, about: JSONObject, settings: JSONObject, model: str | None, scratch: Path, *, to_fp32: bool
+) -> Trainer:
+    """Makes a trainer that computes the loss as the run did, with the weights of the bundle."""
+    made = _from_user(model) if model is not None else _from_config(folder, about)
+    args = TrainingArguments(
+        output_dir=str(scratch), report_to="none", use_cpu=about.get("device") == "cpu", save_strategy="no", **settings
+    )
+    if isinstance(made, Trainer):
+        trainer = made
+    elif isinstance(made, torch.nn.Module):
+        trainer = Trainer(model=made, args=args)
+    else:
+        raise ModelError(f"--model {model} returned a {type(made).__name__}; return a module, or a Trainer.")
+    if model is not None and weight_files(folder):
+        result = load_weights(trainer.model, folder)
+        if result.missing_keys or result.unexpected_keys:
+            names = ", ".join([*result.missing_keys, *result.unexpected_keys][:5])
+            raise ModelError(f"The weights of {folder} are not those of --model {model}: {names}.")
+    if to_fp32:
+        trainer.model.float()
+    trainer.model.train()
+    modules = dict(trainer.model.named_modules())
+    for name in about.get("modules_in_eval_mode") or ():
+        if name in modules:
+            modules[name].training = False
+    return trainer
+
+
+def _from_user(name: str) -> object:
+    """Calls the user's function."""
+    module, _, function = name.partition(":")
+    sys.path.insert(0, os.getcwd())  # where `python -m` would look
+    try:
+        make: Callable[[], object] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ModelError(f"--model {name}: {error}. Write it as module:function.") from error
+    return make()
+
+
+def _from_config(folder: Path, about: JSONObject) -> torch.nn.Module:
+    """Makes a model of transformers as `config.json` says; code of a bundle is never run."""
+    name = str(about.get("model_class"))
+    if not about.get("is_pretrained") or not (folder / "config.json").is_file():
+        raise ModelError(
+            f"The model of {folder} is a {name}, which is no model of transformers. Name a function that makes it, "
+            "without arguments: --model module:function."
+        )
+    if not weight_files(folder):
+        raise BundleError(f"{folder} has no weights: {(about.get('missing') or {}).get('weights')}.")
+    return make_pretrained(folder, name, attention=about.get("attn_implementation"))
+
+
+def _num_items(about: JSONObject, device: torch.device) -> torch.Tensor | int | None:
+    number = about.get("num_items")
+    if number is None:
+        return None
+    return torch.tensor(float(number), device=device) if about.get("num_items_is_tensor") else int(number)
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def _what_happened(about: JSONObject) -> list[str]:
+    lines = [f"incident  {about.get('kind')} at step {about.get('step')}: {about.get('what')}"]
+    values = about.get("values") or {}
+    if values:
+        lines.append("values    " + ", ".join(f"{name} {value}" for name, value in values.items()))
+    return lines
+
+
+def _is_same(about: JSONObject, found: Findings) -> bool:
+    return [bundle.bits(one) for one in found.losses] == about.get("loss_bits") and found.error == about.get("error")
+
+
+def _result(about: JSONObject, found: Findings, *, precision: str | None) -> list[str]:
+    losses = ", ".join(f"{float(loss):.6g}" for loss in found.losses)
+    if _is_same(about, found):
+        how = "the same bits as in the incident" if about.get("is_exact") else "the same bits as after the incident"
+    elif precision is not None:
+        how = f"in {precision}; the incident had {_numbers(about)}"
+    else:
+        why = "" if about.get("is_exact") else " (its random states are not known)"
+        how = f"NOT the bits of the incident, {_numbers(about)}{why}"
+    lines = [f"loss      {losses or 'none'}: {how}"]
+    if found.error:
+        lines.append(f"error     {found.error}")
+    elif found.origin:
+        lines.append(f"origin    {found.origin}")
+    else:
+        lines.append("origin    all outputs, losses and gradients are finite")
+    if not any(map(math.isfinite, found.gradients.values())):
+        return (
+            [*lines, f"gradients of all {len(found.gradients)} parameters are not finite"] if found.gradients else lines
+        )
+    return [*lines, "gradients " + ", ".join(f"{name} {norm:.4g}" for name, norm in found.largest.items())]
+
+
+def _numbers(about: JSONObject) -> str:
+    return ", ".join(str(loss) for loss in about.get("losses") or ()) or "none"
+
+
+def _samples(trainer: Trainer, bare: Any, window: Window, about: JSONObject, found: Findings) -> list[str]:
+    """Searches the samples that are bad by themselves."""
+    if found.is_finite:
+        return []
+    rows = bad_rows(trainer, trainer._run, bare, window, error=found.error)
+    if rows is None:
+        names = ", ".join(weights_not_finite(bare)[:5])
+        return [f"weights   not finite: {names}" if names else "sample    most samples are bad by themselves"]
+    if not rows:
+        return ["sample    none is bad by itself"]
+    return [
+        f"sample    {_place(about, number, row)}{_odd_entries(window.batches[number], row)}" for number, row in rows
+    ]
+
+
+def _place(about: JSONObject, number: int, row: int) -> str:
+    samples = about.get("samples") or []
+    known = number < len(samples) and row < len(samples[number])
+    which = f"{samples[number][row]} of the training data, " if known else ""
+    return f"{which}row {row} of micro-batch {number}"
+
+
+def _odd_entries(batch: Batch, row: int) -> str:
+    names = entries_not_finite(rows_of(batch, [row], find_batch_size(batch) or 1))
+    return f": {', '.join(names)} not finite" if names else ""
+
+
+def _one_by_one(trainer: Trainer, bare: Any, window: Window, about: JSONObject) -> list[str]:
+    """Runs each sample of each micro-batch by itself; in the arithmetic of a micro-batch of one sample."""
+    lines = []
+    for number, batch in enumerate(window.batches):
+        size = find_batch_size(batch) or 1
+        for row in range(size):
+            one = Window([rows_of(batch, [row], size)], window.num_items)
+            found = probe(bare, lambda one=one: window_losses(trainer, trainer._run, bare, one))  # type: ignore[misc]
+            loss = f"{float(found.losses[0]):.6g}" if found.losses else found.error
+            norm = sum(value**2 for value in found.gradients.values()) ** 0.5
+            lines.append(f"one       {_place(about, number, row)}: loss {loss}, gradient norm {norm:.4g}")
+    return lines

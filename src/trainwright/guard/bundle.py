@@ -1,0 +1,192 @@
+"""Files of an incident bundle: batch and random states as safetensors and JSON, names of directories. No model is run.
+
+    incidents/step-000123-nonfinite/
+        incident.json         what happened, where, with which samples; versions, arguments, how to replay
+        batch.safetensors     tensors of the micro-batches, as the collator made them
+        batch.json            their structure, and what is no tensor
+        rng.json              random states of before the forward passes
+        model.safetensors     weights (with config.json) of before the step
+        stacks.txt            of a hang: stacks of all threads
+        manifest.json         size and digest of each file
+
+Values of a batch become JSON like this, at any depth: {"tensor": name}, {"dict": [[key, value], ...]}, {"list": [...]},
+{"tuple": [...]}, {"value": number, text or null}. Any other object is kept as text, and named in `incident.json`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from trainwright._types import Batch, JSONObject, TailBatch, json_value, read_json
+from trainwright.errors import BundleError
+from trainwright.guard.random_rewind import States
+
+FOLDER = "incidents"
+INCIDENT, BATCH, STRUCTURE, RNG, STACKS = (
+    "incident.json", "batch.safetensors", "batch.json", "rng.json", "stacks.txt",
+)  # fmt: skip
+MOST_KEPT = 5
+MAX_BYTES = 256 << 20  # of a JSON file
+MAX_DEPTH = 32  # of a batch
+_NAME = re.compile(r"^step-\d+-[a-z]+(-rank\d+)?(-\d+)?$")
+
+
+def bundles(root: Path) -> list[Path]:
+    """Returns the bundles in a directory, the oldest first."""
+    found = [path for path in (root.iterdir() if root.is_dir() else ()) if _NAME.match(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name))
+
+
+def free_name(root: Path, step: int, kind: str) -> str:
+    """Returns a name for a bundle that no other one has."""
+    name, number = f"step-{step:06d}-{kind}", 1
+    while (root / name).exists():
+        number += 1
+        name = f"step-{step:06d}-{kind}-{number}"
+    return name
+
+
+def write_json(path: Path, value: Any) -> None:  # Any: nested JSON
+    """Writes JSON; numbers that are not finite, and other objects, as text."""
+    path.write_text(json.dumps(json_value(value), indent=1), encoding="utf-8")
+
+
+def read_object(folder: Path, name: str) -> JSONObject:
+    """Reads a JSON file of a bundle.
+
+    Raises:
+        BundleError: it cannot be read, or holds no object.
+    """
+    try:
+        value = read_json(folder / name, max_bytes=MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{folder / name} cannot be read: {error}.") from error
+    if not isinstance(value, dict):
+        raise BundleError(f"{folder / name} holds a {type(value).__name__}, and no object.")
+    return value
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+def write_batches(batches: Sequence[Batch], folder: Path) -> list[str]:
+    """Writes micro-batches.
+
+    Args:
+        batches: as the collator made them, on any device.
+        folder: of the bundle.
+
+    Returns:
+        Places whose values are kept as text only.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    lost: list[str] = []
+    structure = [_encode(batch, str(number), tensors, lost) for number, batch in enumerate(batches)]
+    safetensors.torch.save_file(tensors, folder / BATCH)
+    text = json.dumps({"batches": structure}, default=str)  # with Python's NaN and Infinity
+    (folder / STRUCTURE).write_text(text, encoding="utf-8")
+    return lost
+
+
+def read_batches(folder: Path) -> list[Batch]:
+    """Reads what `write_batches` wrote.
+
+    Raises:
+        BundleError: a file is damaged; names it.
+    """
+    try:
+        tensors = safetensors.torch.load_file(folder / BATCH)
+    except Exception as error:  # whatever the reader raises, the file is of no use
+        raise BundleError(f"{folder / BATCH} cannot be read: {error}.") from error
+    structure = read_object(folder, STRUCTURE).get("batches")
+    try:
+        batches = [_decode(one, tensors, MAX_DEPTH) for one in structure]  # type: ignore[union-attr]  # checked here
+        if not all(isinstance(batch, dict) for batch in batches):
+            raise TypeError("a batch is no dict")
+    except (TypeError, KeyError, ValueError, IndexError) as error:
+        raise BundleError(f"{folder / STRUCTURE} holds what no run writes: {error!r}.") from error
+    return batches
+
+
+def _encode(value: Any, place: str, tensors: dict[str, torch.Tensor], lost: list[str]) -> JSONObject:
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized:
+        tensors[place] = value.detach().to("cpu", copy=True).contiguous()
+        return {"tensor": place}
+    if isinstance(value, Mapping):
+        items = [[key, _encode(one, f"{place}.{key}", tensors, lost)] for key, one in value.items()]
+        tail = {"num_samples": value.num_samples, "weight": value.weight} if isinstance(value, TailBatch) else {}
+        return {"dict": items, **tail}
+    if isinstance(value, (list, tuple)):
+        parts = [_encode(one, f"{place}.{i}", tensors, lost) for i, one in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": parts}
+    if value is not None and not isinstance(value, (bool, int, float, str)):
+        lost.append(place)
+    return {"value": value}
+
+
+def _decode(value: Any, tensors: Mapping[str, torch.Tensor], depth: int) -> Any:
+    if depth == 0 or not isinstance(value, dict):
+        raise ValueError("it is nested too deeply, or a value is no object")
+    if "tensor" in value:
+        return tensors[value["tensor"]]
+    if "dict" in value:
+        batch = {key: _decode(one, tensors, depth - 1) for key, one in value["dict"]}
+        if "num_samples" not in value:
+            return batch
+        return TailBatch(batch, num_samples=int(value["num_samples"]), weight=float(value["weight"]))
+    if "value" in value:
+        return value["value"]
+    kind = "tuple" if "tuple" in value else "list"
+    return (tuple if kind == "tuple" else list)(_decode(one, tensors, depth - 1) for one in value[kind])
+
+
+# -- random states ----------------------------------------------------------------------------------------------------
+
+
+def write_random_states(states: States, folder: Path) -> None:
+    """Writes random states as JSON, those of torch in base 64."""
+    write_json(folder / RNG, {name: _random_json(state) for name, state in states.items()})
+
+
+def read_random_states(folder: Path) -> States:
+    """Reads what `write_random_states` wrote.
+
+    Raises:
+        BundleError: the file is damaged.
+    """
+    values = read_object(folder, RNG)
+    try:
+        states = {name: _random_state(value) for name, value in values.items()}
+        version, words, gauss = states["python"]
+        return {**states, "python": (version, tuple(words), gauss), "numpy": tuple(states["numpy"])}
+    except (TypeError, KeyError, ValueError) as error:
+        raise BundleError(f"{folder / RNG} holds what no run writes: {error!r}.") from error
+
+
+def _random_json(state: Any) -> Any:  # Any: each generator has a type of its own
+    if isinstance(state, torch.Tensor):
+        return {"bytes": base64.b64encode(state.numpy().tobytes()).decode()}
+    return [_random_json(one) for one in state] if isinstance(state, (list, tuple)) else state
+
+
+def _random_state(value: Any) -> Any:
+    if isinstance(value, dict):
+        return torch.tensor(list(base64.b64decode(value["bytes"], validate=True)), dtype=torch.uint8)
+    return [_random_state(one) for one in value] if isinstance(value, list) else value
+
+
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+def bits(loss: torch.Tensor) -> str:
+    """Returns a scalar as its type and its bytes, such as "float32 0000c07f"; two NaN with other bytes differ."""
+    data = bytes(loss.detach().reshape(1).cpu().view(torch.uint8).tolist())
+    return f"{str(loss.dtype).removeprefix('torch.')} {data.hex()}"

@@ -1,0 +1,188 @@
+"""Probe: forward and backward of a window once more, with hooks that find where a bad value began. No update is made.
+
+The gradients are returned by autograd and not stored, so that neither those of the step nor the wrapper of an engine
+notice it. Gradients and buffers of the model are unchanged afterwards; random states are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright._types import Batch, JSONObject, without_tokens
+from trainwright.state.model_modes import unchanged_model
+from trainwright.tensor_tree import map_nested, tensors_of
+
+MOST_PARAMETERS = 5  # with the largest gradients, that are named
+MOST_PROBES = 64  # of parts of a batch, in the search of a sample
+
+Losses = Callable[[], Iterator[torch.Tensor]]  # the losses of a window's micro-batches, one after the other
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a probe found.
+
+    Attributes:
+        losses: of the micro-batches, detached.
+        module: first module whose output is not finite; empty: none.
+        inputs_are_finite: of that module.
+        is_root: that module is the model itself, so that the outputs of all others are finite.
+        gradient_of: first module, in the order of the backward pass, whose output has a gradient that is not finite.
+        gradients: norm of each parameter's gradient.
+        error: type and message of what was raised; empty: nothing.
+    """
+
+    losses: list[torch.Tensor] = field(default_factory=list)
+    module: str = ""
+    inputs_are_finite: bool = True
+    is_root: bool = False
+    gradient_of: str = ""
+    gradients: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def is_finite(self) -> bool:
+        """True if all losses and gradients are, and nothing was raised."""
+        norms = torch.tensor(list(self.gradients.values()), dtype=torch.float64)
+        return not self.error and bool(norms.isfinite().all()) and all(map(is_finite, self.losses))
+
+    @property
+    def origin(self) -> str:
+        """Where the value began, in words; empty where all is finite."""
+        if self.module:
+            where = f"the output of {self.module}"
+            if self.is_root:
+                return f"{where}; those of its modules are finite"
+            return where if self.inputs_are_finite else f"{where}, whose input is not finite"
+        if not all(map(is_finite, self.losses)):
+            return "the loss, after the last module"
+        if self.gradient_of:
+            return f"the gradient at the output of {self.gradient_of}; all outputs are finite"
+        bad = [name for name, norm in self.gradients.items() if norm - norm != 0.0]
+        return f"the gradient of {bad[-1]}; all outputs are finite" if bad else ""
+
+    @property
+    def largest(self) -> JSONObject:
+        """Parameters with the largest gradients, those first that are not finite: name -> norm."""
+        by_norm = sorted(self.gradients.items(), key=lambda one: (one[1] - one[1] == 0.0, -one[1]))
+        return dict(by_norm[:MOST_PARAMETERS])
+
+
+def probe(model: nn.Module, losses: Losses) -> Findings:
+    """Runs forward and backward of a window.
+
+    Args:
+        model: the bare module, in the mode in which it is trained.
+        losses: runs the forward passes; each loss is differentiated before the next one is asked for.
+
+    Returns:
+        What was found; an error of the forward or backward pass is part of it.
+    """
+    found = Findings()
+    sums: dict[str, torch.Tensor] = {}
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    with unchanged_model(model), _hooks(model, found):
+        try:
+            for loss in losses():
+                found.losses.append(loss.detach())
+                gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+                for name, gradient in zip(parameters, gradients, strict=True):
+                    if gradient is not None:
+                        sums[name] = gradient if name not in sums else sums[name] + gradient
+        except Exception as error:  # of the user's model: it is what is looked for, or ends the search
+            found.error = f"{type(error).__name__}: {without_tokens(str(error))}"
+    found.gradients = {name: float(gradient.norm()) for name, gradient in sums.items()}
+    return found
+
+
+def is_finite(value: Any) -> bool:
+    """Returns True if no tensor of a nested value has NaN or infinity."""
+    return all(bool(t.isfinite().all()) for t in tensors_of(value) if t.is_floating_point())
+
+
+@contextmanager
+def _hooks(model: nn.Module, found: Findings) -> Iterator[None]:
+    """Hooks on all modules, which note the first value that is not finite, forward and backward."""
+    names = {module: name or type(model).__name__ for name, module in model.named_modules()}
+
+    def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if not found.module and not is_finite(outputs):
+            found.module, found.inputs_are_finite = names[module], is_finite(inputs)
+            found.is_root = module is model
+        for tensor in tensors_of(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: look(gradient, names[module]))  # type: ignore[no-untyped-call]
+
+    def look(gradient: torch.Tensor, name: str) -> None:
+        if not found.gradient_of and not is_finite(gradient):
+            found.gradient_of = name
+
+    handles = [module.register_forward_hook(after) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def rows_of(batch: Batch, rows: Sequence[int], size: int) -> Batch:
+    """Returns some samples of a batch; entries without that first dimension are taken whole.
+
+    Args:
+        batch: as the collator made it.
+        rows: the samples.
+        size: samples of the batch.
+    """
+    return {name: _rows(value, rows, size) for name, value in batch.items()}
+
+
+def _rows(value: Any, rows: Sequence[int], size: int) -> Any:
+    def pick(leaf: Any) -> Any:
+        is_split = isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == size
+        return leaf[list(rows)] if is_split else leaf
+
+    if isinstance(value, (list, tuple)) and len(value) == size:
+        return type(value)(value[row] for row in rows)
+    return map_nested(pick, value)
+
+
+def find_bad_rows(size: int, is_bad: Callable[[Sequence[int]], bool]) -> list[int] | None:
+    """Searches the bad samples of a bad batch by halving it.
+
+    Args:
+        size: samples of the batch.
+        is_bad: tries some of them.
+
+    Returns:
+        The samples that are bad by themselves; empty where only more of them together are; None where the search would
+        take too long, as it does where most samples are bad.
+    """
+    found: list[int] = []
+    waiting, num_tried = [range(size)], 0
+    while waiting:
+        part = waiting.pop()
+        if len(part) == 1:
+            found.append(part[0])
+            continue
+        half = len(part) // 2
+        num_tried += 2
+        if num_tried > MOST_PROBES:
+            return None
+        waiting += [half_part for half_part in (part[half:], part[:half]) if is_bad(half_part)]
+    return found
+
+
+def weights_not_finite(model: nn.Module) -> list[str]:
+    """Returns the names of the parameters that have NaN or infinity."""
+    return [name for name, parameter in model.named_parameters() if not is_finite(parameter)]
+
+
+def entries_not_finite(batch: Batch) -> list[str]:
+    """Returns the names of a batch's entries that have NaN or infinity."""
+    return [str(name) for name, value in batch.items() if not is_finite(value)]

@@ -1,0 +1,256 @@
+"""Replay: the step of a bundle again, without the data set, to the same bits; and bundles that are refused."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import trainwright
+from trainwright.checkpoint import rng
+from trainwright.checkpoint.manifest import Manifest, describe_files
+from trainwright.cli.replay import Replayed, replay
+from trainwright.errors import BundleError, ModelError
+from trainwright.guard import bundle
+
+from .._support.subprocesses import run_python
+from ..cli.commands import call
+from ..contract import doubles
+from .poisoned import POISONS, trained
+from .test_bundles import ROW, Raises, Stream, dropping, folders
+
+HERE = f"{__name__}:"
+NO_OPTIONS = {"model": None, "precision": None, "one_by_one": False}
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """A replay is a process's only work: it sets threads and random states."""
+    threads, path = torch.get_num_threads(), list(sys.path)
+    with rng.unchanged_random_states():
+        yield
+    torch.set_num_threads(threads)
+    sys.path[:] = path
+
+
+def raising() -> nn.Module:
+    return doubles.model(Raises)
+
+
+def other() -> nn.Module:
+    return nn.Linear(2, 2)
+
+
+def weighted_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    return (outputs["logits"] - labels).pow(2).sum() / 7
+
+
+def with_own_loss() -> Any:
+    args = trainwright.TrainingArguments(output_dir="unused", use_cpu=True, report_to="none", save_strategy="no")
+    return trainwright.Trainer(model=dropping(), args=args, compute_loss_func=weighted_loss)
+
+
+def replayed(output_dir: Path, model: str | None = "dropping", **options: Any) -> Replayed:
+    (folder,) = folders(output_dir)
+    options = {"precision": None, "one_by_one": False, **options}
+    return replay(folder, model=None if model is None else HERE + model, **options)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("kind", ["nan", "overflow", "gradient-alone"])
+def test_a_model_with_dropout_gives_the_same_bits(kind: str, micro_batches: int, tmp_path: Path) -> None:
+    settings = {"gradient_accumulation_steps": micro_batches, "max_steps": 4}
+    trained(tmp_path, model=dropping(), poison={ROW: POISONS[kind]}, settings=settings)
+    result = replayed(tmp_path, one_by_one=True)
+    text = "\n".join(result.lines)
+    assert result.is_same
+    assert "the same bits as in the incident" in text
+    assert "sample    5 of the training data, row 1 of micro-batch 0" in text
+    assert text.count("\none ") == 2 * micro_batches
+    again = replayed(tmp_path)
+    assert again.lines == result.lines[: len(again.lines)]
+
+
+def test_other_random_states_give_other_bits(tmp_path: Path) -> None:
+    """So equal bits say something."""
+    trained(tmp_path, model=dropping(), poison={ROW: POISONS["gradient-alone"]})
+    (folder,) = folders(tmp_path)
+    torch.manual_seed(1)
+    bundle.write_random_states(rng.capture(), folder)
+    listed(folder)
+    result = replayed(tmp_path)
+    assert not result.is_same
+    assert "NOT the bits of the incident" in "\n".join(result.lines)
+
+
+def test_an_error_is_raised_again(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        trained(tmp_path, model=raising(), poison={ROW: {"flat": 2.0}}, settings={"gradient_accumulation_steps": 2})
+    result = replayed(tmp_path, "raising")
+    assert result.is_same
+    assert "error     ZeroDivisionError: of the model" in result.lines
+    assert "sample    5 of the training data, row 1 of micro-batch 0" in result.lines
+
+
+def test_a_loss_of_the_users_own_comes_with_the_trainer(tmp_path: Path) -> None:
+    trained(tmp_path, model=dropping(), poison={ROW: POISONS["nan"]}, compute_loss_func=weighted_loss,
+            settings={"gradient_accumulation_steps": 2})  # fmt: skip
+    assert not replayed(tmp_path).is_same
+    assert replayed(tmp_path, "with_own_loss").is_same
+
+
+def llama(**settings: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "attention_dropout": 0.3}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, **settings))
+
+
+@pytest.mark.parametrize("settings", [{}, {"bf16": True, "label_smoothing_factor": 0.1}], ids=["fp32", "bf16-smoothed"])
+def test_a_model_of_transformers_needs_no_function(settings: dict[str, Any], tmp_path: Path) -> None:
+    """A step on request, and one after the weights have become infinite in the second layer."""
+
+    class Breaks(trainwright.TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                one.capture_incident()
+                kwargs["model"].model.layers[1].mlp.up_proj.weight.data[0, 0] = torch.inf
+
+    ids = torch.randint(3, 32, (8, 6), generator=torch.Generator().manual_seed(1)).tolist()
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    one = doubles.trainer(
+        tmp_path, model=llama(tie_word_embeddings=True), train_dataset=rows, callbacks=[Breaks()],
+        settings={"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "max_steps": 2, **settings},
+    )  # fmt: skip
+    one.train()
+    results = {folder.name: replay(folder, **NO_OPTIONS) for folder in folders(tmp_path)}  # type: ignore[arg-type]
+    result, requested = results["step-000002-nonfinite"], results["step-000002-request"]
+    assert result.is_same, result.lines
+    assert "origin    the output of model.layers.1.mlp.up_proj" in result.lines
+    assert "weights   not finite: model.layers.1.mlp.up_proj.weight" in result.lines
+    assert requested.is_same, requested.lines
+    assert "origin    all outputs, losses and gradients are finite" in requested.lines
+    if settings:
+        fp32 = replay(tmp_path / "incidents" / "step-000002-request", **{**NO_OPTIONS, "precision": "fp32"})  # type: ignore[arg-type]
+        assert not fp32.is_same
+        assert any("in fp32; the incident had" in line for line in fp32.lines)
+
+
+def listed(folder: Path) -> None:
+    """Lists the files anew, as somebody does who changes a bundle on purpose."""
+    manifest = Manifest.read(folder)
+    assert manifest is not None
+    (folder / "manifest.json").unlink()
+    Manifest(step=manifest.step, run_id=manifest.run_id, files=describe_files(folder)).write(folder)
+
+
+def changed(name: str, **values: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        about = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**about, **values}))
+        listed(folder)
+
+    return change
+
+
+def cut(name: str, size: int) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:size])  # type: ignore[return-value]
+
+
+def cut_and_listed(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        cut(name, 7)(folder)
+        listed(folder)
+
+    return change
+
+
+def pickled(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n(S'false'\ntR.")
+
+
+DAMAGED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no-directory": (shutil.rmtree, "There is no directory"),
+    "no-manifest": (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
+    "no-incident": (lambda folder: (folder / "incident.json").unlink(), "incident.json is missing"),
+    "no-batch": (lambda folder: (folder / "batch.safetensors").unlink(), "batch.safetensors is missing"),
+    "short-batch": (cut("batch.safetensors", 30), "batch.safetensors has 30 bytes instead of"),
+    "short-weights": (cut("model.safetensors", 100), "model.safetensors has 100 bytes"),
+    "short-manifest": (cut("manifest.json", 40), "manifest.json is damaged"),
+    "unlisted": (pickled, "pytorch_model.bin is not in manifest.json"),
+    "no-tensors": (cut_and_listed("batch.safetensors"), "batch.safetensors cannot be read"),
+    "no-json": (cut_and_listed("batch.json"), "batch.json cannot be read"),
+    "no-states": (cut_and_listed("rng.json"), "rng.json cannot be read"),
+    "other-states": (changed("rng.json", python=[3, "x"]), "rng.json holds what no run writes"),
+    "other-tensor": (changed("batch.json", batches=[{"tensor": "9"}]), "batch.json holds what no run writes"),
+    "no-dict": (changed("batch.json", batches=[{"value": 3}]), "batch.json holds what no run writes"),
+    "no-batches": (changed("batch.json", batches=5), "batch.json holds what no run writes"),
+    "later-format": (changed("incident.json", format=2), "incident.json has format 2; this version reads 1"),
+    "other-rule": (changed("incident.json", loss_rule={"x": 1}), "incident.json holds what no run writes"),
+    "no-settings": (changed("incident.json", loss_settings=None), "incident.json has no loss_settings"),
+    "left-out": (changed("incident.json", missing={"batch": "the device failed"}), "has no batch: the device failed"),
+}
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output_dir = tmp_path_factory.mktemp("run")
+    trained(output_dir, model=dropping(), poison={ROW: POISONS["nan"]})
+    (folder,) = folders(output_dir)
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_bundle_is_refused_with_the_name_of_the_file(damage: str, intact: Path, tmp_path: Path) -> None:
+    change, message = DAMAGED[damage]
+    folder = tmp_path / "bundle"
+    shutil.copytree(intact, folder)
+    change(folder)
+    with pytest.raises(BundleError, match=message):
+        replay(folder, model=f"{HERE}dropping", precision=None, one_by_one=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (None, "no model of transformers. Name a function"),
+        ("nowhere:make", "No module named 'nowhere'. Write it as module:function"),
+        ("json:make", "has no attribute 'make'. Write it as module:function"),
+        ("json", "Write it as module:function"),
+        (f"{HERE}other", "are not those of --model"),
+        ("time:time", "returned a float; return a module, or a Trainer"),
+    ],
+)
+def test_a_model_that_cannot_be_made(model: str | None, message: str, intact: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        replay(intact, model=model, precision=None, one_by_one=False)
+
+
+def test_the_command(intact: Path) -> None:
+    shown = call("replay", str(intact), "--model", f"{HERE}dropping")
+    assert shown.exit_code == 0, shown.output
+    assert "the same bits as in the incident" in shown.output
+    assert call("replay", str(intact)).exit_code == 2
+    assert call("replay", str(intact), "--precision", "fp8").exit_code == 2
+    assert call("replay", str(intact / "nowhere")).exit_code == 1
+    help_of = call("replay", "--help").output
+    assert [name for name in ("--model", "--precision", "--one-by-one") if name not in help_of] == []
+
+
+@pytest.mark.process
+def test_a_fresh_process_finds_the_row_of_a_stream(tmp_path: Path) -> None:
+    one = doubles.trainer(
+        tmp_path / "run", model=dropping(), train_dataset=Stream({ROW: POISONS["gradient-alone"]}),
+        settings={"per_device_train_batch_size": 2, "max_steps": 4},
+    )  # fmt: skip
+    one.train()
+    (folder,) = folders(tmp_path / "run")
+    done = run_python("-m", "trainwright", "replay", str(folder), "--model", f"{HERE}dropping", cwd=tmp_path)
+    assert "the same bits as in the incident" in done.stdout
+    assert "sample    5 of the training data, row 1 of micro-batch 0" in done.stdout
