@@ -68,7 +68,7 @@ class Table:
         self._by_hand: dict[Any, dict[str, torch.Tensor]] = {}
 
     def outcome(self, value: str, policy: str, *, rank: int = 0) -> list[Any]:
-        """Whether the weights are those of the run with steps left out by hand, and what was heard."""
+        """Whether weights are those of the run with steps left out by hand, and the sample named; what was heard."""
         poison = VALUES[value][1]
         row = (BAD_STEP - 1) * BATCH * self._ranks + rank * (BATCH * self._ranks - 1)
         hears, expected = Hears(), self.by_hand(LEFT_OUT[policy], None if policy != "warn" else {row: poison})
@@ -87,7 +87,9 @@ class Table:
         )
         first = hears.incidents[0]
         alone = policy == "warn" or len(hears.incidents) == 1
-        return [same and alone, first.kind, first.step, first.action, error]
+        searches = self._engine in ("one process", "ddp") and VALUES[value][0] == "on_nonfinite"
+        is_named = first.samples == ((row,) if searches else ())  # in all processes, whichever has it
+        return [same and alone and is_named, first.kind, first.step, first.action, error]
 
     def by_hand(self, left_out: tuple[int, ...], poison: dict[int, dict[str, Any]] | None) -> dict[str, torch.Tensor]:
         """Weights of a run without guards in which the updates of some steps are left out."""
