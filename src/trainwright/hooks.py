@@ -181,6 +181,23 @@ def accept_older_signatures(trainer: object) -> None:
                 vars(trainer)[name] = adapter
 
 
+def takes_no_grad_norm_too(hook: Callable[..., None]) -> Callable[..., None]:
+    """Lets `_maybe_log_save_evaluate` be called with the parameters of 4.34 to 4.37, which had no `grad_norm`.
+
+    Args:
+        hook: the method; an override with the older parameters calls it through `super()`.
+    """
+    others = frozenset(("model", "trial", "epoch", "ignore_keys_for_eval"))
+
+    @functools.wraps(hook)
+    def call(trainer: object, tr_loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if len(args) < len(others) + 1 and "grad_norm" not in kwargs and len(args) + len(others & kwargs.keys()) == 4:
+            args = (None, *args)
+        hook(trainer, tr_loss, *args, **kwargs)
+
+    return call
+
+
 def left_out(function: object) -> Sequence[str]:
     """Parameters of a hook that an override with an older signature is not given."""
     left: Sequence[str] = getattr(function, "left_out", ())

@@ -38,7 +38,7 @@ from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
 from trainwright.evaluation import metrics_io
 from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, prediction_step
-from trainwright.hooks import accept_older_signatures, is_overridden, left_out
+from trainwright.hooks import accept_older_signatures, is_overridden, left_out, takes_no_grad_norm_too
 from trainwright.loop.context import NULL_OBSERVER
 from trainwright.loop.fit import fit, run_epoch
 from trainwright.loss_normalization import LossRule
@@ -1090,6 +1090,7 @@ class Trainer:
 
     # -- after a step: log, evaluate, save -----------------------------------------------------------------------------
 
+    @takes_no_grad_norm_too
     def _maybe_log_save_evaluate(
         self,
         tr_loss: torch.Tensor,

@@ -134,6 +134,25 @@ class LogSaveEvaluate(Trainer):  # 4.38 to 4.46
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval)
 
 
+class LogSaveEvaluateWithoutNorm(Trainer):  # 4.34 to 4.37
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Any, model: Any, trial: Any, epoch: Any, ignore_keys_for_eval: Any
+    ) -> None:
+        assert (model is self.model_wrapped, trial, ignore_keys_for_eval) == (True, None, None)
+        self.was_called = True
+        super()._maybe_log_save_evaluate(tr_loss, model, trial, epoch, ignore_keys_for_eval)
+
+
+class LogSaveEvaluateByName(Trainer):
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Any, model: Any, trial: Any, epoch: Any, ignore_keys_for_eval: Any
+    ) -> None:
+        self.was_called = True
+        super()._maybe_log_save_evaluate(
+            tr_loss=tr_loss, model=model, trial=trial, epoch=epoch, ignore_keys_for_eval=ignore_keys_for_eval
+        )
+
+
 class SaveCheckpoint(Trainer):  # 4.34 to 4.46
     def _save_checkpoint(self, model: Any, trial: Any, metrics: Any = None) -> None:
         self.was_called = True
@@ -158,7 +177,8 @@ class WithMixin(Mixin, Trainer):  # type: ignore[misc]  # as users write it
 
 OVERRIDES = (ComputeLoss, ComputeLossInOtherWords, TrainingStep, WholeTrainingStep, Log, LogWithMore, PredictionStep,
              CreateScheduler, CreateOptimizer, EvaluationLoop, SaveModel, GetBatchSamples, TrainSampler,
-             LogSaveEvaluate, SaveCheckpoint, OptimizerClass, WithMixin)  # fmt: skip
+             LogSaveEvaluate, LogSaveEvaluateWithoutNorm, LogSaveEvaluateByName, SaveCheckpoint, OptimizerClass,
+             WithMixin)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
