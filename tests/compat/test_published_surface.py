@@ -309,3 +309,24 @@ def test_a_resume_ends_with_the_weights_of_its_own_straight_run(settings: dict[s
         resumed = make_trainer(tmp_path, **common | settings)
         resumed.train(resume_from_checkpoint=str(folder))
         assert differing(weights_of(resumed.model), weights_of(straight.model)) == {}, folder.name
+
+
+# -- a run of no steps ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize("settings", [
+    {"max_steps": 0}, {"max_steps": 0, "lr_scheduler_type": "constant", "gradient_accumulation_steps": 2},
+    {"max_steps": 0, "eval_strategy": "epoch", "save_strategy": "epoch"}, {"max_steps": 0, "num_train_epochs": 0},
+], ids=["default", "constant", "by epochs", "no epochs"])  # fmt: skip
+def test_max_steps_of_zero_means_the_same(settings: dict[str, Any], tmp_path: Path) -> None:
+    outcomes, files = [], []
+    for side in (OURS, REFERENCE):
+        trainer = make_trainer(tmp_path / side.name, side=side, eval_dataset=data.vectors(5), **settings)
+        outcomes.append(side.train(trainer))
+        files.append(sorted(path.name for path in (tmp_path / side.name).glob("checkpoint-*")))
+    assert files[0] == files[1]
+    assert outcomes[0].global_step == outcomes[1].global_step == int(settings.get("num_train_epochs") is None)
+    assert differing(outcomes[0].weights, outcomes[1].weights) == {}
+    logs = [[{k: v for k, v in entry.items() if k != "eval_loss"} for entry in one.log] for one in outcomes]
+    assert logs[0] == logs[1]

@@ -336,6 +336,12 @@ CAUTION = [
         "num_train_epochs=0",
         ({"num_train_epochs": 0}, {"max_steps": 1}),
     ),
+    (
+        "some_step_is_trained",
+        ({"max_steps": 0}, {"max_steps": 0}),
+        "max_steps=0 one step",
+        ({"max_steps": 1}, {"max_steps": 1}),
+    ),
     ("warmup_is_whole", ({"warmup_steps": 2.5}, {}), "warmup_steps=2.5 2:", ({"warmup_steps": 0.25}, {})),
     (
         "logging_is_reached",

@@ -40,8 +40,9 @@ def train_epochs(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval
         hooks._evaluate(session.trial, session.ignore_keys_for_eval, skip_scheduler=True)
     if session.start.owes_evaluation:
         run_pending_evaluation(session, run, hooks)
+    last_step = max(session.plan.max_steps, 1)  # max_steps=0 trains one step, as in transformers; no epochs train none
     for epoch in range(session.start.epoch, session.plan.num_epochs):
-        if run.state.global_step >= session.plan.max_steps or run.control.should_training_stop:
+        if run.state.global_step >= last_step or run.control.should_training_stop:
             break
         session.events.fire("on_epoch_begin", run)
         hooks._run_epoch(

@@ -189,6 +189,8 @@ BY_LENGTH = ("group_by_length", "batch_rebalance")
 def some_step_is_trained(args: Arguments, facts: RunFacts) -> str | None:
     if facts.max_steps is None or facts.max_steps > 0:
         return None
+    if args.num_train_epochs > 0:
+        return "max_steps=0 trains one step, with a schedule of no length. Leave it out, or set how many to train."
     return f"{_length_field(args)} makes a run of no step: nothing is trained."
 
 

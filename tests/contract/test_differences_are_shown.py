@@ -1,0 +1,94 @@
+"""Each row of docs/migrate.md is shown by a test: a new row needs a line in SHOWN, or is in a table of the tests."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ..compat.audit import DIFFERENT
+from ..parity import fuzz_corrections
+
+TESTS = Path(__file__).resolve().parents[1]
+PAGE = TESTS.parent / "docs" / "migrate.md"
+SURFACE, SNIPPETS, ERRORS = "compat/test_published_surface.py", "compat/test_snippets.py", "test_trainer_errors.py"
+CHANGED, EXACT = "test_resume_changed.py", "test_resume_exact.py"
+
+# The beginning of a row -> a test, or an effect, that shows what is written of ours.
+SHOWN = {
+    "BERT, RoBERTa, T5":
+        "window/test_equal_to_the_full_batch.py::test_by_default_a_head_that_ignores_the_count_trains_on_the_mean_of_the_window",
+    "`resume_from_checkpoint=True` takes": f"{CHANGED}::test_a_damaged_one_is_skipped_and_named_and_a_named_one_raises",
+    "a changed learning rate": f"{CHANGED}::test_a_changed_learning_rate_takes_effect_at_the_schedules_position",
+    "a resumed run keeps the intervals": f"{CHANGED}::test_the_rhythm_passed_now_wins",
+    "a resumed run draws other": f"{SURFACE}::test_a_resume_ends_with_the_weights_of_its_own_straight_run",
+    "a resumed stream that has had": f"{EXACT}::test_a_stream_goes_on_where_it_was",
+    "`auto_find_batch_size`": "effects/length_fields.py::batches_that_do_not_fit_are_cut",
+    "with `dataloader_persistent_workers`": f"{SURFACE}::test_another_dataset_has_a_dataloader_of_its_own",
+    "without `restore_callback_states": f"{EXACT}::test_patience_goes_on_counting",
+    "`sortish_sampler=True`": "effects/generation_fields.py::samples_of_similar_length_are_trained_together",
+    "**Accumulation in plain modules**": "effects/our_fields.py::a_micro_batch_with_fewer_labels_counts_less",
+    "where a stream ends":
+        "parity/test_stream_tail.py::test_ours_trains_on_a_stream_as_on_the_same_data_with_a_length",
+    "`dataloader_drop_last` drops": "evaluation/test_eval_loop.py::test_drop_last_drops_nothing_of_a_prediction",
+    "`args.resume_from_checkpoint`": "effects/run_fields.py::training_goes_on_from_there",
+    "a checkpoint of `save_only_model`": f"{ERRORS}::test_a_checkpoint_of_the_weights_alone",
+    "with `predict_with_generate` and no length":
+        "evaluation/test_generation_batches.py::test_without_a_length_twenty_tokens_are_written",
+    "`label_smoothing_factor` or": "effects/optimizer_fields.py::the_target_is_spread",
+    "SIGTERM ends":
+        "signals/test_signals.py::test_the_last_finished_step_is_saved_and_the_run_goes_on_as_if_nothing_had_happened",
+    "a resumed stream is read again": f"{EXACT}::test_no_trained_sample_is_read_again",
+    "a misspelt": f"{ERRORS}::test_a_metric_that_no_evaluation_gives",
+    "a metric that is an array":
+        "evaluation/test_metrics_of_any_kind.py::test_metrics_of_any_kind_train_and_are_named_before_step_1",
+    "a step whose loss or gradient": "effects/guard_fields.py::a_step_that_is_not_finite_is_skipped_by_default",
+    "early stopping ignores NaN": "callbacks/test_early_stopping.py::test_what_is_not_a_number_is_no_improvement",
+    "`train()` in a callback": f"{ERRORS}::test_train_is_refused_inside_of_train",
+    "a loss that is not a scalar": f"{ERRORS}::test_a_loss_of_another_kind_from_compute_loss",
+    "a warm-up longer":
+        "compat/test_refusals.py::test_it_trains_as_with_transformers_and_a_warning_says_the_words",
+    "resuming with more or fewer":
+        "compat/test_refusals.py::test_a_resume_with_other_data_continues_as_with_transformers",
+    "a bad sample": "data/test_bad_sample.py::test_the_sample_is_named",
+    "keys in the text": "test_hostile_text.py::test_what_looks_like_a_key_is_masked",
+    "32 argument names": f"{SNIPPETS}::test_every_older_name_can_be_read",
+    "an empty stream": "loop/test_fit.py::test_an_empty_stream_is_an_error_before_step_1",
+    "in a Kubeflow": "config/test_coerce.py::test_a_train_job_of_kubeflow_is_reported_to",
+    "two live runs": "chaos/test_two_runs.py::test_a_second_process_is_refused_and_one_after_a_signal_is_not",
+    "saving blocks": "effects/our_fields.py::a_save_is_behind_training_s_back_or_not",
+    "`training_args.bin` beside": f"{SNIPPETS}::test_the_arguments_beside_a_model_are_an_object",
+    "an override without": f"{SNIPPETS}::test_an_override_of_an_older_version_is_called_with_what_it_takes",
+    "`save_safetensors`": f"{SNIPPETS}::test_weights_without_safetensors",
+    "a callback that returns": f"{SNIPPETS}::test_a_callback_may_return_a_dict_of_flags",
+    "`save_total_limit` counts": "test_run_cut_off.py::test_going_back_begins_another_run",
+    "what a collator or a dataset draws": f"{EXACT}::test_what_workers_draw_comes_back",
+    "`model_init` beside": f"{ERRORS}::test_an_optimizer_for_a_model_that_is_yet_to_be_made",
+    "`fp16=True` has": "effects/precision_fields.py::the_forward_pass_is_in_float16_and_the_loss_is_scaled",
+    "`EarlyStoppingCallback` without": f"{ERRORS}::test_early_stopping_without_what_it_watches",
+}  # fmt: skip
+
+
+def rows() -> list[str]:
+    """The rows of the table of the page, without their first bar, and the paragraphs that begin with a difference."""
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(("| ", "**"))]
+    return [line.removeprefix("| ") for line in lines if not line.startswith("| there ")]
+
+
+def in_a_table_of_tests(row: str) -> bool:
+    """Whether a difference of the audit, or one that the drawn cases correct on the other side, has words of a row."""
+    corrections = [one for one in vars(fuzz_corrections).values() if isinstance(one, fuzz_corrections.Correction)]
+    return any(words in row for words in [*DIFFERENT.values(), *(one.row for one in corrections)])
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[:40])
+def test_a_row_is_shown_by_a_test(row: str) -> None:
+    assert any(row.startswith(beginning) for beginning in SHOWN) or in_a_table_of_tests(row)
+
+
+@pytest.mark.parametrize(("beginning", "place"), SHOWN.items())
+def test_a_line_of_the_table_names_a_row_and_a_test(beginning: str, place: str) -> None:
+    assert sum(row.startswith(beginning) for row in rows()) == 1
+    path, _, name = place.partition("::")
+    assert re.search(rf"^def {name}\(", (TESTS / path).read_text(encoding="utf-8"), flags=re.MULTILINE), place
