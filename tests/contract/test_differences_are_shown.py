@@ -39,7 +39,8 @@ SHOWN = {
     "`label_smoothing_factor` or": "effects/optimizer_fields.py::the_target_is_spread",
     "SIGTERM ends":
         "signals/test_signals.py::test_the_last_finished_step_is_saved_and_the_run_goes_on_as_if_nothing_had_happened",
-    "a resumed stream is read again": f"{EXACT}::test_no_trained_sample_is_read_again",
+    "a resumed stream is read again":
+        "data/test_stream_batching.py::test_a_resume_reads_no_more_than_a_look_ahead_again",
     "a misspelt": f"{ERRORS}::test_a_metric_that_no_evaluation_gives",
     "a metric that is an array":
         "evaluation/test_metrics_of_any_kind.py::test_metrics_of_any_kind_train_and_are_named_before_step_1",

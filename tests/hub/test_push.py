@@ -138,8 +138,8 @@ def test_a_push_ends_in_upload_folder_where_libraries_wrap_it(
                                hub_strategy="all_checkpoints")  # fmt: skip
         side.train(at_its_pace(trainer))
         trainer.push_to_hub(token=TOKEN)
-    key = {"key": str}  # the two uploads of a save go at the same time on one side
-    assert sorted(calls["trainwright"], **key) == sorted(calls["transformers"], **key)
+    # The two uploads of a save go at the same time on one side.
+    assert sorted(calls["trainwright"], key=str) == sorted(calls["transformers"], key=str)
     assert calls["trainwright"][-1] == ["End of training", None, None, TOKEN, True]
 
 
