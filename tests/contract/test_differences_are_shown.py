@@ -41,6 +41,7 @@ SHOWN = {
         "signals/test_signals.py::test_the_last_finished_step_is_saved_and_the_run_goes_on_as_if_nothing_had_happened",
     "a resumed stream is read again":
         "data/test_stream_batching.py::test_a_resume_reads_no_more_than_a_look_ahead_again",
+    "`compute_metrics` is not called": f"{ERRORS}::test_metrics_without_labels",
     "a misspelt": f"{ERRORS}::test_a_metric_that_no_evaluation_gives",
     "a metric that is an array":
         "evaluation/test_metrics_of_any_kind.py::test_metrics_of_any_kind_train_and_are_named_before_step_1",
