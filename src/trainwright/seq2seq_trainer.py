@@ -154,7 +154,9 @@ class Seq2SeqTrainer(Trainer):
         return generation.new_tokens(rows, task, batch_size=first.shape[0])
 
     def _loss_of(self, model: Any, batch: Batch) -> torch.Tensor:
-        num_items = self._get_num_items_in_batch([batch], self.args.device)
+        smooths = self.label_smoother is not None and self.compute_loss_func is None
+        # In half precision, smoothing rounds otherwise where it divides by the items instead of averaging over them.
+        num_items = None if smooths else self._get_num_items_in_batch([batch], self.args.device)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss: torch.Tensor = self.compute_loss(model, dict(batch), num_items_in_batch=num_items)
         return loss.detach().mean()

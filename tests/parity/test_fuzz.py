@@ -18,7 +18,7 @@ import trainwright
 
 from . import fuzz_sides
 from .fuzz import check, report, shrunk
-from .fuzz_corrections import CORRECTIONS, FINISHED, INTERVALS, NON_FINITE, Correction
+from .fuzz_corrections import CORRECTIONS, FINISHED, HALF_AFTER, INTERVALS, NON_FINITE, Correction
 from .fuzz_sides import OURS, compare
 from .fuzz_table import BUNDLES, FIELDS, LEFT_OUT, TABLE, Case, draw
 
@@ -99,6 +99,11 @@ REGRESSIONS: tuple[tuple[Case, Correction | None], ...] = (
     ),
     ({"learning_rate": 1e30, "eval_data": "none"}, NON_FINITE),  # seed 320
     ({"data": "stream", "samples": 3, "dataloader_drop_last": True}, None),  # its only batch is not full
+    (  # seed 1726
+        {"model": "t5", "ragged": True, "label_smoothing_factor": 0.1, "bf16_full_eval": True, "eval_data": "none",
+         "length": {"max_steps": 1}, "generation": {"predict_with_generate": True, "generation_max_length": 6}},
+        HALF_AFTER,
+    ),
     (  # seed 267: a sum in half precision is divided by a number of items in float32
         {"model": "vit", "length": {"num_train_epochs": 1}, "gradient_accumulation_steps": 2, "fp16_full_eval": True,
          "optimizer": {"optim": "sgd", "optim_args": "momentum=0.9"}},
