@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -106,12 +107,15 @@ def test_a_worker_leaves_signals_to_the_main_process(tmp_path: Path) -> None:
     assert differing(weights(trainer.model), weights(whole.model)) == {}
 
 
-def test_spawned_workers_train_to_the_same_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["argument", pytest.param("start method", marks=pytest.mark.slow)])  # starts torch anew
+def test_spawned_workers_train_to_the_same_weights(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = []
     for context in ("fork", "spawn"):
-        trainer = make_trainer(
-            tmp_path / context, train_dataset=Draws(), dataloader_multiprocessing_context=context, **WORKER
-        )
+        if by == "start method":
+            monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", None)
+            multiprocessing.set_start_method(context)
+        settings = {"dataloader_multiprocessing_context": context} if by == "argument" else {}
+        trainer = make_trainer(tmp_path / context, train_dataset=Draws(), **settings, **WORKER)
         trainer.train()
         trained.append(weights(trainer.model))
     assert differing(*trained) == {}
