@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from operator import attrgetter
@@ -650,6 +650,20 @@ class Trainer:
 
     def _parallel_size(self, name: str) -> int:
         return int(getattr(getattr(self.accelerator, "parallelism_config", None), name, 1))
+
+    def quarantine(self, sample_ids: Iterable[int]) -> None:
+        """Leaves samples out of training from the next batch that is fetched on, now and in later runs of `output_dir`.
+
+        They are written to `quarantine.jsonl`. Epochs and steps stay as they are: the next sample of the dataset takes
+        the place of one that is left out. Every process calls it, as from a callback.
+
+        Args:
+            sample_ids: indices in `train_dataset`.
+
+        Raises:
+            DataError: one is no index of the dataset, the data is a stream, or no sample would be left.
+        """
+        self._run.quarantine(sample_ids, self.args, self.train_dataset)
 
     # -- where it starts -----------------------------------------------------------------------------------------------
 

@@ -21,10 +21,11 @@ from torch.utils.data import IterableDataset
 from trainwright._types import Batch, has_length
 from trainwright.data.cursor import Cursor, OrderKind, WindowSize, check_same_data, is_same_order, raise_another_order
 from trainwright.data.prepared_dataloader import host_batches
+from trainwright.data.quarantine import substitutes
 from trainwright.data.sampler_factory import order_of_checkpoint
 from trainwright.data.samplers import EpochBatches
 from trainwright.data.streaming.stream_state import EpochProgress, progress_at
-from trainwright.errors import CheckpointError
+from trainwright.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
     from trainwright.data.streaming.reader import StreamDataLoader
@@ -52,6 +53,21 @@ class LoaderPosition(ABC):
 
     def advance(self, *, is_last: bool) -> None:  # noqa: B027
         """A batch goes to training; the one after it is fetched, or it is the last one."""
+
+    def leave_out(self, samples: set[int], num_samples: int) -> None:
+        """Leaves samples out of the batches that are fetched from now on, and those before them no more.
+
+        Args:
+            samples: indices in the dataset.
+            num_samples: of the dataset.
+
+        Raises:
+            DataError: samples have no index, or none would be left.
+        """
+        raise DataError(
+            "Samples can be left out of a dataset with indices whose dataloader is the trainer's. Leave them out of "
+            "the stream or of the dataloader itself, and delete quarantine.jsonl in output_dir."
+        )
 
     def begin_window(self) -> None:  # noqa: B027
         """Notes the position before a window's batches are fetched."""
@@ -124,6 +140,9 @@ class IndexedPosition(LoaderPosition):
         if resumes:
             self._batches.draw()
         return batches
+
+    def leave_out(self, samples: set[int], num_samples: int) -> None:
+        self._batches.substitutes = substitutes(samples, num_samples)
 
     def cursor(self, epoch: int, batches: int) -> Cursor:
         order = self._batches.order_of(epoch)

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Sampler
 
 from trainwright.data.cursor import OrderKind
+from trainwright.data.quarantine import substituted
 from trainwright.data.seeding import EpochIndices, SeededIndices
 from trainwright.data.sharding import ChunkPart, RankShare
 from trainwright.errors import DataError
@@ -114,6 +115,7 @@ class EpochBatches(Sampler[list[int]]):
         self.share = RankShare(batch_size=batch_size) if share is None else share
         assert self.share.batch_size == batch_size
         self.tells_epoch = False  # batches say of which epoch they are
+        self.substitutes: dict[int, int] = {}  # samples in quarantine, and those that take their places
         self.epoch = 0
         self.first_sample = 0
         self._drawn: Iterator[int] | None = None
@@ -197,6 +199,8 @@ class EpochBatches(Sampler[list[int]]):
             if share.num_processes > 1:
                 part = share.part(len(batch))
                 batch = batch[part.start : part.stop]
+            if self.substitutes:
+                batch = [substituted(index, self.substitutes) for index in batch]
             if self.tells_epoch:
                 batch = EpochIndices(batch, epoch)
             elif self.worker_seed is not None:

@@ -5,20 +5,22 @@ Before the first `train()` and after the last there is an idle one, with the rec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright._types import Batch, DataLoaderLike, DatasetLike, Model, Trial
+from trainwright._types import Batch, DataLoaderLike, DatasetLike, Model, Trial, has_length, is_count
 from trainwright.checkpoint import training_state
 from trainwright.checkpoint.lease import Lease, NullLease, take
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.data.loader import Loader
+from trainwright.data.quarantine import QUARANTINE_NAME, add_to_quarantine, read_quarantine
 from trainwright.engine.base import Engine
-from trainwright.errors import NestedCallError
+from trainwright.errors import DataError, NestedCallError
 from trainwright.guard.incidents import NullRecorder
 from trainwright.guard.rollback import make_rollback
 from trainwright.guard.step_guard import NULL_GUARD, make_guard
@@ -37,6 +39,8 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
     from trainwright.run.incident_bundles import IncidentRecorder
+
+logger = logging.getLogger(__name__)
 
 Forward = Callable[[Any, Batch], Any]
 
@@ -85,6 +89,7 @@ class TrainingRun:
         self.lease: Lease | NullLease = NullLease()  # its claim on the directory where it saves
         # holds how training left the model, from an evaluation until the next step
         self.eval_mode_guard: model_modes.EvalModeGuard | None = None
+        self.quarantined: set[int] = set()  # samples that are left out since it began
         self.flops = FlopEstimator()  # estimates the operations of a micro-batch
         self._data_wait: DataWait | None = None
         self._resume_note = ""
@@ -151,7 +156,34 @@ class TrainingRun:
         self.plan, self._resume_note = resume.remaining_plan(
             self.plan, self.loader, checkpoint, args, chunk=chunk, dataset=dataset
         )
+        self.leave_out(args, engine, dataset)
         return self.plan
+
+    def leave_out(self, args: Any, engine: Engine, dataset: DatasetLike) -> None:
+        """Leaves the samples in quarantine out of the batches that are fetched from now on. All processes call it."""
+        left_out = engine.agree(lambda: read_quarantine(args.output_dir))
+        if not left_out:
+            return
+        assert self.loader is not None
+        self.loader.position.leave_out(left_out, len(dataset))
+        logger.warning(
+            "%d samples are in quarantine (%s in %s): an epoch keeps its steps, with other samples in their places.",
+            len(left_out), QUARANTINE_NAME, args.output_dir,
+        )  # fmt: skip
+
+    def quarantine(self, samples: Iterable[int], args: Any, dataset: DatasetLike) -> None:
+        """Adds samples to the quarantine, of this run too; see `Trainer.quarantine`."""
+        samples = sorted(set(samples))
+        num_samples = len(dataset) if has_length(dataset) else 0
+        wrong = [sample for sample in samples if not (is_count(sample) and sample < num_samples)]
+        if wrong:
+            raise DataError(f"{wrong[0]!r} is not the index of a sample: the training dataset has {num_samples}.")
+        if self.is_training:
+            assert self.loader is not None
+            self.quarantined = read_quarantine(args.output_dir) | self.quarantined | set(samples)
+            self.loader.position.leave_out(self.quarantined, num_samples)
+        if args.should_save:
+            add_to_quarantine(args.output_dir, samples)
 
     def load_record(
         self, checkpoint: str | None, args: Any, engine: Engine, *, stateful: list[Any], folder: str, is_own: bool

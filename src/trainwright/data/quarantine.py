@@ -1,0 +1,90 @@
+"""Quarantine: samples that are left out of training, as a file of the output directory has them, one a line.
+
+The order of an epoch keeps its length, so that steps, epochs and positions mean what they meant: the place of a sample
+that is left out is taken by the next one of the dataset that is not. Of samples 0 to 5, with 2 and 3 in quarantine, the
+order 4 2 0 3 5 1 becomes 4 4 0 4 5 1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from trainwright._types import is_count
+from trainwright.errors import DataError
+
+QUARANTINE_NAME = "quarantine.jsonl"
+Index = TypeVar("Index")
+
+
+def read_quarantine(folder: str | Path) -> set[int]:
+    """Reads which samples are left out; none where there is no file.
+
+    Args:
+        folder: the output directory.
+
+    Raises:
+        DataError: a line holds what no run writes. A last line that was not finished is not read.
+    """
+    path = Path(folder) / QUARANTINE_NAME
+    if not path.is_file():
+        return set()
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    found = set()
+    for number, line in enumerate(lines, start=1):
+        try:
+            sample = json.loads(line)["sample"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            sample = None
+        if not is_count(sample):
+            raise DataError(f'{path}, line {number}: {line[:80]!r} is not of the form {{"sample": 17}}.')
+        found.add(sample)
+    return found
+
+
+def add_to_quarantine(folder: str | Path, samples: Iterable[int]) -> None:
+    """Appends samples to the file.
+
+    Args:
+        folder: the output directory; made if it is not there.
+        samples: indices in the training dataset.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with (Path(folder) / QUARANTINE_NAME).open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps({"sample": int(sample)}) + "\n" for sample in samples))
+
+
+def substitutes(left_out: set[int], num_samples: int) -> dict[int, int]:
+    """Returns which sample takes the place of each one that is left out.
+
+    Args:
+        left_out: indices in the dataset; those beyond its end are of no effect.
+        num_samples: of the dataset.
+
+    Raises:
+        DataError: none would be left.
+    """
+    left_out = {sample for sample in left_out if sample < num_samples}
+    if left_out and len(left_out) >= num_samples:
+        raise DataError(f"All {num_samples} samples are in quarantine. Delete {QUARANTINE_NAME}, or lines of it.")
+    found: dict[int, int] = {}
+    for sample in left_out:
+        other = sample
+        while other in left_out:
+            other = (other + 1) % num_samples
+        found[sample] = other
+    return found
+
+
+def substituted(index: Index, by: dict[int, int]) -> Index:
+    """Returns an index, or a group of indices, with substitutes in the places of samples that are left out.
+
+    Args:
+        index: of a sample, or nested sequences of such.
+        by: as `substitutes` returns it.
+    """
+    if isinstance(index, Sequence) and not isinstance(index, str):
+        return [substituted(one, by) for one in index]  # type: ignore[return-value]
+    return by.get(index, index) if isinstance(index, int) else index  # type: ignore[return-value]
