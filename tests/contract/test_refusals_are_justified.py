@@ -17,6 +17,7 @@ SRC = Path(__file__).parents[2] / "src" / "trainwright"
 # Features that transformers' Trainer does not have: there is nothing to compare. Modules, with all below them.
 OURS = (
     "cli", "journal", "preflight", "guard.rollback",  # the command line, the journal, checks before a run, going back
+    "data.quarantine", "data.positions.LoaderPosition.leave_out", "run.training.TrainingRun.quarantine",
     "data.packing", "data.streaming.lookahead_buffer", "data.sampler_factory.training_order",  # batches by length
     "optim.parameter_groups.layer_factors", "optim.parameter_groups._with_patterns",  # rates by layer
     "optim.muon", "optim.factory._over_the_model",  # Muon
