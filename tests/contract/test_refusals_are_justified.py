@@ -17,6 +17,7 @@ SRC = Path(__file__).parents[2] / "src" / "trainwright"
 # Features that transformers' Trainer does not have: there is nothing to compare. Modules, with all below them.
 OURS = (
     "cli", "journal", "preflight", "guard.rollback",  # the command line, the journal, checks before a run, going back
+    "guard.bundle", "run.incident_bundles.IncidentRecorder.request",  # incidents that are written down
     "data.quarantine", "data.positions.LoaderPosition.leave_out", "run.training.TrainingRun.quarantine",
     "data.packing", "data.streaming.lookahead_buffer", "data.sampler_factory.training_order",  # batches by length
     "optim.parameter_groups.layer_factors", "optim.parameter_groups._with_patterns",  # rates by layer
@@ -33,7 +34,10 @@ INTERNAL = (
 # Packages and services that are not installed or not set up: transformers needs the same ones.
 MISSING = ("trackers", "errors.needs_package")
 # An error that came is passed on, as it is or with more words.
-PASSED_ON = ("config.constructor.refuse", "distributed.collectives.broadcast_from_main", "engine.sharded_state._write")
+PASSED_ON = (
+    "config.constructor.refuse", "distributed.collectives.broadcast_from_main", "engine.sharded_state._write",
+    "distributed.world.reading_launchers_variables",
+)  # fmt: skip
 
 ROWS = (
     *(where for _, _, where in (*RAISES, *CALLS)), *NOT_RUN, *(place for _, places in PROTECTED for place in places),

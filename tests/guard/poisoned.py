@@ -13,7 +13,7 @@ import trainwright
 from ..contract import doubles
 
 BATCH = 2
-POISONS = {
+POISONS: dict[str, dict[str, Any]] = {
     "nan": {"x": torch.full((doubles.FEATURES,), torch.nan)},
     "inf": {"labels": torch.inf},
     "overflow": {"labels": 1e30},  # its square is infinite in fp32

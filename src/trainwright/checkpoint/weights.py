@@ -227,7 +227,7 @@ def make_pretrained(folder: Path, class_name: str, *, attention: str | None) -> 
         raise ModelError(f"transformers has no model {class_name}.")
     try:
         with _without_progress_bars():
-            return cls.from_pretrained(  # type: ignore[no-any-return]
+            return cls.from_pretrained(
                 folder, dtype="auto", local_files_only=True, use_safetensors=True, attn_implementation=attention
             )
     except (OSError, ValueError, RuntimeError) as error:
