@@ -120,8 +120,11 @@ def uninterrupted(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) ->
 def assert_same_end(folder: Path, uninterrupted: Weights) -> None:
     weights = safetensors.torch.load_file(folder / "weights.safetensors")
     assert [name for name in uninterrupted if not torch.equal(weights[name], uninterrupted[name])] == []
-    left = sorted(path.name for path in (folder / "run").iterdir())
-    assert [name for name in left if name.startswith(".")] == [], "half-written directories are left behind"
+    left = sorted(path for path in (folder / "run").iterdir() if path.name.startswith("."))
+    # A process that is killed between creating and writing its draft of a lease leaves one that nobody can read. A
+    # run removes it once it is a minute old: until then a process of another machine may be writing it.
+    left = [path for path in left if not (path.match(".lease.*.partial") and path.stat().st_size == 0)]
+    assert left == [], "half-written directories are left behind"
     for path in (folder / "run").glob("checkpoint-*"):
         assert verified(path) == path
 

@@ -114,7 +114,7 @@ def test_who_looks_meanwhile_finds_nothing_and_disturbs_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Looking for the newest checkpoint finishes what dead processes began, and this one is alive."""
-    flush, is_flushing, has_looked = store._flush, threading.Event(), threading.Event()
+    flush, is_flushing, has_looked = store.flush, threading.Event(), threading.Event()
 
     def waiting(folder: Path) -> None:
         is_flushing.set()
@@ -129,7 +129,7 @@ def test_who_looks_meanwhile_finds_nothing_and_disturbs_nothing(
                 CheckpointStore(tmp_path).clean()
                 has_looked.set()
 
-    monkeypatch.setattr(store, "_flush", waiting)
+    monkeypatch.setattr(store, "flush", waiting)
     make_trainer(tmp_path, **SAVING, callbacks=[Looks()]).train()
     assert CheckpointStore(tmp_path).steps() == [4, 7]
     assert verified(tmp_path / "checkpoint-4")

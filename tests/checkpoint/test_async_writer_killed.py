@@ -45,7 +45,7 @@ def strike(owner, name, number, at):
 
 PLACES = {"safetensors": (safetensors.torch, "save_file"), "torch": (torch, "save"),
           "digests": (store, "describe_files"), "manifest": (Manifest, "write"),
-          "flush": (store, "_flush"), "rename": (Path, "rename")}
+          "flush": (store, "flush"), "rename": (Path, "rename")}
 
 def live(folder, place, number, at):
     torch.manual_seed(0)
