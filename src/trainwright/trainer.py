@@ -425,6 +425,7 @@ class Trainer:
         run, engine = self._run, self._engine
         checks.check_has_samples(self.train_dataset)
         dataloader = self.get_train_dataloader()
+        run.leave_out(dataloader, args, engine, self.train_dataset)
         checks.check_has_batches(dataloader, args)
         plan = build.step_plan(args, self.set_initial_training_values(args, dataloader))
         console.check_run(args, build.rule_facts(plan, self, engine.device))
@@ -583,14 +584,14 @@ class Trainer:
         return input_pipeline.column_removing_collator(data_collator, kept, self.model, description)
 
     def num_examples(self, dataloader: Any) -> int:
-        """Samples behind a dataloader; estimated from its batches where the dataset has no length.
+        """Samples behind a dataloader that are not in quarantine; estimated where the dataset has no length.
 
         Args:
             dataloader: any iterable of batches.
         """
         dataset = getattr(dataloader, "dataset", None)
         if has_length(dataset):
-            return len(dataset)
+            return len(dataset) - int(getattr(getattr(dataloader, "batch_sampler", None), "num_left_out", 0))
         return int(len(dataloader) * self.args.per_device_train_batch_size)
 
     @staticmethod
@@ -654,8 +655,9 @@ class Trainer:
     def quarantine(self, sample_ids: Iterable[int]) -> None:
         """Leaves samples out of training from the next batch that is fetched on, now and in later runs of `output_dir`.
 
-        They are written to `quarantine.jsonl`. Epochs and steps stay as they are: the next sample of the dataset takes
-        the place of one that is left out. Every process calls it, as from a callback.
+        They are written to `quarantine.jsonl`. Epochs that begin from then on are shorter, and so is the run if it
+        counts epochs; in the rest of the one under way the next sample of the dataset takes the place of each.
+        Every process calls it, as from a callback.
 
         Args:
             sample_ids: indices in `train_dataset`.
@@ -872,10 +874,13 @@ class Trainer:
         steps_trained_in_current_epoch: int,
     ) -> None:
         """One pass over the training data, or the rest of one after a resume."""
-        context = self._run.context
-        assert context is not None
-        self._run.begin_epoch()
-        run_epoch(context, self._run.progress, self, epoch)
+        run = self._run
+        run.begin_epoch()
+        if run.is_shortened:
+            lengths = self.set_initial_training_values(self.args, train_dataloader)
+            run.shorten(build.step_plan(self.args, lengths), epoch, self.args, is_own=not self._created_lr_scheduler)
+        assert run.context is not None
+        run_epoch(run.context, run.progress, self, epoch)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device | None = None

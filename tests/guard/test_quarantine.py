@@ -1,4 +1,4 @@
-"""Samples in quarantine: left out from the next batch on, in later runs and on a resume; steps and positions stay."""
+"""Samples in quarantine: left out from the next batch on, in later runs and on a resume; epochs are shorter then."""
 
 from pathlib import Path
 from typing import Any
@@ -6,12 +6,17 @@ from typing import Any
 import pytest
 
 import trainwright
+from trainwright.config.plans import SamplingPlan
 from trainwright.data.positions import ForeignPosition
-from trainwright.data.quarantine import QUARANTINE_NAME, add_to_quarantine, read_quarantine, substituted, substitutes
+from trainwright.data.quarantine import QUARANTINE_NAME, add_to_quarantine, read_quarantine, substitutes, without
+from trainwright.data.sampler_factory import training_order
+from trainwright.data.samplers import EpochBatches, SamplerOrder
 from trainwright.errors import DataError
 
+from .._support.two_processes import run
 from ..contract import doubles
-from .poisoned import POISONS, Hears, samples, trained, trainer
+from . import quarantined
+from .poisoned import POISONS, Hears, samples, trainer
 
 BAD = 5
 
@@ -51,16 +56,49 @@ def seeing(folder: Path, *, at_step: int = 0, **settings: Any) -> tuple[Any, See
 def test_a_sample_is_left_out_from_the_next_batch_on_and_in_later_runs(tmp_path: Path) -> None:
     one, sees = seeing(tmp_path, at_step=3, save_strategy="steps", save_steps=2)
     one.train()
-    first, second = [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 1], [2, 3], [4, 6], [6, 7]]
-    assert sees.seen[:8] == [*first, *second]
+    full, replaced, shorter = [[0, 1], [2, 3], [4, 5], [6, 7]], [4, 6], [[0, 1], [2, 3], [4, 6], [7]]
+    assert sees.seen[:8] == [*full, *shorter]  # when step 3 ends its next batch is fetched
     assert (tmp_path / QUARANTINE_NAME).read_text() == '{"sample": 5}\n'
     again, sees = seeing(tmp_path)
     again.train()
-    assert sees.seen[:8] == [*second, *second]
+    assert sees.seen[:8] == [*shorter, *shorter]
     resumed, sees = seeing(tmp_path)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert sees.seen[:6] == [*second[2:], *second]
+    assert sees.seen[:6] == [*shorter[2:], *shorter]
     assert resumed.state.global_step == 8
+    one, sees = seeing(tmp_path / "next", at_step=1)
+    one.train()
+    assert sees.seen[:8] == [*full[:2], replaced, full[3], *shorter]  # an epoch under way keeps its length
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"train_sampling_strategy": "sequential"}, {"shuffle_method": "feistel"}],
+    ids=["permutation", "sequence", "feistel"],
+)
+def test_each_other_sample_is_trained_once_in_an_epoch(settings: dict[str, Any], tmp_path: Path) -> None:
+    always = {"save_strategy": "no"}
+    quarantined.check([quarantined.scenarios(tmp_path, **always, **settings)])
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_other_sample_is_trained_once_by_two_processes(workers: int, tmp_path: Path) -> None:
+    done = run(Path(quarantined.__file__), str(tmp_path / "runs"), str(workers), folder=tmp_path)
+    quarantined.check(done.told)
+
+
+@pytest.mark.process
+def test_each_other_sample_is_trained_once_with_workers(tmp_path: Path) -> None:
+    done = run(Path(quarantined.__file__), str(tmp_path / "runs"), "2", folder=tmp_path, processes=1)
+    quarantined.check(done.told)
+
+
+def test_steps_that_are_given_stay_and_take_more_epochs(tmp_path: Path) -> None:
+    one = quarantined.run(tmp_path, at=2, max_steps=26, per_device_train_batch_size=1)
+    assert one.state.global_step == 26
+    assert [len(numbers) for numbers in one.trained.values()] == [13, 11, 2]
+    assert one.state.num_train_epochs == 3
 
 
 def test_a_quarantine_before_training_keeps_a_bad_sample_away(tmp_path: Path) -> None:
@@ -69,7 +107,9 @@ def test_a_quarantine_before_training_keeps_a_bad_sample_away(tmp_path: Path) ->
     one.quarantine([BAD])
     one.train()
     assert hears.incidents == []
-    hand = trained(tmp_path / "hand", poison={BAD: samples()[6]})
+    hand = trainer(tmp_path / "hand")
+    hand.train_dataset = [row for number, row in enumerate(samples()) if number != BAD]
+    hand.train()
     assert doubles.same(doubles.weights(one), doubles.weights(hand))
 
 
@@ -88,10 +128,36 @@ def test_not_all_samples_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_substitutes() -> None:
-    by = substitutes({2, 3, 9}, 6)
-    assert [substituted(index, by) for index in [4, 2, 0, 3, 5, 1]] == [4, 4, 0, 4, 5, 1]
-    assert substituted([[2, 1], (3,)], by) == [[4, 1], [4]]
+    assert substitutes({2, 3, 9}, 6) == {2: 4, 3: 4}
     assert substitutes({0, 5}, 6) == {0: 1, 5: 1}
+
+
+def test_batches_formed_by_length_lose_the_sample() -> None:
+    assert without([2, 1], {2, 3}) == [1]
+    rows = [[(2, 0, 5), (0, 0, 3)], [(3, 0, 2)], [(1, 0, 2), (3, 2, 4)]]  # 0, 2 and 3 are also places in a sample
+    assert without(rows, {2, 3}) == [[(0, 0, 3)], [(1, 0, 2)]]
+
+
+@pytest.mark.parametrize("formed", [{"max_tokens": 8}, {"row_length": 8}], ids=["budget", "packed"])
+def test_a_batch_of_which_nothing_is_left_is_another_one(formed: dict[str, Any]) -> None:
+    plan = SamplingPlan(strategy="random", batch_size=1, micro_batches=1, num_processes=1, seed=0, **formed)
+    order: Any = training_order([{"input_ids": [1] * length} for length in (8, 3, 3, 2, 8, 2)], plan)
+    batches = EpochBatches(order, 1)
+    before = list(batches)
+    batches.leave_out({0, 1}, 6)
+    batches.set_epoch(0)
+    after = list(batches)
+    assert len(after) == len(before) == len(batches)
+    assert set(members(before)) == set(range(6))
+    assert set(members(after)) == {2, 3, 4, 5}
+    assert all(group for (group,) in after)
+
+
+def members(found: Any) -> list[int]:
+    """Samples of batches, which are numbers, or the first entries of pieces."""
+    if isinstance(found, int):
+        return [found]
+    return [found[0]] if isinstance(found, tuple) else [n for one in found for n in members(one)]
 
 
 @pytest.mark.parametrize("line", ["{}", "3", "[", '{"sample": -1}', '{"sample": "3"}', '{"sample": 1e3}', "\x00"])
@@ -113,3 +179,15 @@ def test_a_line_that_was_not_finished_is_not_read(tmp_path: Path) -> None:
 def test_a_dataloader_of_the_user_has_no_indices() -> None:
     with pytest.raises(DataError, match="a dataset with indices"):
         ForeignPosition([]).leave_out({1}, 5)
+
+
+def test_samples_are_named_as_they_were_trained() -> None:
+    batches = EpochBatches(SamplerOrder(range(6)), 2)
+    batches.leave_out({1}, 6)
+    assert batches.indices_of(0, 0, 2) == [[0, 2], [3, 4]]
+    next(iter(batches))
+    batches.leave_out({1, 4}, 6)
+    assert batches.indices_of(0, 0, 2) == [[0, 2], []]  # 5 may have been in the place of 4, and may not
+    assert list(batches) == [[0, 2], [3, 5]]
+    assert batches.indices_of(0, 0, 2) == []
+    assert batches.indices_of(1, 0, 2) == [[0, 2], [3, 5]]

@@ -27,6 +27,7 @@ class StepPlan:
     # optimizer steps done beyond those that the position in the data stands for, after resumes with steps of
     # another size
     shift: int = 0
+    num_left_out: int = 0  # samples in quarantine, which are in none of these numbers
 
     @property
     def has_open_end(self) -> bool:

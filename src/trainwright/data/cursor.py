@@ -18,6 +18,9 @@ schedule stands at g of max_steps; that its rate does not jump is the business o
     step 75, the run with step 125 = 100 + 25.
 
 The next resume finds d in the checkpoint: if sizes have not changed again, it counts on with it.
+
+Samples in quarantine (`quarantine.py`) count in s, and not in n - s: R is of those that are left to train. Where others
+are in quarantine than when the checkpoint was written, d is computed anew, as with another size.
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ class Cursor:
     chunk: int | None = None
     # the kind of order that the samples of the epoch have; None: an older checkpoint, which does not say
     order: OrderKind | None = None
+    left_out: int = 0  # samples in quarantine, by which the epochs of the run were shorter; `samples` counts them
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for the manifest of a checkpoint."""
@@ -71,12 +75,13 @@ class Cursor:
             epoch=values["epoch"],
             samples=values["samples"],
             shift=values.get("shift", 0),
+            left_out=values.get("left_out") or 0,
             **{name: values.get(name) for name in names},
         )
 
 
 COUNTS = ("epoch", "samples", "seed", "num_samples", "batches", "chunk", "batch_size", "micro_batches",
-          "num_parts")  # fmt: skip
+          "num_parts", "left_out")  # fmt: skip
 NOT_ZERO = ("chunk", "batch_size", "micro_batches", "num_parts")
 
 
@@ -143,7 +148,7 @@ def plan_resume(
             return plan, ""
         return plan, f"steps are now of {now} samples instead of {before}, until the data ends"
     shift = cursor.shift
-    if before != now:
+    if before != now or cursor.left_out != plan.num_left_out:
         shift = step - (cursor.epoch + 1) * plan.steps_per_epoch + math.ceil(batches_left / plan.micro_batches)
     if shift == 0:
         return plan, ""

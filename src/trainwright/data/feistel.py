@@ -28,6 +28,8 @@ Numbers = npt.NDArray[np.uint64]
 class FeistelOrder(Order):
     """A new permutation for each epoch, a function of seed, epoch and index; nothing of it is stored."""
 
+    is_permutation = True
+
     def __init__(self, num_samples: int, seed: int) -> None:
         self.num_samples = num_samples
         self.seed: int = seed

@@ -21,7 +21,6 @@ from torch.utils.data import IterableDataset
 from trainwright._types import Batch, has_length
 from trainwright.data.cursor import Cursor, OrderKind, WindowSize, check_same_data, is_same_order, raise_another_order
 from trainwright.data.prepared_dataloader import host_batches
-from trainwright.data.quarantine import substitutes
 from trainwright.data.sampler_factory import order_of_checkpoint
 from trainwright.data.samplers import EpochBatches
 from trainwright.data.streaming.stream_state import EpochProgress, progress_at
@@ -38,6 +37,7 @@ class LoaderPosition(ABC):
     """A position in the data of one dataloader."""
 
     chunk: int | None = None  # samples of a batch over all processes; None where that is not known
+    num_left_out: int = 0  # samples by which the next epochs are shorter than the dataset
     num_formed: int = 0  # samples that were given in batches formed by length, over all processes
 
     @abstractmethod
@@ -55,7 +55,7 @@ class LoaderPosition(ABC):
         """A batch goes to training; the one after it is fetched, or it is the last one."""
 
     def leave_out(self, samples: set[int], num_samples: int) -> None:
-        """Leaves samples out of the batches that are fetched from now on, and those before them no more.
+        """Leaves samples out of the batches that are fetched from now on, and those of an earlier call no more.
 
         Args:
             samples: indices in the dataset.
@@ -131,6 +131,7 @@ class IndexedPosition(LoaderPosition):
         self._batches = batches
         self._moved = (-1, 0)  # an epoch, and by how many samples its batches are moved
         self.chunk: int = batches.share.chunk_size
+        self.num_left_out = batches.num_left_out
 
     def seek(self, epoch: int, skip_batches: int) -> None:
         self._batches.seek(epoch, self._samples_before(epoch, skip_batches))
@@ -142,7 +143,8 @@ class IndexedPosition(LoaderPosition):
         return batches
 
     def leave_out(self, samples: set[int], num_samples: int) -> None:
-        self._batches.substitutes = substitutes(samples, num_samples)
+        self._batches.leave_out(samples, num_samples)
+        self.num_left_out = self._batches.num_left_out
 
     def cursor(self, epoch: int, batches: int) -> Cursor:
         order = self._batches.order_of(epoch)
@@ -170,16 +172,17 @@ class IndexedPosition(LoaderPosition):
         order = self._batches.order
         if order.seed is not None and cursor.seed is not None:
             order.seed = cursor.seed
-        batches = len(self._batches) - self._batches.num_batches(cursor.samples)
-        self._moved = (cursor.epoch, cursor.samples - batches * self.chunk)
+        batches = len(self._batches) - self._batches.num_batches(cursor.samples, cursor.epoch)
+        self._moved = (cursor.epoch, self._batches.num_kept(cursor.epoch, cursor.samples) - batches * self.chunk)
         return batches
 
     def batches_left(self, cursor: Cursor, batches_per_epoch: int) -> int:
-        return self._batches.num_batches(cursor.samples)
+        return self._batches.num_batches(cursor.samples, cursor.epoch)
 
     def _samples_before(self, epoch: int, batches: int) -> int:
         """Samples of an epoch before a batch. Batches lie otherwise in an epoch that was begun with another size."""
-        return batches * self.chunk + (self._moved[1] if epoch == self._moved[0] else 0)
+        num_kept = batches * self.chunk + (self._moved[1] if epoch == self._moved[0] else 0)
+        return self._batches.place_after(epoch, num_kept)
 
 
 class StreamPosition(LoaderPosition):

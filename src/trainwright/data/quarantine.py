@@ -1,22 +1,25 @@
 """Quarantine: samples that are left out of training, as a file of the output directory has them, one a line.
 
-The order of an epoch keeps its length, so that steps, epochs and positions mean what they meant: the place of a sample
-that is left out is taken by the next one of the dataset that is not. Of samples 0 to 5, with 2 and 3 in quarantine, the
-order 4 2 0 3 5 1 becomes 4 4 0 4 5 1.
+Of samples 0 to 5, with 2 and 3 in quarantine, an epoch in the order 4 2 0 3 5 1 becomes 4 0 5 1. A position in it is
+one of the whole order: after 4 0 it is 4, of 6. A resume finds it whatever is in quarantine then: what comes before it
+is done, and what comes after it is trained unless it is left out.
+
+Where the order of an epoch cannot be computed (a sampler's), and in the rest of an epoch in which samples come into
+quarantine, it keeps its length: the next sample of the dataset takes the place of one that is left out. Batches that
+are formed by length lose the sample.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from trainwright._types import is_count
 from trainwright.errors import DataError
 
 QUARANTINE_NAME = "quarantine.jsonl"
-Index = TypeVar("Index")
 
 
 def read_quarantine(folder: str | Path) -> set[int]:
@@ -56,7 +59,7 @@ def add_to_quarantine(folder: str | Path, samples: Iterable[int]) -> None:
         file.write("".join(json.dumps({"sample": int(sample)}) + "\n" for sample in samples))
 
 
-def substitutes(left_out: set[int], num_samples: int) -> dict[int, int]:
+def substitutes(left_out: Collection[int], num_samples: int) -> dict[int, int]:
     """Returns which sample takes the place of each one that is left out.
 
     Args:
@@ -78,13 +81,13 @@ def substitutes(left_out: set[int], num_samples: int) -> dict[int, int]:
     return found
 
 
-def substituted(index: Index, by: dict[int, int]) -> Index:
-    """Returns an index, or a group of indices, with substitutes in the places of samples that are left out.
+def without(group: list[Any], left_out: Collection[int]) -> list[Any]:
+    """Returns a batch formed by length without what is left out of it.
 
     Args:
-        index: of a sample, or nested sequences of such.
-        by: as `substitutes` returns it.
+        group: indices of samples, or rows of pieces (index, start, stop) of samples. Any: both are lists.
+        left_out: samples.
     """
-    if isinstance(index, Sequence) and not isinstance(index, str):
-        return [substituted(one, by) for one in index]  # type: ignore[return-value]
-    return by.get(index, index) if isinstance(index, int) else index  # type: ignore[return-value]
+    if group and isinstance(group[0], list):
+        return [row for one in group if (row := without(one, left_out))]
+    return [one for one in group if (one[0] if isinstance(one, tuple) else one) not in left_out]

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, SequentialSampler
 
 from trainwright.data.cursor import OrderKind
-from trainwright.data.quarantine import substituted
+from trainwright.data.quarantine import substitutes, without
 from trainwright.data.seeding import EpochIndices, SeededIndices
 from trainwright.data.sharding import ChunkPart, RankShare
 from trainwright.errors import DataError
@@ -27,6 +28,7 @@ class Order(ABC):
     seed: int | None = None  # base of the order; None where it comes from elsewhere
     unit: str | None = None  # the settings that decide what a group is; None for an index of a single sample
     is_counted = False  # its length is a claim that is checked against what it gives
+    is_permutation = False  # an epoch has each sample once, in an order that can be computed at any time
 
     @abstractmethod
     def indices(self, epoch: int) -> Iterable[Any]:
@@ -52,6 +54,8 @@ class Order(ABC):
 class ShuffledOrder(Order):
     """A new permutation for each epoch, drawn from `seed + epoch`."""
 
+    is_permutation = True
+
     def __init__(self, num_samples: int, seed: int) -> None:
         self.num_samples = num_samples
         self.seed: int = seed
@@ -74,6 +78,7 @@ class SamplerOrder(Order):
 
     def __init__(self, sampler: Any, describe: Callable[[], OrderKind] | None = None) -> None:
         self.sampler = sampler  # has a length and can be iterated once per epoch
+        self.is_permutation = isinstance(sampler, range) or type(sampler) is SequentialSampler
         self._describe = describe  # returns the kind of the order; default: the name of the sampler's class
         self._kind: OrderKind | None = None
 
@@ -115,7 +120,11 @@ class EpochBatches(Sampler[list[int]]):
         self.share = RankShare(batch_size=batch_size) if share is None else share
         assert self.share.batch_size == batch_size
         self.tells_epoch = False  # batches say of which epoch they are
-        self.substitutes: dict[int, int] = {}  # samples in quarantine, and those that take their places
+        self._left_out: frozenset[int] = frozenset()  # samples in quarantine
+        self._substitutes: dict[int, int] = {}  # and those that take their places where these stay
+        self._begun = (-1, self._left_out)  # the epoch that was begun last, and what was left out of all of it
+        self._before = self._left_out  # and what of the one before it
+        self._places: tuple[object, list[int]] = (None, [])  # of what is left out of one epoch; made when asked for
         self.epoch = 0
         self.first_sample = 0
         self._drawn: Iterator[int] | None = None
@@ -138,22 +147,75 @@ class EpochBatches(Sampler[list[int]]):
     def finish(self, epoch: int, order: Order) -> None:
         """One epoch keeps the order in which it was begun; all others have this one's."""
         assert len(order) == len(self.order)
-        self._finished = (epoch, order)
+        self._finished, self._places = (epoch, order), (None, [])
 
     def order_of(self, epoch: int) -> Order:
         """The order of an epoch."""
         return self._finished[1] if epoch == self._finished[0] else self.order
 
-    def __len__(self) -> int:
-        return self.num_batches()
+    def leave_out(self, samples: Collection[int], num_samples: int) -> None:
+        """Leaves samples out of the epochs that begin now, and does not fetch them any more in one that has begun.
 
-    def num_batches(self, first_sample: int = 0) -> int:
-        """Batches of an epoch from a sample on."""
-        return self.share.num_batches(max(len(self.order) - first_sample, 0), drop_last=self.drop_last)
+        Args:
+            samples: indices in the dataset.
+            num_samples: of the dataset.
+
+        Raises:
+            DataError: none would be left.
+        """
+        self._substitutes = substitutes(samples, num_samples)
+        self._left_out = frozenset(self._substitutes)
+
+    @property
+    def num_left_out(self) -> int:
+        """Samples by which the next epochs are shorter."""
+        return len(self._left_out) if self.order.is_permutation else 0
+
+    def left_out_of(self, epoch: int) -> frozenset[int]:
+        """Samples by which an epoch is shorter."""
+        if not self.order_of(epoch).is_permutation:
+            return frozenset()
+        return self._begun[1] if epoch == self._begun[0] else self._left_out
+
+    def places_left_out(self, epoch: int) -> list[int]:
+        """Their positions in its order, in order."""
+        left_out = self.left_out_of(epoch)
+        if not left_out:
+            return []
+        if self._places[0] != (epoch, left_out):
+            indices = self.order_of(epoch).indices(epoch)
+            self._places = (epoch, left_out), [place for place, index in enumerate(indices) if index in left_out]
+        return self._places[1]
+
+    def num_kept(self, epoch: int, before: int) -> int:
+        """Samples before a position of an epoch that are not left out."""
+        return before - bisect_left(self.places_left_out(epoch), before)
+
+    def place_after(self, epoch: int, num_kept: int) -> int:
+        """The position after so many samples of an epoch that are not left out."""
+        position = num_kept
+        for place in self.places_left_out(epoch) if num_kept > 0 else ():
+            if place > position:
+                break
+            position += 1
+        return position
+
+    def __len__(self) -> int:
+        return self.share.num_batches(len(self.order) - self.num_left_out, drop_last=self.drop_last)
+
+    def num_left(self, first_sample: int, epoch: int) -> int:
+        """Samples of an epoch from a position on."""
+        kept = self.num_kept(epoch, first_sample) if first_sample > 0 else 0
+        return max(len(self.order) - len(self.left_out_of(epoch)) - kept, 0)
+
+    def num_batches(self, first_sample: int = 0, epoch: int | None = None) -> int:
+        """Batches of an epoch from a position on; default the next one that is iterated."""
+        num = self.num_left(first_sample, self.epoch if epoch is None else epoch)
+        return self.share.num_batches(num, drop_last=self.drop_last)
 
     def last_part(self, first_sample: int = 0) -> ChunkPart | None:
         """Returns this process's part of a tail that is shared unevenly; None where all batches are full."""
-        rest = max(len(self.order) - first_sample, 0) % self.share.chunk_size
+        rest = self.num_left(first_sample, self.epoch) % self.share.chunk_size
         if rest == 0 or self.drop_last or self.share.num_processes == 1:
             return None
         part = self.share.part(rest)
@@ -162,18 +224,28 @@ class EpochBatches(Sampler[list[int]]):
     def indices_of(self, epoch: int, first_sample: int, num_batches: int) -> list[list[Any]]:
         """Returns the indices of some batches of this process; none where making the order draws random numbers.
 
+        Nor are there any of an epoch that ended before others were left out, and of a batch with substitutes.
+
         Args:
             epoch: from 0.
             first_sample: of the first batch, counted over all processes.
             num_batches: so many, or fewer at the end of the epoch.
         """
         order, share = self.order_of(epoch), self.share
-        if type(order).draw is not Order.draw and order.describe()["kind"] != "sequence":
+        if type(order).draw is not Order.draw and not order.is_permutation:
             return []
-        indices = order.indices_from(epoch, first_sample)
+        if epoch < self._begun[0] and self._before != self._begun[1]:
+            return []
+        left_out = self.left_out_of(epoch)
+        indices = (one for one in order.indices_from(epoch, first_sample) if not left_out or one not in left_out)
         chunks = [list(itertools.islice(indices, share.chunk_size)) for _ in range(num_batches)]
         parts = [share.part(len(chunk)) for chunk in chunks if chunk]
-        return [chunk[part.start : part.stop] for chunk, part in zip(chunks, parts, strict=False)]
+        batches = [chunk[part.start : part.stop] for chunk, part in zip(chunks, parts, strict=False)]
+        return batches if not self._left_out else [[] if self._lacks(batch) else batch for batch in batches]
+
+    def _lacks(self, batch: list[Any]) -> bool:
+        """Returns True if samples of a batch are left out of it, or were when it was fetched."""
+        return any(self._substituted(index, 0) != index for index in batch)
 
     def draw(self) -> None:
         """Draws the order of the epoch now, not with the first batch: random states may be set in between."""
@@ -187,9 +259,15 @@ class EpochBatches(Sampler[list[int]]):
         else:
             indices = order.indices_from(self.epoch, self.first_sample)
         share, chunk_size = self.share, self.share.chunk_size
-        epoch, number, first = self.epoch, self.first_sample // chunk_size, self.first_sample
+        epoch, first = self.epoch, self.first_sample
+        if epoch != self._begun[0]:
+            self._begun, self._before = (epoch, self._left_out), self._begun[1]
+        left_out = self.left_out_of(epoch)
+        number = (self.num_kept(epoch, first) if left_out and first > 0 else first) // chunk_size
         self.epoch, self.first_sample = epoch + 1, 0  # a plain `for` loop over epochs gets a new order each time
-        position, is_counted = first, order.is_counted
+        if left_out:
+            indices = (index for index in indices if index not in left_out)
+        position, is_counted = first, order.is_counted and not left_out
         while batch := list(itertools.islice(indices, chunk_size)):
             position += len(batch)
             if is_counted:
@@ -199,8 +277,8 @@ class EpochBatches(Sampler[list[int]]):
             if share.num_processes > 1:
                 part = share.part(len(batch))
                 batch = batch[part.start : part.stop]
-            if self.substitutes:
-                batch = [substituted(index, self.substitutes) for index in batch]
+            if self._substitutes:
+                batch = [self._substituted(index, epoch) for index in batch]
             if self.tells_epoch:
                 batch = EpochIndices(batch, epoch)
             elif self.worker_seed is not None:
@@ -209,6 +287,13 @@ class EpochBatches(Sampler[list[int]]):
             number += 1
         if is_counted and first < len(self.order):
             self._check_length(position, is_end=True)
+
+    def _substituted(self, index: Any, epoch: int) -> Any:  # Any: of a sample, or a group of them
+        """Returns what takes the place of an index; of a group that would be empty, another one of its epoch."""
+        if not isinstance(index, list):
+            return self._substitutes.get(index, index)
+        groups = itertools.chain([index], self.order_of(epoch).indices(epoch))
+        return next(kept for group in groups if (kept := without(group, self._left_out)))
 
     def _check_length(self, position: int, *, is_end: bool = False) -> None:
         """A sampler gives as many indices as it says."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import signal
 from collections.abc import Iterator
@@ -41,7 +42,9 @@ def train_epochs(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval
     if session.start.owes_evaluation:
         run_pending_evaluation(session, run, hooks)
     last_step = max(session.plan.max_steps, 1)  # max_steps=0 trains one step, as in transformers; no epochs train none
-    for epoch in range(session.start.epoch, session.plan.num_epochs):
+    for epoch in itertools.count(session.start.epoch):
+        if epoch >= session.plan.num_epochs + run.more_epochs:
+            break
         if run.state.global_step >= last_step or run.control.should_training_stop:
             break
         session.events.fire("on_epoch_begin", run)

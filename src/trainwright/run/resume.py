@@ -394,16 +394,22 @@ def apply_new_settings(
     schedule_resume.apply_changes(optimizer, scheduler, asked, changed)
     is_new = not changed.keys().isdisjoint(schedule_resume.SHAPES)
 
+    if not is_own:
+        length = then.num_steps if num_steps == OPEN_END else num_steps  # without a length no rate depends on one
+        continue_schedule(scheduler, args, before=then.num_steps, now=length, is_new=is_new)
+    if num_steps != then.num_steps and then.num_steps > 0 and OPEN_END not in (num_steps, then.num_steps):
+        how = "" if is_own or is_new else "; the rate goes on from where it stands towards the new end, without a jump"
+        lines.append(f"length {then.num_steps} -> {num_steps} steps{how}")
+    return lines
+
+
+def continue_schedule(scheduler: Any, args: Any, *, before: int, now: int, is_new: bool = False) -> None:
+    """Continues a schedule of ours towards another number of steps without a jump; see `continue_towards`."""
+
     def build(stand_in: Any, length: int) -> Any:
         warmup, options = args.get_warmup_steps(length), args.lr_scheduler_kwargs
         return make_schedule(
             args.lr_scheduler_type, stand_in, num_warmup_steps=warmup, num_training_steps=length, options=options
         )
 
-    if not is_own:
-        length = then.num_steps if num_steps == OPEN_END else num_steps  # without a length no rate depends on one
-        schedule_resume.continue_towards(scheduler, build, before=then.num_steps, now=length, is_new=is_new)
-    if num_steps != then.num_steps and then.num_steps > 0 and OPEN_END not in (num_steps, then.num_steps):
-        how = "" if is_own or is_new else "; the rate goes on from where it stands towards the new end, without a jump"
-        lines.append(f"length {then.num_steps} -> {num_steps} steps{how}")
-    return lines
+    schedule_resume.continue_towards(scheduler, build, before=before, now=now, is_new=is_new)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,9 @@ from trainwright.checkpoint.lease import Lease, NullLease, take
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
+from trainwright.data.cursor import Cursor, WindowSize, plan_resume
 from trainwright.data.loader import Loader
+from trainwright.data.positions import position_of
 from trainwright.data.quarantine import QUARANTINE_NAME, add_to_quarantine, read_quarantine
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError, NestedCallError
@@ -144,8 +147,8 @@ class TrainingRun:
 
     def read_from(self, dataloader: DataLoaderLike, plan: StepPlan, engine: Engine, *, batch_size: int) -> Loader:
         """Takes the data in; the plan is that of a fresh run."""
-        self.plan, self.batch_size = plan, batch_size
-        self.loader = input_pipeline.make_loader(dataloader, engine.device)
+        self.loader, self.batch_size = input_pipeline.make_loader(dataloader, engine.device), batch_size
+        self.plan = replace(plan, num_left_out=self.loader.position.num_left_out)
         return self.loader
 
     def continue_from(self, checkpoint: str | None, args: Any, engine: Engine, dataset: DatasetLike) -> StepPlan:
@@ -156,19 +159,56 @@ class TrainingRun:
         self.plan, self._resume_note = resume.remaining_plan(
             self.plan, self.loader, checkpoint, args, chunk=chunk, dataset=dataset
         )
-        self.leave_out(args, engine, dataset)
         return self.plan
 
-    def leave_out(self, args: Any, engine: Engine, dataset: DatasetLike) -> None:
-        """Leaves the samples in quarantine out of the batches that are fetched from now on. All processes call it."""
+    def leave_out(self, dataloader: DataLoaderLike, args: Any, engine: Engine, dataset: DatasetLike) -> None:
+        """Leaves the samples in quarantine out of a run's epochs, before these are counted. All processes call it."""
         left_out = engine.agree(lambda: read_quarantine(args.output_dir))
         if not left_out:
             return
-        assert self.loader is not None
-        self.loader.position.leave_out(left_out, len(dataset))
+        position = position_of(dataloader)
+        position.leave_out(left_out, len(dataset))
         logger.warning(
-            "%d samples are in quarantine (%s in %s): an epoch keeps its steps, with other samples in their places.",
-            len(left_out), QUARANTINE_NAME, args.output_dir,
+            "%d samples are in quarantine (%s in %s), of %d in the training data. %s",
+            len(left_out), QUARANTINE_NAME, args.output_dir, len(dataset),
+            "Epochs are counted without them." if position.num_left_out else
+            "The order is a sampler's or one of batches formed by length: an epoch keeps its number of batches.",
+        )  # fmt: skip
+
+    @property
+    def is_shortened(self) -> bool:
+        """Returns True if samples came into quarantine since the steps were counted."""
+        if self.plan is None or self.loader is None:
+            return False
+        return self.plan.num_left_out != self.loader.position.num_left_out
+
+    def shorten(self, plan: StepPlan, epoch: int, args: Any, *, is_own: bool) -> None:
+        """Counts the steps of a run anew whose epochs are shorter from one on.
+
+        Args:
+            plan: of a fresh run with such epochs.
+            epoch: the first such one.
+            args: the settings.
+            is_own: the schedule is the user's, and stays as it is.
+        """
+        assert self.context is not None
+        assert self.loader is not None
+        before, step = self.context.plan, self.progress.state.global_step
+        plan = replace(plan, num_left_out=self.loader.position.num_left_out)
+        size = WindowSize(chunk=plan.total_batch_size, micro_batches=plan.micro_batches)
+        start = Cursor(epoch=epoch, samples=0, shift=before.shift, left_out=before.num_left_out)
+        plan, _ = plan_resume(
+            plan, start, step=step, batches_left=plan.batches_per_epoch, before=size, now=size,
+            counts_epochs=args.max_steps <= 0,
+        )  # fmt: skip
+        self.progress.more_epochs += max(plan.num_epochs - before.num_epochs, 0)
+        self.progress.state.max_steps, self.progress.state.num_train_epochs = plan.max_steps, plan.num_epochs
+        if not is_own:
+            resume.continue_schedule(self.context.scheduler, args, before=before.max_steps, now=plan.max_steps)
+        self.plan, self.context = plan, replace(self.context, plan=plan)
+        logger.info(
+            "Epochs are of %d samples from epoch %d on: %d steps instead of %d.",
+            plan.num_examples, epoch + 1, plan.max_steps, before.max_steps,
         )  # fmt: skip
 
     def quarantine(self, samples: Iterable[int], args: Any, dataset: DatasetLike) -> None:
@@ -423,7 +463,7 @@ class TrainingRun:
         cursor = self.loader.cursor(progress.epoch, progress.batches_in_epoch, batches_per_epoch=plan.batches_per_epoch)
         size = {"batch_size": self.batch_size, "micro_batches": plan.micro_batches, "chunk": self.loader.position.chunk}
         parts = {} if progress.num_parts == 1 else {"num_parts": progress.num_parts}
-        return {**cursor.to_dict(), **size, **parts, "shift": plan.shift}
+        return {**cursor.to_dict(), **size, **parts, "shift": plan.shift, "left_out": plan.num_left_out}
 
     def loader_states(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Random states of the loader, as they lie beside those of the process, and the position of its data."""

@@ -1,0 +1,116 @@
+"""Runs whose samples in quarantine change, and the samples that each epoch of them trained.
+
+Run as a script of several processes it tells what each of them trained: `quarantined.py FOLDER WORKERS`.
+"""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import trainwright
+from tests._support.two_processes import tell
+from tests.contract import doubles
+
+SIZE, EPOCHS, BAD = 13, 3, (2, 5)
+KEPT = sorted(set(range(SIZE)) - set(BAD))
+
+
+class Reads(trainwright.Trainer):
+    """Notes the samples that it trains, by epoch."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.trained: dict[int, list[int]] = {}
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        numbers = inputs.pop("number").tolist()
+        if getattr(inputs, "num_samples", 1) > 0:  # no batch that only stands in
+            self.trained.setdefault(self._run.progress.epoch, []).extend(numbers)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+class Acts(trainwright.TrainerCallback):
+    """Puts samples into quarantine after one step, and stops after another."""
+
+    def __init__(self, *, quarantine_at: int = 0, stop_at: int = 0) -> None:
+        self.trainer: Any = None
+        self._quarantine_at, self._stop_at = quarantine_at, stop_at
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self._quarantine_at:
+            self.trainer.quarantine(BAD)
+        if state.global_step == self._stop_at:
+            control.should_training_stop = control.should_save = True
+
+
+def run(folder: Path, *, at: int = 0, stop: int = 0, resume: Any = None, bad: tuple[int, ...] = (), **more: Any) -> Any:
+    acts = Acts(quarantine_at=at, stop_at=stop)
+    rows = [{**row, "number": number} for number, row in enumerate(doubles.samples(SIZE))]
+    settings = {"per_device_train_batch_size": 2, "num_train_epochs": EPOCHS, "max_steps": -1, "logging_steps": 100,
+                "remove_unused_columns": False, "seed": 7, **more}  # fmt: skip
+    one = acts.trainer = doubles.trainer(folder, Reads, settings=settings, train_dataset=rows, callbacks=[acts])
+    if bad:
+        one.quarantine(bad)
+    one.train(resume_from_checkpoint=resume)
+    return one
+
+
+def facts(one: Any) -> dict[str, Any]:
+    rate = one.lr_scheduler.get_last_lr()[0]
+    return {
+        "trained": {str(epoch): numbers for epoch, numbers in one.trained.items()},
+        "steps": [one.state.global_step, one.state.max_steps],
+        "epoch": one.state.epoch,
+        "rate": rate,
+    }
+
+
+def scenarios(folder: Path, **settings: Any) -> dict[str, dict[str, Any]]:
+    """What is trained: samples are in quarantine before, from the middle of epoch 1 on, or since a run was stopped.
+
+    Runs that are stopped resume in batches of another size.
+    """
+    found = {"before": facts(run(folder / "before", bad=BAD, **settings))}
+    found["under way"] = facts(run(folder / "under-way", at=2, **settings))
+    for name, act, bad in (("since", {}, BAD), ("under way, stopped", {"at": 1}, ()), ("same", {"bad": BAD}, ())):
+        first = facts(run(folder / name, stop=2, **act, **settings))
+        for size in (2, 3):
+            new = {**settings, "per_device_train_batch_size": size}
+            where = folder / name / "checkpoint-2"
+            second = facts(run(folder / name, bad=bad, resume=str(where), **new))
+            found[f"{name}, {size}"] = {**second, "first": first["trained"]["0"]}
+    return found
+
+
+def check(told: list[dict[str, dict[str, Any]]]) -> None:
+    """Every process has told what it trained: together each sample once in an epoch, but for those left out."""
+    num = len(told)
+    for name, one in told[0].items():
+        sizes = 2 * num if name in ("before", "under way") else int(name[-1]) * num
+        trained = {epoch: Counter(n for each in told for n in each[name]["trained"].get(epoch, [])) for epoch in "012"}
+        per_epoch = -(-len(KEPT) // sizes)
+        assert one["epoch"] == EPOCHS, name
+        assert one["steps"][0] == one["steps"][1], name
+        assert one["rate"] == 0.0, name  # the schedule ends with the run
+        for epoch in "12":
+            assert trained[epoch] == Counter(KEPT), (name, epoch)
+        before = Counter(n for each in told for n in each[name].get("first", []))
+        whole = trained["0"] + before
+        if name == "under way":
+            assert one["steps"][0] == -(-SIZE // sizes) + 2 * per_epoch
+            assert sum(whole.values()) == SIZE
+            assert set(KEPT) <= set(whole)
+        elif name == "before":
+            assert whole == Counter(KEPT)
+            assert one["steps"][0] == EPOCHS * per_epoch
+        else:
+            rest = -(-len(set(KEPT) - set(before)) // sizes)
+            assert one["steps"][0] == 2 + rest + 2 * per_epoch, name
+            assert not set(BAD) & set(trained["0"]), name
+            assert {n: whole[n] for n in KEPT if n in trained["0"]} == dict.fromkeys(trained["0"], 1), name
+            assert set(whole) >= set(KEPT), name
+
+
+if __name__ == "__main__":
+    tell(**scenarios(Path(sys.argv[1]), dataloader_num_workers=int(sys.argv[2])))
