@@ -109,10 +109,6 @@ class SearchSpaceError(ArgumentError):
     """A search that cannot work as it was asked for: the same mistake would end each of its trials."""
 
 
-class NotYetError(TrainwrightError, NotImplementedError):
-    """A published feature that this version does not have yet; the message names it and a way around."""
-
-
 class MissingPackageError(TrainwrightError, ImportError):
     """An optional package is needed and not installed; the message says what to install."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -18,6 +19,8 @@ from trainwright.evaluation import generation
 from trainwright.evaluation.outputs import PredictionOutput
 from trainwright.trainer import Trainer
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_LENGTH = 20  # where neither the call nor the model says how long; generate() would warn and take about as much
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
@@ -32,7 +35,8 @@ class Seq2SeqTrainer(Trainer):
     With `num_return_sequences=n`, label row i has n predictions beside each other: rows n*i to n*i + n - 1.
 
     Raises:
-        ModelError: `predict_with_generate` with a model that cannot generate, or without a padding token.
+        ModelError: `predict_with_generate` with a model that cannot generate, or without a padding token, when an
+            evaluation would generate; a warning before.
         GenerationConfigError: `generation_config` cannot be found, or is not valid.
     """
 
@@ -43,13 +47,18 @@ class Seq2SeqTrainer(Trainer):
         self._prepare_generation()
 
     def _prepare_generation(self) -> None:
-        """Gives the model the generation config that was asked for; finds out before step 1 what could not work."""
+        """Gives the model the generation config that was asked for; warns before step 1 of what could not work."""
         plan = resolve.generation(self.args)
         if plan.config is not None:
             self.model.generation_config = _completed(self.load_generation_config(plan.config), self.model)
         if plan.predicts:
-            _check_can_generate(self.model)
-            self._pad_token_id()
+            try:
+                _check_can_generate(self.model)
+                self._pad_token_id()
+            except ModelError as error:  # a run that never generates trains
+                logger.warning(
+                    "%s Training can begin; predict(), or evaluate() with compute_metrics, will fail.", error
+                )
 
     @staticmethod
     def load_generation_config(gen_config_arg: Any) -> Any:
@@ -116,6 +125,7 @@ class Seq2SeqTrainer(Trainer):
         """Loss, generated token ids and labels of one batch; keywords go to `generate`."""
         if prediction_loss_only or not resolve.generation(self.args).predicts:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
+        _check_can_generate(self.model)
         batch = self._prepare_inputs(inputs)
         task = self._task_of(batch)
         if task.is_joined:  # the loop weighs the loss by labels: none of these is shifted away

@@ -28,7 +28,7 @@ from trainwright._types import TRAINER_STATE_NAME, Batch, TailBatch, has_length,
 from trainwright.checkpoint import training_state
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.config import resolve, rules
+from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.fields import value_of
 from trainwright.data import bad_sample
@@ -167,7 +167,6 @@ class Trainer:
         self.args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
         if model_facts.num_devices(model) > 1:
             self.args._n_gpu = 1  # the model has the GPUs: it is not copied to them
-        rules.refuse_unsupported(self.args)
         build.seed_everything(self.args)
         self._services = build.Services.for_arguments(self.args, measures_memory=not self.args.skip_memory_metrics)
         self._services.memory_tracker.start("init")
@@ -430,7 +429,7 @@ class Trainer:
         plan = build.step_plan(args, self.set_initial_training_values(args, dataloader))
         console.check_run(args, build.rule_facts(plan, self, engine.device))
         loader = run.read_from(dataloader, plan, engine, batch_size=self._train_batch_size)
-        if not resolve.dispatches(args, engine.num_replicas):
+        if not engine.dispatches:
             checks.check_ends_together(plan, loader.position.chunk, engine.num_replicas)
         run.continue_from(checkpoint, args, engine, self.train_dataset)
 

@@ -16,10 +16,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import datasets
+import pytest
 import torch
 import transformers
 from torch import nn
-from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, IterableDataset, Sampler, SequentialSampler
 
 import trainwright
 from trainwright.engine.fsdp import check_wrapped_classes
@@ -66,12 +67,40 @@ class Unlayered(nn.Module):
         return {"loss": logits.mean(), "logits": logits}
 
 
+class MoreParts(Unlayered):
+    """Batches of two have `more` results, others so many fewer."""
+
+    def __init__(self, before: int, more: int) -> None:
+        super().__init__()
+        self.before, self.more = before, more
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        found = super().forward(x, labels)
+        parts = self.before + (self.more if len(x) == 2 else 0)
+        if not self.training:  # batches of 3 and 2 are averaged with another rounding
+            found["loss"] = found["loss"] * 0
+        return {**found, **{f"part{i}": found["logits"] * i for i in range(parts)}}
+
+
 class OneMoreDimension(Unlayered):
     """The results of a batch of two have one dimension more than others."""
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         found = super().forward(x, labels)
         return {**found, "logits": found["logits"][..., None] if len(x) == 2 else found["logits"]}
+
+
+class Claims(Sampler[int]):
+    """Gives another number of indices than it says."""
+
+    def __init__(self, says: int, gives: int) -> None:
+        self.says, self.gives = says, gives
+
+    def __len__(self) -> int:
+        return self.says
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.gives))
 
 
 class EmptyStream(IterableDataset[Any]):
@@ -86,6 +115,17 @@ class ReturnsFive(transformers.TrainerCallback, trainwright.TrainerCallback):  #
 
 def with_lengths(*lengths: Any) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"x": [[0.0] * models.FEATURES] * 4, "labels": [0] * 4, "length": list(lengths)})
+
+
+def without_lengths(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor([row[name] for row in rows]) for name in ("x", "labels")}
+
+
+def in_parts(before: int, more: int) -> dict[str, Any]:
+    """An evaluation whose last batch has more parts; the metric is of all of them."""
+    return {**EPOCHS, "model": models.seeded(lambda: MoreParts(before, more)), "eval_dataset": data.vectors(5),
+        "per_device_eval_batch_size": 3, "compute_metrics": lambda found: {
+            "parts": len(found.predictions), "sum": float(sum(part.sum() for part in found.predictions))}}  # fmt: skip
 
 
 GALORE = {"optim": "galore_adamw", "optim_target_modules": "all-linear"}
@@ -126,6 +166,32 @@ TRAINS: list[tuple[str, dict[str, Any], str]] = [
     ("beta of SGD", {**SMOKE, "optim": "sgd", "adam_beta1": 2.0}, "adam_beta1=2.0"),
     ("option of AdamW", {**SMOKE, "optim_args": "speed=3"}, "optim_args 'speed'"),
     ("option of a constant rate", {**SMOKE, "lr_scheduler_type": "constant", "lr_scheduler_kwargs": {"a": 1}}, "'a'"),
+    ("metrics of a TPU", {**SMOKE, "debug": "tpu_metrics_debug"}, "debug='tpu_metrics_debug' has no effect"),
+    ("parts of results, more later", in_parts(1, 1), "has 3 parts where earlier ones had 2"),
+    ("parts of results, fewer later", in_parts(2, -1), "has 2 parts where earlier ones had 3"),
+    (
+        "fractions of lengths",
+        {
+            **BY_LENGTH,
+            "train_dataset": with_lengths(3.5, 3.25, 8.0, 1.5),
+            "per_device_train_batch_size": 1,
+            "remove_unused_columns": False,
+            "data_collator": without_lengths,
+        },
+        "",
+    ),
+    (
+        "empty lengths beside texts",
+        {
+            **BY_LENGTH,
+            **SMOKE,
+            "model": models.seeded(models.bert),
+            "train_dataset": datasets.Dataset.from_list([{**row, "length": None} for row in data.texts(8)]),
+        },
+        "'length' 8 empty values measured",
+    ),
+    ("a sampler of more", {"sampler": Claims(10, 26)}, "says by len() 10 gave 12 ends before the sampler does"),
+    ("a sampler of fewer", {"sampler": Claims(26, 10)}, "says by len() 26 gave 10 ends early"),
 ]
 
 RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises here
@@ -218,7 +284,7 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("configuration of DeepSpeed", {"deepspeed": "nowhere.json"}, "config.deepspeed_config.read"),
     ("sharded alone", {"fsdp": "full_shard"}, "config.resolve.fsdp"),
     ("tensors as samples", {"train_dataset": [1.5] * 8}, "data.columns.RemoveColumnsCollator.__call__"),
-    ("empty lengths", {**BY_LENGTH, "train_dataset": with_lengths(3, None, 2, 1)}, "data.length_sampler._of_columns"),
+    ("empty lengths", {**BY_LENGTH, "train_dataset": with_lengths(3, None, 2, 1)}, "data.length_sampler.lengths_of"),
     ("number of an option", {"optim": "rmsprop", "optim_args": "alpha=fast"}, "optim.optim_args.number"),
     ("value of an option", {"optim": "rmsprop", "optim_args": "alpha=fast"}, "optim.optim_args.read"),
     ("whole option", {**GALORE, "optim_args": "rank=two"}, "optim.optim_args.whole"),
@@ -232,6 +298,8 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
         "evaluation.prediction_accumulator._prefixed"),
     ("names of metrics", {**EVAL, **EPOCHS, "compute_metrics": lambda found: {5: 1.0}},
         "evaluation.prediction_accumulator._prefixed"),
+    ("parts of results, none before", in_parts(0, 1), "evaluation.nested_collector.NestedCollector._joined"),
+    ("parts of results, none later", in_parts(1, -1), "evaluation.nested_collector.NestedCollector._joined"),
     ("dimensions of results", {**EPOCHS, "model": OneMoreDimension(), "eval_dataset": data.vectors(5),
         "per_device_eval_batch_size": 3, "compute_metrics": lambda found: {}},
         "evaluation.nested_collector.GrowingArray.add"),
@@ -272,10 +340,30 @@ def _with_state(side: Side, folder: Path, *, mixed: str | None = None, **setting
         AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def _seq2seq(side: Side, folder: Path, model: Any, items: list[Any], **settings: Any) -> None:
+def _seq2seq(side: Side, folder: Path, model: Any, items: list[Any], **settings: Any) -> Any:
     home = MODULES[side.name]
     args = home.Seq2SeqTrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", **settings)
-    home.Seq2SeqTrainer(model=model, args=args, train_dataset=items, eval_dataset=items).predict(items)
+    return home.Seq2SeqTrainer(model=model, args=args, train_dataset=items, eval_dataset=items)
+
+
+def _predicted(side: Side, folder: Path, model: Any, items: list[Any], **settings: Any) -> None:
+    _seq2seq(side, folder, model, items, **settings).predict(items)
+
+
+def _padded(side: Side, folder: Path) -> None:
+    trainer = _seq2seq(side, folder, _without_padding(), data.pairs(2), **GENERATES)
+    trainer._pad_tensors_to_max_len(torch.ones(1, 2, dtype=torch.long), 4)
+
+
+def _generated_after_training(side: Side, folder: Path) -> None:
+    items = data.vectors(4)
+    trainer = _seq2seq(side, folder, module(), items, max_steps=1, save_strategy="no", **GENERATES)
+    try:
+        assert trainer.train().global_step == 1
+        assert "eval_loss" in trainer.evaluate()
+    except Exception as error:
+        pytest.fail(f"training and losses need no generation: {error!r}")
+    trainer.predict(items)
 
 
 def _without_padding() -> Any:
@@ -325,7 +413,7 @@ CALLS: list[tuple[str, Attempt, str]] = [  # the last entry: what raises here
     ("an optimizer set later", lambda side, folder: side.trainer.get_optimizer_cls_and_kwargs(
         SimpleNamespace(optim="nope", optim_args=None, learning_rate=0.1, adam_beta1=0.9, adam_beta2=0.9,
         adam_epsilon=0.1)), "optim.optimizer_class.spec_of"),
-    ("no valid generation", lambda side, folder: _seq2seq(
+    ("no valid generation", lambda side, folder: _predicted(
         side, folder, models.seeded(models.t5), data.pairs(2), generation_config=BAD_LENGTH, **GENERATES),
         "seq2seq_trainer.Seq2SeqTrainer.load_generation_config"),
     ("fewer samples than groups", lambda side, folder: list(
@@ -359,14 +447,13 @@ CALLS: list[tuple[str, Attempt, str]] = [  # the last entry: what raises here
     ("two processing classes", lambda side, folder: side.trainer(
         model=module(), args=_arguments(side, folder), processing_class=data.tokenizer(), tokenizer=data.tokenizer()),
         "run.build.one_processing_class"),
-    ("generation from nowhere", lambda side, folder: _seq2seq(
+    ("generation from nowhere", lambda side, folder: _predicted(
         side, folder, models.seeded(models.t5), data.pairs(2), generation_config="nowhere/at-all", **GENERATES),
         "seq2seq_trainer.Seq2SeqTrainer.load_generation_config"),
-    ("generation of a classifier", lambda side, folder: _seq2seq(
+    ("generation of a classifier", lambda side, folder: _predicted(
         side, folder, models.seeded(models.bert), data.texts(2), **GENERATES), "seq2seq_trainer._check_can_generate"),
-    ("nothing to pad with", lambda side, folder: _seq2seq(
-        side, folder, _without_padding(), data.pairs(2), generation_max_length=6, **GENERATES),
-        "seq2seq_trainer.Seq2SeqTrainer._pad_token_id"),
+    ("training of a module that cannot generate", _generated_after_training, "seq2seq_trainer._check_can_generate"),
+    ("nothing to pad with", _padded, "seq2seq_trainer.Seq2SeqTrainer._pad_token_id"),
 ]  # fmt: skip
 
 # The original ends too, where a test of one process on a CPU cannot run it: what it does there.
@@ -394,15 +481,10 @@ PROTECTED: list[tuple[str, tuple[str, ...]]] = [
         "optim.layerwise_optimizer.LayerWiseDummyOptimizer.load_state_dict")),
     ("A checkpoint that is damaged", ("checkpoint", "run.search",
         "engine.safe_dcp_reader", "optim.third_party_state._unpacked")),
-    ("A sampler that gives another number of indices", ("data.samplers.EpochBatches._check_length",)),
-    ("Evaluation batches of which a later one has other parts", ("evaluation.nested_collector._check_same_parts",)),
     ("A batch to generate from that has no prompt", ("evaluation.generation",)),
     ("A stream that is empty", ("loop.fit.end_without_data",)),
     ("`PJRT_DEVICE=TPU`", ("distributed.world._refuse_tpu",)),
-    ("`debug=\"tpu_metrics_debug\"`", ("config.rules.refuse_unsupported",)),
     ("An older name, set as an attribute", ("config.deprecated.assign_older_name", "config.deprecated._meaning_for")),
-    ("`dispatch_batches=True` with tensor parallelism", ("engine.tensor_parallel.TensorParallelEngine.dispatch",
-        "engine.data_parallel.DataParallelEngine.__init__")),
     ("`jit_mode_eval=True`", ("config.setters._refuse_jit",)),
     ("Several processes whose weights would part", ("rules.updates_in_backward_stay_in_one_process",
         "rules.static_graph_sees_every_batch",

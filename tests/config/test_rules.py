@@ -378,6 +378,7 @@ CAUTION = [
 # rule: settings without effect, the nearest settings with one
 IDLE = [
     ("checkpointing_settings", {"activation_checkpointing_kwargs": {"a": 1}}, {"activation_checkpointing": True}),
+    ("tpu_metrics", {"debug": "tpu_metrics_debug"}, {"debug": ""}),
     ("timeout_of_workers", {"dataloader_timeout": 5.0}, {"dataloader_num_workers": 1}),
     ("liger_settings", {"liger_kernel_config": {"rope": True}}, {"use_liger_kernel": True}),
     ("fsdp_settings", {"fsdp_config": {"version": 2}}, {"fsdp": True}),

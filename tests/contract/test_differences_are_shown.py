@@ -29,6 +29,9 @@ SHOWN = {
     "without `restore_callback_states": f"{EXACT}::test_patience_goes_on_counting",
     "`sortish_sampler=True`": "effects/generation_fields.py::samples_of_similar_length_are_trained_together",
     "**Accumulation in plain modules**": "effects/our_fields.py::a_micro_batch_with_fewer_labels_counts_less",
+    "with `dispatch_batches=True`, tensor":
+        "distributed/test_laid_out.py::test_losses_norms_and_weights_are_those_of_one_process",
+    "the column of `length_column_name`": "effects/data_fields.py::the_length_is_in_this_column",
     "where a stream ends":
         "parity/test_stream_tail.py::test_ours_trains_on_a_stream_as_on_the_same_data_with_a_length",
     "`dataloader_drop_last` drops": "evaluation/test_eval_loop.py::test_drop_last_drops_nothing_of_a_prediction",

@@ -15,7 +15,7 @@ from transformers.trainer_pt_utils import DistributedLengthGroupedSampler as Ori
 
 from trainwright import BatchRebalanceSampler, DistributedLengthGroupedSampler
 from trainwright.data.balanced_batches import cost
-from trainwright.data.length_sampler import sample_lengths
+from trainwright.data.length_sampler import check_lengths, lengths_digest, sample_lengths
 from trainwright.data.packing.sampler import PackedDataset, PackedOrder, best_fit_decreasing
 from trainwright.data.token_budget import TokenBudget
 from trainwright.errors import DataError
@@ -62,9 +62,29 @@ def test_items_that_are_made_on_the_fly_are_asked() -> None:
     assert sample_lengths(dataset, "input_ids").tolist() == [min(length, 2) for length in SOME]
 
 
+@pytest.mark.parametrize(
+    ("column", "what"),
+    [
+        ([*range(9), None], "1 empty values"),
+        ([*map(float, range(9)), float("nan")], "1 empty values"),
+        (["long"] * 10, "values of the type string"),
+    ],
+)
+def test_a_column_without_lengths_is_told_of_and_left_alone(
+    column: list[Any], what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert sample_lengths(table(size=column), "input_ids", column="size").tolist() == SOME
+    assert f"'size' should tell the length of each sample, and it has {what}" in caplog.text
+
+
+def test_fractions_of_lengths_stay_apart() -> None:
+    found = sample_lengths(table(size=[n / 4 for n in range(10)]), "input_ids", column="size")
+    assert found.tolist() == [n / 4 for n in range(10)]
+    assert lengths_digest(found) != lengths_digest([0] * 10)
+    assert check_lengths([1.5, 2], 2, setting="", cure="").tolist() == [2, 2]
+
+
 def test_lengths_that_are_none_are_refused() -> None:
-    with pytest.raises(DataError, match=r"'size' .* 1 empty values"):
-        sample_lengths(table(size=[*range(9), None]), "input_ids", column="size")
     with pytest.raises(DataError, match="Sample 1 of the training data has 0 tokens"):
         PackedOrder([3, 0], 8, 1, seed=0)
 

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSam
 from trainwright import Trainer
 from trainwright.errors import DataError
 
-from .._support.small import Augmented, data, differing, make_trainer, module, noise, trained_trainer, weights
+from .._support.small import Augmented, data, differing, losses, make_trainer, module, noise, trained_trainer, weights
 from ..parity.sides import Weights
 
 
@@ -50,13 +50,21 @@ class Claims(Sampler[int]):
 
 
 @pytest.mark.parametrize(("says", "gives", "seen"), [(20, 11, "11"), (8, 11, "at least 11"), (8, 40, "at least 12")])
-def test_a_sampler_with_a_wrong_length(says: int, gives: int, seen: str, tmp_path: Path) -> None:
+def test_a_sampler_with_a_wrong_length_trains_and_is_told_of_once(
+    says: int, gives: int, seen: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Own(Trainer):
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
             return Claims(says, gives)
 
-    with pytest.raises(DataError, match=rf"says by len\(\) that it has {says} indices, and gave {seen}"):
-        make_trainer(tmp_path, cls=Own).train()
+    settings: dict[str, Any] = {"model": module(0.0), "save_strategy": "steps", "save_steps": 2, "log_level": "warning"}
+    straight = trained_trainer(tmp_path / "straight", cls=Own, **settings)
+    assert caplog.text.count(f"says by len() that it has {says} indices, and gave {seen}.") == 1
+    resumed = trained_trainer(
+        tmp_path / "resumed", cls=Own, resume=str(tmp_path / "straight" / "checkpoint-2"), **settings
+    )
+    assert differing(weights(resumed.model), weights(straight.model)) == {}
+    assert losses(resumed) == losses(straight)
 
 
 def test_a_batch_sampler_beside_a_batch_size(tmp_path: Path) -> None:

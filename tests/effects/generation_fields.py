@@ -57,8 +57,9 @@ def predictions_are_token_ids(bench: Bench) -> None:
     assert tokens.ndim == 2
     assert tokens.dtype == np.int64
     args = bench.args(Seq2SeqTrainingArguments, predict_with_generate=True)
+    cannot = Seq2SeqTrainer(model=seeded(Toy), args=args, train_dataset=samples())
     with pytest.raises(ValueError, match=r"Toy cannot generate.*predict_with_generate=False"):
-        Seq2SeqTrainer(model=seeded(Toy), args=args, train_dataset=samples())
+        cannot.predict(samples())
 
 
 @shows("generation_max_length")

@@ -5,6 +5,7 @@ runs in `tests/distributed/test_nccl.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from trainwright import TrainingArguments
 from trainwright.config.plans import EnginePlan, PrecisionPlan
 from trainwright.distributed.world import World
 from trainwright.engine.data_parallel import DataParallelEngine, ReplicatedModel
-from trainwright.errors import ArgumentError
 
 from .._support.data_parallel_double import DEVICES, Double, two_devices
 from ..distributed.cases import CountsItems, accuracy, rows
@@ -156,6 +156,11 @@ def test_half_precision_is_inside_of_each_copy(double: Double) -> None:
     assert out.dtype == torch.float32
 
 
-def test_fp8_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"fp8.*2 GPUs.*torchrun"):
-        DataParallelEngine(EnginePlan(device="cpu", num_devices=2, precision=PrecisionPlan(mixed="fp8")))
+def test_fp8_has_no_effect_and_a_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    engine = DataParallelEngine(EnginePlan(device="cpu", num_devices=2, precision=PrecisionPlan(mixed="fp8")))
+    assert re.search(r"fp8 has no effect.*2 GPUs.*torchrun", caplog.text)
+    model = nn.Linear(32, 32)
+    copies = engine.setup_for_evaluation(model)
+    with engine.mixed_precision(copies):
+        assert copies(torch.ones(16, 32)).equal(model(torch.ones(16, 32)))
+    assert type(engine.unwrap(copies)) is nn.Linear

@@ -14,7 +14,7 @@ from trainwright import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from trainwright.errors import DataError, ModelError
 from trainwright.evaluation.generation import new_tokens, pack, pad_right, prompted_task_of, task_of
 
-from .._support.small import data, models
+from .._support.small import data, models, module
 
 PAD = 0
 NEW = 5
@@ -160,18 +160,30 @@ def test_padding_that_nothing_tells_apart_from_the_prompt_is_an_error() -> None:
         prompted_task_of(batch, ["labels"], pad_token_id=PAD)
 
 
-def test_a_model_that_cannot_generate_is_an_error_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"BertForSequenceClassification cannot generate.*AutoModelForSeq2SeqLM"):
-        trainer(tmp_path, apart(), model=models.bert())
+def test_a_model_that_cannot_generate_is_told_of_and_trains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    args = Seq2SeqTrainingArguments(
+        str(tmp_path), use_cpu=True, predict_with_generate=True, max_steps=1, report_to="none", save_strategy="no"
+    )
+    items = data.vectors(4)
+    built = Seq2SeqTrainer(model=module(), args=args, train_dataset=items, eval_dataset=items)
+    assert "ReturnsDict cannot generate" in caplog.text
+    assert built.train().global_step == 1
+    assert "eval_loss" in built.evaluate()
+    with pytest.raises(ModelError, match=r"ReturnsDict cannot generate.*AutoModelForSeq2SeqLM"):
+        built.predict(items)
 
 
-def test_no_padding_token_is_an_error_before_the_first_step(tmp_path: Path) -> None:
+def test_no_padding_token_is_told_of_and_an_error_when_rows_are_filled_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = models.t5()
     model.config.pad_token_id = model.config.eos_token_id = None
     model.generation_config.pad_token_id = model.generation_config.eos_token_id = None
     args = Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True, predict_with_generate=True)
+    built = Seq2SeqTrainer(model=model, args=args)
+    assert "pad_token_id" in caplog.text
     with pytest.raises(ModelError, match=r"pad_token_id.*processing_class"):
-        Seq2SeqTrainer(model=model, args=args)
+        built._pad_tensors_to_max_len(torch.ones(1, 2, dtype=torch.long), 4)
 
 
 def test_rows_of_a_sample_stay_together(tmp_path: Path) -> None:

@@ -118,11 +118,21 @@ def test_what_earlier_arrays_will_take_counts() -> None:
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [((np.ones(2), np.ones(2)), (np.ones(2),)), ({"a": np.ones(2)}, {"b": np.ones(2)})],
-    ids=["tuples", "dicts"],
+    [((np.ones(2), np.ones(2)), np.ones(2)), (np.ones(2), (np.ones(2),)), ({"a": np.ones(2)}, {"b": np.ones(2)})],
+    ids=["tuple and array", "array and tuple", "dicts"],
 )
 def test_batches_of_other_parts_are_named(first: Any, second: Any) -> None:
     collector = NestedCollector(4)
     collector.add(first)
     with pytest.raises(DataError, match=r"eval_do_concat_batches=False"):
         collector.add(second)
+
+
+def test_parts_that_not_every_batch_has_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    collector, a, b, c = NestedCollector(6), np.ones(2), np.zeros(2), np.full(2, 5.0)
+    for batch in ({"x": a, "parts": (a, b, c)}, {"x": a, "parts": (b, c), "y": b}, {"x": a, "parts": (c, a, b)}):
+        collector.add(batch)
+    found = collector.result()
+    assert found.keys() == {"x", "parts"}
+    assert [part.tolist() for part in found["parts"]] == [[1, 1, 0, 0, 5, 5], [0, 0, 5, 5, 1, 1]]
+    assert caplog.text.count("Those that not every batch has are left out") == 1

@@ -26,7 +26,7 @@ FAILED = 1
 USAGE = 2
 OF_THE_USER = (
     errors.ArgumentError, errors.CheckpointNotFoundError, errors.DataError, errors.MetricError,
-    errors.MissingPackageError, errors.ModelError, errors.NotYetError,
+    errors.MissingPackageError, errors.ModelError,
 )  # fmt: skip
 
 

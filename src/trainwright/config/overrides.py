@@ -30,7 +30,6 @@ def with_overrides(args: A, values: Mapping[str, Any]) -> A:
 
     Raises:
         ArgumentError: values that are out of range, or that contradict each other.
-        NotYetError: a value that this version does not carry out.
     """
     changed = copy.copy(args)
     for name, value in vars(args).items():
@@ -45,7 +44,6 @@ def with_overrides(args: A, values: Mapping[str, Any]) -> A:
     typed = cast(Arguments, changed)
     if isinstance(changed, TrainingArguments):  # arguments of transformers keep their own form
         refuse([*coerce(typed), *rules.violations(typed)])
-    rules.refuse_unsupported(typed)
     return changed
 
 

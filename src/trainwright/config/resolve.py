@@ -222,11 +222,6 @@ def sampling(
     )
 
 
-def dispatches(args: Arguments, num_processes: int) -> bool:
-    """Returns True if the main process reads the training data for all."""
-    return num_processes > 1 and bool(_accelerator(args).dispatch_batches)
-
-
 def _per_process(args: Arguments, batch_size: int, num_processes: int) -> int:
     """Samples in a batch on each process; with `split_batches` the setting is the batch of all of them."""
     if num_processes == 1 or not _accelerator(args).split_batches:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +16,8 @@ from tqdm.auto import tqdm
 from trainwright._types import DatasetLike
 from trainwright.data.columns import is_columnar
 from trainwright.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 
 def get_length_grouped_indices(
@@ -136,7 +140,7 @@ def _known_lengths(
 # -- lengths of the samples --------------------------------------------------------------------------------------------
 
 
-Lengths = NDArray[np.int64]
+Lengths = NDArray[np.int64] | NDArray[np.float64]
 QUIET_S = 2.0  # reading lengths shows its progress when it takes longer
 
 
@@ -162,22 +166,45 @@ def _of_columns(dataset: DatasetLike, name: str, column: str | None) -> Lengths 
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if column in dataset.column_names:
-        values, source = dataset.data.column(column), column
+    values: Any
+    if column in dataset.column_names and _are_lengths(dataset.data.column(column), str(column)):
+        values = dataset.data.column(column)
     elif name in dataset.column_names and dataset.format["type"] != "custom":
-        values, source = dataset.data.column(name), name
+        values = dataset.data.column(name)
         is_list = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
         if not any(test(values.type) for test in is_list):
             return None
         values = pc.list_value_length(values)
     else:
         return None
-    if values.null_count or not pa.types.is_integer(values.type):
-        what = f"{values.null_count} empty values" if values.null_count else f"values of the type {values.type}"
-        raise DataError(f"The column {source!r} should tell the length of each sample, and it has {what}.")
-    lengths: Lengths = np.asarray(values.to_numpy(), dtype=np.int64)
+        if values.null_count:
+            return None
+    lengths = _as_lengths(values.to_numpy())
     chosen = getattr(dataset, "_indices", None)  # rows of the table that a shuffle or a selection left, in their order
     return lengths if chosen is None else lengths[chosen.column(0).to_numpy()]
+
+
+def _are_lengths(values: Any, column: str) -> bool:
+    """Whether a column has a number for each sample; a warning where it has not, since then it is not used."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_float = pa.types.is_floating(values.type)
+    num_empty = values.null_count + (pc.sum(pc.invert(pc.is_finite(values))).as_py() or 0 if is_float else 0)
+    if num_empty == 0 and (is_float or pa.types.is_integer(values.type)):
+        return True
+    what = f"{num_empty} empty values" if num_empty else f"values of the type {values.type}"
+    logger.warning(
+        "The column %r should tell the length of each sample, and it has %s: the samples are measured instead.",
+        column, what,
+    )  # fmt: skip
+    return False
+
+
+def _as_lengths(values: Any) -> Lengths:
+    """Whole numbers, or fractions where they are."""
+    array: Lengths = np.asarray(values)
+    return array.astype(np.float64) if array.dtype.kind == "f" else array.astype(np.int64)
 
 
 def lengths_of(dataset: DatasetLike, name: str, *, show_progress: bool = False) -> list[int]:
@@ -199,13 +226,13 @@ def lengths_of(dataset: DatasetLike, name: str, *, show_progress: bool = False) 
     return lengths
 
 
-def check_lengths(lengths: Sequence[int] | Lengths, longest: int, *, setting: str, cure: str) -> Lengths:
+def check_lengths(lengths: Sequence[int] | Lengths, longest: int, *, setting: str, cure: str) -> NDArray[np.int64]:
     """The lengths as an array, if each is above 0 and at most `longest`, which `setting` sets.
 
     Raises:
         DataError: names the first sample that is not, the setting, and the cure.
     """
-    array: Lengths = np.asarray(lengths, dtype=np.int64)
+    array: NDArray[np.int64] = np.ceil(np.asarray(lengths)).astype(np.int64)
     if (array < 1).any():
         index = int((array < 1).argmax())
         raise DataError(f"Sample {index} of the training data has {array[index]} tokens. Leave such samples out.")
@@ -220,4 +247,4 @@ def check_lengths(lengths: Sequence[int] | Lengths, longest: int, *, setting: st
 
 def lengths_digest(lengths: Sequence[int] | Lengths) -> str:
     """16 hex digits that differ for other lengths: lengths decide an order that groups by them."""
-    return xxhash.xxh3_64(np.ascontiguousarray(lengths, dtype=np.int64).tobytes()).hexdigest()
+    return xxhash.xxh3_64(np.ascontiguousarray(_as_lengths(lengths)).tobytes()).hexdigest()

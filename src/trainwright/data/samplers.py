@@ -7,6 +7,7 @@ seed + epoch draws. A resume computes it and starts in the middle; nothing is re
 from __future__ import annotations
 
 import itertools
+import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -19,7 +20,8 @@ from trainwright.data.cursor import OrderKind
 from trainwright.data.quarantine import substitutes, without
 from trainwright.data.seeding import EpochIndices, SeededIndices
 from trainwright.data.sharding import ChunkPart, RankShare
-from trainwright.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 
 class Order(ABC):
@@ -27,7 +29,7 @@ class Order(ABC):
 
     seed: int | None = None  # base of the order; None where it comes from elsewhere
     unit: str | None = None  # the settings that decide what a group is; None for an index of a single sample
-    is_counted = False  # its length is a claim that is checked against what it gives
+    is_counted = False  # its length is a claim that is compared with what it gives
     is_permutation = False  # an epoch has each sample once, in an order that can be computed at any time
 
     @abstractmethod
@@ -127,6 +129,7 @@ class EpochBatches(Sampler[list[int]]):
         self._places: tuple[object, list[int]] = (None, [])  # of what is left out of one epoch; made when asked for
         self.epoch = 0
         self.first_sample = 0
+        self._has_warned = False
         self._drawn: Iterator[int] | None = None
         self._finished: tuple[int, Order] = (-1, order)  # an epoch, and the order in which it was begun
 
@@ -296,10 +299,15 @@ class EpochBatches(Sampler[list[int]]):
         return next(kept for group in groups if (kept := without(group, self._left_out)))
 
     def _check_length(self, position: int, *, is_end: bool = False) -> None:
-        """A sampler gives as many indices as it says."""
+        """Warns once of a sampler that gives another number of indices than it says."""
         num = len(self.order)
-        if position > num or (is_end and position < num):
-            raise DataError(
-                f"The sampler says by len() that it has {num} indices, and gave {'' if is_end else 'at least '}"
-                f"{position}. Let its __len__ return how many it gives: steps and epochs are counted by it."
-            )
+        if not self._has_warned and (position > num or (is_end and position < num)):
+            self._has_warned = True
+            seen, effect = f"at least {position}", "ends before the sampler does"
+            if is_end:
+                seen, effect = str(position), "ends early, and the run may end before its last step"
+            logger.warning(
+                "The sampler says by len() that it has %d indices, and gave %s. Steps and epochs are counted by len(): "
+                "an epoch %s. Let its __len__ return how many it gives.",
+                num, seen, effect,
+            )  # fmt: skip

@@ -213,6 +213,11 @@ class Engine:
 
     # -- between processes -----------------------------------------------------------------------------------------
 
+    @property
+    def dispatches(self) -> bool:
+        """Whether the main process reads the training data for all."""
+        return self.num_replicas > 1 and bool(self._plan.loaders.dispatch_batches)
+
     def dispatch(self, dataloader: DataLoaderLike) -> Any:
         """Has the main process read the batches for all processes, and gives each process its part of each batch."""
         return dataloader

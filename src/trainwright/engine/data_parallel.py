@@ -6,6 +6,7 @@ each part was divided by the items of the whole window, otherwise a mean weighte
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -20,20 +21,23 @@ from trainwright.config.plans import EnginePlan
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, Engine, MakeOptimizer, uncompiled
 from trainwright.engine.precision import DTYPES, as_fp32
-from trainwright.errors import ArgumentError
 from trainwright.tensor_tree import find_batch_size
+
+logger = logging.getLogger(__name__)
 
 COUNT = "num_items_in_batch"
 
 
 class DataParallelEngine(Engine):
-    """Trains in this process, on several devices at once; fp8, whose layers cannot be copied, is an ArgumentError."""
+    """Trains in this process, on several devices at once; without fp8, whose layers cannot be copied."""
 
     def __init__(self, plan: EnginePlan) -> None:
         if plan.precision.mixed == "fp8":
-            raise ArgumentError(
-                f"fp8 exchanges layers, and DataParallel copies them to {plan.num_devices} GPUs of one process. Start "
-                "one process for each: torchrun --nproc-per-node ..., or accelerate launch."
+            logger.warning(
+                "fp8 has no effect with DataParallel, which copies the layers to %d GPUs of one process: they compute "
+                "in the type of the weights. Start one process for each: torchrun --nproc-per-node ..., or accelerate "
+                "launch.",
+                plan.num_devices,
             )
         super().__init__(plan, make_accelerator(plan), torch.device(plan.device))
         self._copies: ReplicatedModel | None = None

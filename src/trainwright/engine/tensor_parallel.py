@@ -6,19 +6,22 @@ where it is sharded over the data as well. The engine adds gradient norms, updat
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from trainwright._types import DataLoaderLike, Optimizer, is_instance_of
+from trainwright._types import Optimizer, is_instance_of
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import MakeOptimizer
 from trainwright.engine.gradients import step_each_kind
 from trainwright.engine.sharded_base import ShardedEngine, reshard
-from trainwright.errors import ArgumentError, ModelError
+from trainwright.errors import ModelError
+
+logger = logging.getLogger(__name__)
 
 
 class TensorParallelEngine(ShardedEngine):
@@ -27,6 +30,11 @@ class TensorParallelEngine(ShardedEngine):
     def __init__(self, plan: EnginePlan) -> None:
         assert plan.parallel is not None
         super().__init__(plan, make_accelerator(plan))
+        if plan.loaders.dispatch_batches:
+            logger.warning(
+                "accelerator_config.dispatch_batches=True has no effect with tensor parallelism, where several "
+                "processes need the same batch: each process reads for itself."
+            )
 
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         optimizer = make_optimizer(self.setup_for_evaluation(model))
@@ -50,11 +58,9 @@ class TensorParallelEngine(ShardedEngine):
         # A process whose text has ended continues with the others: each forward pass is one of all processes.
         yield {"synced_gpus": True}
 
-    def dispatch(self, dataloader: DataLoaderLike) -> Any:
-        raise ArgumentError(
-            "accelerator_config.dispatch_batches=True sends each process a part of a batch, and here several processes "
-            "need the same one. Leave it out: each process reads for itself."
-        )
+    @property
+    def dispatches(self) -> bool:
+        return False  # processes that share layers need the same batch
 
 
 def check_sharded_parameters(model: nn.Module, plan: EnginePlan) -> None:

@@ -20,6 +20,8 @@ from trainwright.errors import DataError
 from trainwright.host import available_bytes
 from trainwright.tensor_tree import map_nested, nested_concat, nested_detach, nested_numpify, tensors_of
 
+logger = logging.getLogger(__name__)
+
 
 class NestedCollector:
     """Collects values of one kind (predictions, labels, ...) over the batches of an evaluation."""
@@ -39,6 +41,7 @@ class NestedCollector:
         self._waiting: deque[Nested] = deque()
         self._batches: list[Nested] = []  # without concatenation
         self._store: Nested = None  # nested Rows with it
+        self._has_warned = False
 
     def add(self, batch: Nested) -> None:
         """Adds the values of a batch; they are detached."""
@@ -62,28 +65,39 @@ class NestedCollector:
                 continue
             if self._store is None:
                 self._store = map_nested(lambda _: GrowingArray(self._num_samples, self._storage), arrays)
-            _add_nested(self._store, arrays)
+            self._store = self._joined(self._store, arrays)
+
+    def _joined(self, store: Nested, arrays: Nested) -> Nested:
+        """Adds a batch to the store; returns the parts of it that the batch has too."""
+        if isinstance(store, GrowingArray) and not isinstance(arrays, (list, tuple, Mapping)):
+            store.add(arrays)
+            return store
+        is_mapping, is_array = isinstance(store, Mapping), isinstance(store, GrowingArray)
+        is_alike = isinstance(arrays, Mapping if is_mapping else (list, tuple)) and not is_array
+        if not is_alike or (is_mapping and store.keys() - arrays.keys()):
+            before, now = "an array" if is_array else _named(store), _named(arrays)
+            raise DataError(
+                f"A batch of results is {now} where earlier ones were {before}; they cannot be joined. Leave parts "
+                "out with ignore_keys, or set eval_do_concat_batches=False to get a list."
+            )
+        if len(store) != len(arrays) and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "A batch of results has %d parts where earlier ones had %d. Those that not every batch has are left "
+                "out; set eval_do_concat_batches=False to get all, as a list.",
+                len(arrays), len(store),
+            )  # fmt: skip
+        if is_mapping:
+            for key in store:
+                store[key] = self._joined(store[key], arrays[key])
+            return store
+        parts = [self._joined(part, array) for part, array in zip(store, arrays, strict=False)]
+        return type(store)(*parts) if hasattr(store, "_fields") else type(store)(parts)
 
 
-def _add_nested(store: Nested, arrays: Nested) -> None:
-    if isinstance(store, GrowingArray):
-        store.add(arrays)
-    elif isinstance(store, Mapping):
-        _check_same_parts(sorted(map(str, store)), sorted(map(str, arrays)))
-        for key in store:
-            _add_nested(store[key], arrays[key])
-    else:
-        _check_same_parts([str(len(store))], [str(len(arrays))])
-        for part, array in zip(store, arrays, strict=True):
-            _add_nested(part, array)
-
-
-def _check_same_parts(before: list[str], now: list[str]) -> None:
-    if before != now:
-        raise DataError(
-            f"A batch of results has the parts {', '.join(now)} where earlier ones had {', '.join(before)}; they "
-            "cannot be joined. Leave one out with ignore_keys, or set eval_do_concat_batches=False to get a list."
-        )
+def _named(parts: Nested) -> str:
+    of = f" of {', '.join(map(str, parts))}" if isinstance(parts, Mapping) else ""
+    return "an array" if isinstance(parts, np.ndarray) else f"a {type(parts).__name__}{of}"
 
 
 def gather_results(value: object, gather_objects: Callable[[Nested], list[Nested]]) -> Nested:
@@ -109,8 +123,6 @@ def joined(values: list[Nested]) -> Nested:
 
 # -- one array that is filled row by row -------------------------------------------------------------------------------
 
-
-logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]  # of any type that a model returns
 

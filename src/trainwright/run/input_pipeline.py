@@ -147,7 +147,7 @@ def make_dataloader(
         rank=engine.replica,
         num_processes=engine.num_replicas,
     )
-    if is_training and resolve.dispatches(args, engine.num_replicas):
+    if is_training and engine.dispatches:
         return engine.dispatch(build_whole(dataset, plan, sampler=sampler, collate=collate))
     dataloader = build_dataloader(dataset, plan, sampler=sampler, collate=collate, exchange=engine)
     dataloader.device, dataloader.non_blocking = engine.device, engine.non_blocking

@@ -145,11 +145,9 @@ class DistributedFields(FieldGroup, group="Distributed"):
 class ScriptFields(FieldGroup, group="Run"):
     debug: str | list[DebugOption] = setting(
         "",
-        "Words: underflow_overflow (find the first layer with inf or nan), tpu_metrics_debug.",
+        "Words: underflow_overflow (find the first layer with inf or nan), tpu_metrics_debug (no effect).",
         **TUNABLE,
         formerly={"tpu_metrics_debug": Item("tpu_metrics_debug")},
-        carries_out=([], "", None, ["underflow_overflow"]),
-        instead="Only debug='underflow_overflow' is.",
     )
     skip_memory_metrics: bool = setting(True, "False: add a memory report to the metrics of each stage.", **FIXED)
     do_train: bool = setting(

@@ -113,8 +113,6 @@ class Setting:
     summarized: bool = False  # the lines that a run begins with show it, so it is not listed again among what differs
     alias_of: str | None = None  # the field that this one is another name of
     formerly: Mapping[str, NameOfField] = field(default_factory=dict)  # its older names, each with what it means today
-    carries_out: tuple[Any, ...] = ()  # the values that this version carries out, where that is not all
-    instead: str = ""  # what to do with others
     shares_name: bool = False  # arguments of other libraries have a field of this name with another meaning
     since: str | None = None  # the version that brought it; None: the first one
 

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trainwright.config.constructor import refuse
-from trainwright.config.fields import SETTINGS, out_of_range, value_of
+from trainwright.config.fields import out_of_range
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules import advice, construction, start  # noqa: F401 -- they register their rules
 from trainwright.config.rules.stages import RunFacts, Stage, of_stage
-from trainwright.errors import NotYetError
 
 NOTHING_KNOWN = RunFacts()
 
@@ -44,17 +43,6 @@ def advise(args: Arguments) -> list[str]:
 def cautions(args: Arguments, facts: RunFacts) -> list[str]:
     """Returns what is set and does nothing in this run, or not what it seems to ask for."""
     return [message for one in of_stage(Stage.WARNING) if (message := one.message(args, facts))]
-
-
-def refuse_unsupported(args: Arguments) -> None:
-    """Raises one NotYetError about all settings that this version does not carry out, with what to do meanwhile."""
-    asked = [
-        f"{name}={value!r} is not there yet. {one.instead}"
-        for name, one in SETTINGS.items()
-        if one.carries_out and (value := value_of(args, name)) not in one.carries_out
-    ]
-    if asked:
-        raise NotYetError("This version of Trainwright cannot do all that was asked:\n  " + "\n  ".join(asked))
 
 
 def _contradictions(args: Arguments, facts: RunFacts, *, wrong: set[str]) -> Iterator[str]:

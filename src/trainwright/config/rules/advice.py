@@ -121,6 +121,13 @@ def one_order_of_samples(args: Arguments) -> str | None:
     return None
 
 
+@rule(Stage.ADVICE, "debug")
+def tpu_metrics(args: Arguments) -> str | None:
+    if "tpu_metrics_debug" in args.debug:
+        return "debug='tpu_metrics_debug' has no effect: it prints the metrics of a TPU, and no run is on one."
+    return None
+
+
 @rule(Stage.ADVICE, "include_for_metrics")
 def known_inputs_of_metrics(args: Arguments) -> str | None:
     unknown = [word for word in args.include_for_metrics or [] if word not in ("inputs", "loss")]
