@@ -27,7 +27,9 @@ def new_trainer(name: str, **more: object) -> Trainer:
 
 def trains_like_one() -> None:
     asked = ParallelismConfig(tp_size=2, dp_shard_size=WORLD // 2)
-    trainer = new_trainer("parts", parallelism_config=asked, save_strategy="steps", save_steps=4, eval_strategy="epoch")
+    settings = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "epoch"}
+    dispatched = {"dispatch_batches": True}  # without effect: processes that share layers read the same batches
+    trainer = new_trainer("parts", parallelism_config=asked, accelerator_config=dispatched, **settings)
     tell(parts=outcome_of_parts(trainer))
     own = [part.to_local().numel() for part in trainer.model.parameters() if hasattr(part, "to_local")]
     tell(share=sum(own) / sum(part.numel() for part in trainer.model.parameters()))
