@@ -1,6 +1,6 @@
 """Runs whose samples in quarantine change, and the samples that each epoch of them trained.
 
-Run as a script of several processes it tells what each of them trained: `quarantined.py FOLDER WORKERS`.
+Run as a script of several processes it tells what each of them trained: `quarantined.py FOLDER WORKERS,...`.
 """
 
 import sys
@@ -66,16 +66,16 @@ def facts(one: Any) -> dict[str, Any]:
     }
 
 
-def scenarios(folder: Path, **settings: Any) -> dict[str, dict[str, Any]]:
+def scenarios(folder: Path, *, sizes: tuple[int, ...] = (2, 3), **settings: Any) -> dict[str, dict[str, Any]]:
     """What is trained: samples are in quarantine before, from the middle of epoch 1 on, or since a run was stopped.
 
-    Runs that are stopped resume in batches of another size.
+    Runs that are stopped resume in batches of these sizes.
     """
     found = {"before": facts(run(folder / "before", bad=BAD, **settings))}
     found["under way"] = facts(run(folder / "under-way", at=2, **settings))
     for name, act, bad in (("since", {}, BAD), ("under way, stopped", {"at": 1}, ()), ("same", {"bad": BAD}, ())):
         first = facts(run(folder / name, stop=2, **act, **settings))
-        for size in (2, 3):
+        for size in sizes:
             new = {**settings, "per_device_train_batch_size": size}
             where = folder / name / "checkpoint-2"
             second = facts(run(folder / name, bad=bad, resume=str(where), **new))
@@ -113,4 +113,5 @@ def check(told: list[dict[str, dict[str, Any]]]) -> None:
 
 
 if __name__ == "__main__":
-    tell(**scenarios(Path(sys.argv[1]), dataloader_num_workers=int(sys.argv[2])))
+    for workers in sys.argv[2].split(","):
+        tell(**{workers: scenarios(Path(sys.argv[1]) / workers, sizes=(3,), dataloader_num_workers=int(workers))})

@@ -82,16 +82,11 @@ def test_each_other_sample_is_trained_once_in_an_epoch(settings: dict[str, Any],
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("workers", [0, 2])
-def test_each_other_sample_is_trained_once_by_two_processes(workers: int, tmp_path: Path) -> None:
-    done = run(Path(quarantined.__file__), str(tmp_path / "runs"), str(workers), folder=tmp_path)
-    quarantined.check(done.told)
-
-
-@pytest.mark.process
-def test_each_other_sample_is_trained_once_with_workers(tmp_path: Path) -> None:
-    done = run(Path(quarantined.__file__), str(tmp_path / "runs"), "2", folder=tmp_path, processes=1)
-    quarantined.check(done.told)
+@pytest.mark.parametrize(("processes", "workers"), [(1, "2"), (2, "0,2")])
+def test_each_other_sample_is_trained_once_by_processes(processes: int, workers: str, tmp_path: Path) -> None:
+    done = run(Path(quarantined.__file__), str(tmp_path / "runs"), workers, folder=tmp_path, processes=processes)
+    for number in workers.split(","):
+        quarantined.check([told[number] for told in done.told])
 
 
 def test_steps_that_are_given_stay_and_take_more_epochs(tmp_path: Path) -> None:

@@ -19,9 +19,11 @@ from trainwright.errors import BundleError, ModelError
 from trainwright.guard import bundle
 
 from .._support.subprocesses import run_python
+from .._support.two_processes import run
 from ..cli.commands import call
 from ..contract import doubles
-from .poisoned import POISONS, trained
+from . import sharded
+from .poisoned import POISONS, Model, trained
 from .test_bundles import ROW, Raises, Stream, dropping, folders
 
 HERE = f"{__name__}:"
@@ -254,3 +256,21 @@ def test_a_fresh_process_finds_the_row_of_a_stream(tmp_path: Path) -> None:
     done = run_python("-m", "trainwright", "replay", str(folder), "--model", f"{HERE}dropping", cwd=tmp_path)
     assert "the same bits as in the incident" in done.stdout
     assert "sample    5 of the training data, row 1 of micro-batch 0" in done.stdout
+
+
+def plain() -> nn.Module:
+    return doubles.model(Model)
+
+
+@pytest.mark.slow  # a start of FSDP for one bundle; tests/guard/test_matrix.py has such bundles written in any case
+@pytest.mark.process
+def test_the_bundle_of_sharded_weights_is_replayed_in_one_process(tmp_path: Path) -> None:
+    done = run(Path(sharded.__file__), str(tmp_path / "run"), "nan", folder=tmp_path)
+    (folder,) = folders(tmp_path / "run")
+    assert [told["path"] for told in done.told] == [str(folder)] * 2
+    about = json.loads((folder / "incident.json").read_text())
+    assert about["ranks"] == {"bad": [1], "of_batch": 1}
+    result = replay(folder, model=f"{HERE}plain", precision=None, one_by_one=False)
+    text = "\n".join(result.lines)
+    assert result.is_same
+    assert f"sample    {sharded.BAD} of the training data, row 1 of micro-batch 0: x not finite" in text

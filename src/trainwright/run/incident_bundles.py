@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import math
 import os
+import pickle
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from traceback import walk_tb
@@ -28,6 +30,7 @@ from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.checkpoint.store import CheckpointStore, flush, link_unchanged
 from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
+from trainwright.data.device_prefetch import map_tensors
 from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine
 from trainwright.errors import BadStepError, BundleError
@@ -83,6 +86,8 @@ class Evidence:
         rows: samples that are bad by themselves: micro-batch, row.
         samples: the same, as the dataset numbers them.
         all_samples: of each micro-batch.
+        trained: losses of the step, where there was no second run.
+        weights: gathered from all processes, where each has a part of them.
     """
 
     states: States | None = None
@@ -91,6 +96,8 @@ class Evidence:
     rows: list[tuple[int, int]] = field(default_factory=list)
     samples: list[Any] = field(default_factory=list)
     all_samples: list[list[Any]] = field(default_factory=list)
+    trained: list[torch.Tensor] = field(default_factory=list)
+    weights: Mapping[str, torch.Tensor] | None = None
 
 
 def window_losses(hooks: LossHooks, run: RunFacts, model: Any, window: Window) -> Iterator[torch.Tensor]:
@@ -195,18 +202,23 @@ class IncidentRecorder:
             return incident
         self._num_looked_at += 1
         engine, rank = self._engine, int(self._hooks.args.process_index)
+        names = ("kind", "step", "action", "what", "values", "threshold")
+        details = {name: getattr(incident, name) for name in names}
         seen = Evidence()
         try:
             seen = self._look_at(window)
         except Exception as error:
             self._tell("It could not be looked at", incident.step, error)
-        is_bad = seen.found is not None and not seen.found.is_finite
-        bad_ranks = [other for other, bad in enumerate(engine.gather_objects(is_bad)) if bad]
-        writer, written = (bad_ranks or [0])[0], incident
+        if engine.holds_parts and not engine.updates_in_clip:
+            writer = 0
+            window, seen, details["ranks"] = self._gathered(window, seen, details)
+        else:
+            is_bad = seen.found is not None and not seen.found.is_finite
+            bad_ranks = [other for other, bad in enumerate(engine.gather_objects(is_bad)) if bad]
+            writer = (bad_ranks or [0])[0]
+            details["ranks"] = {"bad": bad_ranks, "of_batch": writer}
+        written = incident
         if rank == writer:
-            names = ("kind", "step", "action", "what", "values", "threshold")
-            details = {name: getattr(incident, name) for name in names}
-            details["ranks"] = {"bad": bad_ranks, "of_batch": rank}
             path, note = self._write(window, seen, details)
             written = replace(incident, samples=tuple(seen.samples), note=note, path=path)
         return engine.gather_objects(written)[writer]
@@ -329,6 +341,36 @@ class IncidentRecorder:
             seen.samples = [seen.all_samples[number][row] for number, row in seen.rows]
         return seen
 
+    def _gathered(self, window: Window, seen: Evidence, details: JSONObject) -> tuple[Window, Evidence, JSONObject]:
+        """Gathers the weights of a model in parts, and the batch of the process whose loss is worst, with its rank.
+
+        All processes call it. The main process gets the weights, unless it has a bundle for the same cause.
+        """
+        engine, progress, rank = self._engine, self._run.progress, int(self._hooks.args.process_index)
+        later = 0 if progress.window is window else len(progress.window.batches)
+        num = len(window.batches)
+        losses = [loss.cpu() for loss in progress.meter.newest((num + later) * progress.num_parts)]
+        losses = losses[: num * progress.num_parts]
+        worst = engine.gather_objects(max((_badness(one) for one in losses), default=-math.inf))
+        chosen = worst.index(max(worst))
+        mine: tuple[Any, ...] | None = None
+        if rank == chosen:
+            batches = [map_tensors(lambda tensor: tensor.cpu(), batch) for batch in window.batches]
+            mine = (batches, seen.all_samples, losses, rng.capture())
+            try:
+                pickle.dumps(mine)
+            except Exception as error:  # of the user's objects in a batch; the main process writes its own
+                mine = None
+                self._tell("Its batch cannot be sent", details["step"], error)
+        theirs = engine.gather_objects(mine)[chosen]
+        if theirs is not None:
+            window = Window(theirs[0], window.num_items)
+            seen = Evidence(all_samples=theirs[1], trained=theirs[2], states=theirs[3])
+        if not engine.gather_objects(self._known(_cause(details, seen)) is not None)[0]:
+            seen.weights = engine.whole_weights(self._hooks.model)
+        bad_ranks = [other for other, loss in enumerate(worst) if loss == math.inf]
+        return window, seen, {"bad": bad_ranks, "of_batch": chosen if theirs is not None else 0}
+
     def _samples(self, window: Window) -> list[list[Any]]:
         """Samples of each micro-batch, as the dataset numbers them."""
         run, progress, num = self._run, self._run.progress, len(window.batches)
@@ -359,8 +401,7 @@ class IncidentRecorder:
         """
         origin = seen.found.origin if seen.found is not None else ""
         note = " ".join(filter(None, (origin and f"It began in {origin}.", self._words_for(seen))))
-        is_found = details["kind"] not in (REQUEST, HANG)  # it has a cause that may come again
-        cause = [details["kind"], origin or details["what"], *map(str, seen.samples or seen.rows)] if is_found else None
+        cause = _cause(details, seen)
         try:
             path = self._known(cause)
             if path is None:
@@ -428,11 +469,11 @@ class IncidentRecorder:
             from trainwright.checkpoint.weights import save_weights
 
             model, free = self._model, disk_space.free_bytes(self._root)
-            if self._engine.holds_parts:
+            if self._engine.holds_parts and not seen.weights:
                 return "each process has a part of them; take those of a checkpoint"
             if free is not None and free < 2 * disk_space.weights_bytes(model):
                 return f"only {disk_space.size_text(free)} are free"
-            save_weights(model, folder)
+            save_weights(model, folder, state_dict=None if seen.weights is None else dict(seen.weights))
             return ""
 
         part("batch", batches)
@@ -447,6 +488,7 @@ class IncidentRecorder:
 
     def _about(self, window: Window, seen: Evidence) -> JSONObject:
         run, args, found, model = self._run, self._hooks.args, seen.found, self._model
+        losses = seen.trained if found is None else found.losses
         num_items = window.num_items
         return {
             "format": 1,
@@ -463,8 +505,8 @@ class IncidentRecorder:
             "module": found.module if found is not None else "",
             "largest_gradients": found.largest if found is not None else {},
             "error": found.error if found is not None else "",
-            "losses": [float(loss) for loss in found.losses] if found is not None else [],
-            "loss_bits": [bundle.bits(loss) for loss in found.losses] if found is not None else [],
+            "losses": [float(loss) for loss in losses],
+            "loss_bits": [bundle.bits(loss) for loss in losses],
             "is_exact": seen.is_exact,
             "num_items": float(num_items) if num_items is not None else None,
             "num_items_is_tensor": isinstance(num_items, torch.Tensor),
@@ -488,6 +530,18 @@ class IncidentRecorder:
 LOSS_SETTINGS = (
     "bf16", "fp16", "tf32", "label_smoothing_factor", "neftune_noise_alpha", "full_determinism", "seed", "past_index",
 )  # fmt: skip
+
+
+def _badness(loss: torch.Tensor) -> float:
+    return float(loss) if loss.isfinite() else math.inf
+
+
+def _cause(details: JSONObject, seen: Evidence) -> list[str] | None:
+    """Returns what is not written down twice; None for what has no cause that may come again."""
+    if details["kind"] in (REQUEST, HANG):
+        return None
+    origin = seen.found.origin if seen.found is not None else ""
+    return [details["kind"], origin or details["what"], *map(str, seen.samples or seen.rows)]
 
 
 def cause_of(folder: Path) -> list[str] | None:
