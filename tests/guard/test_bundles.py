@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from trainwright.errors import BundleError, NonFiniteError
 from trainwright.guard import bundle
 from trainwright.guard.probe import find_bad_rows
 
+from .._support.subprocesses import run_python
 from ..contract import doubles
 from .poisoned import BATCH, POISONS, Hears, LeavesOut, Model, samples, trained, trainer
 from .test_step_guard import decide_on_the_device
@@ -203,6 +205,39 @@ def test_the_bundle_of_a_hang_has_the_stacks(tmp_path: Path) -> None:
     assert (about["kind"], about["step"], about["what"]) == ("hang", 2, "Process 0 waits.")
     assert "in on_pre_optimizer_step" in (about["folder"] / "stacks.txt").read_text()
     assert bundle.read_batches(about["folder"])[0]["x"].shape == (BATCH, doubles.FEATURES)
+
+
+@pytest.mark.process
+def test_a_process_that_hangs_writes_its_bundle_before_it_ends(tmp_path: Path) -> None:
+    done = run_python(str(Path(__file__).with_name("hanging.py")), str(tmp_path), code=1, timeout_s=120)
+    about = only_one(tmp_path)
+    assert about["folder"].name == "step-000003-hang"
+    assert about["samples"] == []
+    assert "has finished no step and no batch of an evaluation for" in done.stderr + done.stdout
+    assert re.search(r"hanging\.py\", line \d+ in forward", (about["folder"] / "stacks.txt").read_text())
+    (batch,) = bundle.read_batches(about["folder"])
+    assert batch["flat"].tolist() == [0.0, 1.0]
+    assert (about["folder"] / "model.safetensors").is_file()
+
+
+class Fills(Model):
+    """Asks for more memory than there is, where a sample is marked."""
+
+    def forward(self, x: Any, labels: Any = None, constant: Any = None, flat: Any = None) -> dict[str, Any]:
+        if flat.max() > 1:
+            torch.empty(1 << 55, dtype=torch.uint8)
+        return super().forward(x, labels, constant, flat)
+
+
+def test_the_bundle_of_an_allocation_that_failed(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="allocate"):
+        trained(tmp_path, model=doubles.model(Fills), poison={ROW: {"flat": 2.0}})
+    about = only_one(tmp_path)
+    assert about["folder"].name == "step-000003-oom"
+    assert "allocate" in about["what"]
+    (batch,) = bundle.read_batches(about["folder"])
+    assert batch["flat"].tolist() == [0.0, 2.0]
+    assert (about["folder"] / "model.safetensors").is_file()
 
 
 def test_a_bundle_that_cannot_be_written_ends_nothing(
