@@ -29,17 +29,21 @@ SUBJECTS = ("hand", "trainwright", "transformers")
 GUARDS = {  # subject -> settings of Trainwright
     "no guard": {"on_nonfinite": "ignore"},
     "on_nonfinite": {},
-    "on_nonfinite, on_spike": {"on_spike": "skip", "spike_warmup": 2},
+    "on_nonfinite, on_spike": {"on_spike": "skip"},
 }
 CASES = (("mlp", 1), ("mlp", 8), ("gpt2", 1))
 FIRST, LAST = 5, 25
+WITH_GUARDS = 150, 350  # from a step at which the window of spikes is full
 
 
 class Counts:
     """Has valgrind count from the end of one step to the end of another, and then what an order to it takes."""
 
+    def __init__(self, first: int, last: int) -> None:
+        self._orders = {first: ["--instr=on"], last: ["--dump", "--dump"]}
+
     def step_done(self, step: int) -> None:
-        for order in {FIRST: ["--instr=on"], LAST: ["--dump", "--dump"]}.get(step, []):
+        for order in self._orders.get(step, []):
             subprocess.run(["callgrind_control", order, str(os.getpid())], check=True, capture_output=True)
 
 
@@ -50,14 +54,20 @@ def run_alone(subject: str, case: str, accumulation: int) -> None:
 
     torch.set_num_threads(1)
     chosen = next(one for one in steps.CASES if one.name == case)
-    work = steps.Work(chosen, accumulation, logging_steps=LAST + 1, num_steps=LAST + 1)
-    watch: Any = Counts()
+    first, last = steps_of(subject)
+    work = steps.Work(chosen, accumulation, logging_steps=last + 1, num_steps=last + 1)
+    watch: Any = Counts(first, last)
     with silence():
         if subject == "hand":
             steps.by_hand(work, watch)
         else:
             library = "trainwright" if subject in GUARDS else subject
             steps.by_trainer(importlib.import_module(library), work, watch, **GUARDS.get(subject, {}))
+
+
+def steps_of(subject: str) -> tuple[int, int]:
+    """The steps between whose ends is counted."""
+    return WITH_GUARDS if subject in GUARDS else (FIRST, LAST)
 
 
 def per_step(subject: str, case: str, accumulation: int) -> float:
@@ -70,7 +80,8 @@ def per_step(subject: str, case: str, accumulation: int) -> float:
             raise RuntimeError(done.stderr)
         texts = [Path(folder, f"counts.{number}").read_text() for number in (1, 2)]
         steps, order = (int(re.findall(r"^totals: (\d+)", text, re.M)[-1]) for text in texts)
-    return (steps - order) / (LAST - FIRST) / 1e6
+    first, last = steps_of(subject)
+    return (steps - order) / (last - first) / 1e6
 
 
 def main() -> int:

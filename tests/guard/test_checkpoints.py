@@ -1,6 +1,7 @@
 """Checkpoints whose weights are not finite: not written over good ones, or marked, and never taken for good."""
 
 import logging
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,22 @@ import torch
 import trainwright
 from trainwright.checkpoint.finite import PIECE, WeightCheck
 from trainwright.checkpoint.store import CheckpointStore, non_finite_mark
+from trainwright.checkpoint.weights import read_file, weight_files
+from trainwright.errors import NonFiniteError
 
-from .poisoned import POISONS, trained, trainer
+from .poisoned import BATCH, POISONS, trained, trainer
 
 SAVES = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1}
 NAN_AT_3 = {4: POISONS["nan"]}
 
 
+@pytest.mark.parametrize("save_safetensors", [True, False])
 @pytest.mark.parametrize("save_async", [True, False])
 def test_no_such_checkpoint_is_written_over_a_good_one(
-    save_async: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    save_async: bool, save_safetensors: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {**SAVES, "on_nonfinite": "warn", "save_async": save_async, "save_total_limit": 2}
+    settings["save_safetensors"] = save_safetensors
     with caplog.at_level(logging.ERROR, logger="trainwright"):
         one = trained(tmp_path, poison=NAN_AT_3, settings=settings)
     assert one.state.global_step == 6
@@ -76,6 +81,55 @@ def test_each_element_is_looked_at(place: int, dtype: torch.dtype, tmp_path: Pat
         tensors["b"][place] = value
         safetensors.torch.save_file(tensors, path)
         assert check.find(tmp_path) == ("model.safetensors", "b")
+
+
+def test_torch_files_are_looked_at_and_others_are_not(tmp_path: Path) -> None:
+    check = WeightCheck(buffers=frozenset({"mask"}))
+    bad = torch.tensor([1.0, torch.nan])
+    for name in ("optimizer.pt", "training_args.bin"):
+        torch.save({"a": bad}, tmp_path / name)
+    (tmp_path / "pytorch_model-of-mine.bin").write_bytes(b"no file of torch")
+    torch.save([bad], tmp_path / "pytorch_model_list.bin")
+    torch.save({"mask": bad, "kept": "text"}, tmp_path / "pytorch_model-00001-of-00002.bin")
+    assert check.find(tmp_path) is None
+    torch.save({"mask": bad, "a": bad}, tmp_path / "pytorch_model-00002-of-00002.bin")
+    assert check.find(tmp_path) == ("pytorch_model-00002-of-00002.bin", "a")
+
+
+def committed_after_a_bad_step(folder: Path, draw: random.Random) -> list[Path]:
+    """Checkpoints of a run with one bad step after its first save; step, value, policy and saves are drawn."""
+    save_steps = draw.choice([1, 2, 3])
+    bad_step, limit = draw.randint(save_steps + 1, 9), draw.choice([None, 1, 2])
+    settings = {
+        "max_steps": 10, "logging_steps": 10, "save_strategy": "steps", "save_steps": save_steps,
+        "on_nonfinite": draw.choice(["skip", "rollback", "stop", "warn"]), "save_total_limit": limit,
+        "save_async": draw.choice([True, False]), "rollback_every": draw.choice([0, 1, 4]),
+        "save_safetensors": draw.choice([True, True, False]), "incidents": draw.random() < 0.2,
+    }  # fmt: skip
+    value = POISONS[draw.choice(list(POISONS))]
+    one = trainer(folder, poison={(bad_step - 1) * BATCH + draw.randrange(BATCH): value}, settings=settings)
+    try:
+        one.train()
+    except NonFiniteError:
+        assert settings["on_nonfinite"] == "stop"
+    return [CheckpointStore(folder).path(step) for step in CheckpointStore(folder).steps()]
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(10), marks=pytest.mark.costly),
+        pytest.param(range(100), marks=pytest.mark.slow),  # ten times the one above
+    ],
+    ids=["ten", "hundred"],
+)
+def test_no_committed_checkpoint_of_many_runs_has_bad_weights(seeds: range, tmp_path: Path) -> None:
+    for seed in seeds:
+        folders = committed_after_a_bad_step(tmp_path / str(seed), random.Random(seed))
+        assert folders, seed
+        for folder in folders:
+            (file,) = weight_files(folder)
+            assert all(bool(value.isfinite().all()) for value in read_file(file).values()), (seed, folder)
 
 
 def test_a_callback_that_breaks_the_weights_is_caught_too(tmp_path: Path) -> None:

@@ -2,15 +2,20 @@
 
 import json
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from trainwright.checkpoint.store import CheckpointStore
 from trainwright.checkpoint.training_state import load_guard, save_guard
 from trainwright.errors import CheckpointError, SpikeError
 
+from .._support import forked
 from ..contract import doubles
+from . import killed
 from .poisoned import BATCH, Hears, LeavesOut, trained, trainer
 
 SPIKES = {"loss": {"constant": 1e6}, "grad_norm": {"labels": 1e6}}
@@ -72,6 +77,22 @@ def test_a_resume_right_before_a_spike_decides_as_the_whole_run(tmp_path: Path) 
     saved = json.loads((tmp_path / "whole" / "checkpoint-8" / "guard_state.json").read_text())
     assert saved["skipped_in_a_row"] == 2
     assert [len(values) for values in saved["accepted"].values()] == [6, 6]
+
+
+@pytest.mark.process
+def test_killed_right_before_bad_steps_a_run_decides_as_the_whole_one(tmp_path: Path) -> None:
+    weights, heard = killed.train(tmp_path / "whole")
+    assert heard == [(killed.SPIKE_STEP, "spike"), (killed.BAD_STEP, "nonfinite")]
+    folder = tmp_path / "killed"
+    for step in (killed.SPIKE_STEP, killed.BAD_STEP):
+        process = forked.start([killed.__file__, str(folder), str(step)], merge_output=True)
+        text, _ = process.communicate(timeout=120)
+        assert process.returncode == -signal.SIGKILL, text
+        assert CheckpointStore(folder).steps()[-1] == step - 1
+    again, heard_again = killed.train(folder)
+    assert heard_again == heard[1:]
+    assert again.keys() == weights.keys()
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
 
 
 def test_skipped_steps_in_a_row_are_counted_across_a_resume(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ begin with infinities.
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 PIECE = 1 << 18  # elements that are compared at once, so that they stay in the cache
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 NOT_WEIGHTS = ("optimizer", "rng_state")  # beginnings of names
 
 
@@ -32,9 +35,9 @@ class WeightCheck:
         """Returns the first file below a directory, and its tensor, that is not finite; None where all are.
 
         Args:
-            folder: with weights as safetensors; other files are not read.
+            folder: with weights as safetensors or in torch's files; other files are not read.
         """
-        for path in sorted(folder.rglob("*.safetensors")):
+        for path in sorted(path for pattern in WEIGHTS for path in folder.rglob(pattern)):
             name = None if path.name.startswith(NOT_WEIGHTS) else self._first_in(path)
             if name is not None:
                 return path.relative_to(folder).as_posix(), name
@@ -42,15 +45,23 @@ class WeightCheck:
 
     def _first_in(self, path: Path) -> str | None:
         try:
-            with safe_open(path, framework="pt") as file:
-                names = [name for name in file.keys() if name not in self.buffers]  # noqa: SIM118 -- no mapping
-                return next((name for name in names if not _is_finite(file.get_tensor(name))), None)
-        except SafetensorError:  # a file of the user's own, with this ending
+            named = _tensors_of(path)
+            return next((name for name, one in named if name not in self.buffers and not _is_finite(one)), None)
+        except (SafetensorError, pickle.UnpicklingError, RuntimeError, AttributeError):  # the user's own, so named
             return None
 
 
-def _is_finite(tensor: torch.Tensor) -> bool:
-    if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+def _tensors_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    if path.suffix == ".safetensors":
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 -- no mapping
+                yield name, file.get_tensor(name)
+    else:
+        yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()
+
+
+def _is_finite(tensor: object) -> bool:
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
         return True
     flat = tensor.reshape(-1)
     pieces = (flat[start : start + PIECE] for start in range(0, len(flat), PIECE))

@@ -33,7 +33,9 @@ momentum that it allocates for a skipped first step.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
+from ctypes import c_float
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -53,6 +55,8 @@ GradNorm: TypeAlias = torch.Tensor | float | None
 Mean: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 DECIDING = ("skip", "rollback", "stop")  # policies that make no update
 NOT_FINITE = "loss or gradient is not finite"
+LOWEST = -sys.float_info.max
+TENSOR, FLOAT32, float_at = torch.Tensor, torch.float32, c_float.from_address
 
 
 class NullGuard:
@@ -117,15 +121,24 @@ class Spikes:
         self.policy = plan.on_spike
         self._mean = mean
         self.threshold = plan.spike_threshold
-        self._histories = {
-            name: SpikeHistory(window=plan.spike_window, warmup=plan.spike_warmup, threshold=plan.spike_threshold)
-            for name in ("loss", "grad_norm")
-        }
+        self._loss, self._norm = (
+            SpikeHistory(window=plan.spike_window, warmup=plan.spike_warmup, threshold=plan.spike_threshold)
+            for _ in range(2)
+        )
+        self._histories = {"loss": self._loss, "grad_norm": self._norm}
 
     def loss_of(self, run: RunState) -> torch.Tensor:
         """Returns the loss of the current step, one for all processes."""
         loss = run.meter.of_this_step()
         return loss if self._mean is None else self._mean(loss)
+
+    def accept(self, loss: float, norm: float) -> bool:
+        """Adds loss and norm of a step if both are known to be ordinary; returns whether they are."""
+        if LOWEST <= loss <= self._loss.bound and norm <= self._norm.bound:
+            self._loss.add(loss)
+            self._norm.add(norm)
+            return True
+        return False
 
     def find(self, values: Mapping[str, float]) -> str:
         """Compares the values of a step with those before it, and adds them if the update will be made.
@@ -186,7 +199,7 @@ class HostGuard:
         self._view = self._slot.numpy()
         self._total: torch.Tensor | None = None  # the meter's, read through `_total_view` likewise
         self._total_view = self._view
-        self._reads_total = reads_total and policy in DECIDING
+        self._reads_total = reads_total and policy != "ignore"
         self.first_gradient = LossMark() if policy in DECIDING and not reads_total else no_mark
 
     def permits(self, run: RunState, grad_norm: GradNorm) -> bool:
@@ -206,12 +219,18 @@ class HostGuard:
             self._log.leave_out()
             return False
         norm = self._read(grad_norm)
-        if not math.isfinite(norm) or (self._reads_total and self._is_loss_bad(run)):
+        is_finite, loss = math.isfinite(norm), 0.0
+        if self._spikes is not None and is_finite:
+            loss = self._read(self._spikes.loss_of(run))
+            if self._spikes.accept(loss, norm):
+                self._log.accept()
+                return True
+        if not is_finite or (self._reads_total and self._is_loss_bad(run)):
             if self._policy == "ignore":
                 return True
             return self._refuse(run, NON_FINITE, self._policy, NOT_FINITE, {"grad_norm": norm})
         if self._spikes is not None:
-            values = {"loss": self._read(self._spikes.loss_of(run)), "grad_norm": norm}
+            values = {"loss": loss, "grad_norm": norm}
             what = self._spikes.find(values)
             if what:
                 return self._refuse(run, SPIKE, self._spikes.policy, what, values)
@@ -244,6 +263,8 @@ class HostGuard:
         return not math.isfinite(self._read(run.meter.of_this_step()))  # or a loss since the last log was
 
     def _read(self, value: GradNorm) -> float:
+        if type(value) is TENSOR and value.dtype is FLOAT32 and value.is_cpu and value.ndim == 0:
+            return float_at(value.data_ptr()).value  # main memory: half the instructions of a copy
         if not isinstance(value, torch.Tensor):
             return 0.0 if value is None else value
         if value.dtype == torch.float64 != self._slot.dtype:

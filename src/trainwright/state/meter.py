@@ -61,10 +61,11 @@ class LossMeter:
 
     def of_this_step(self) -> torch.Tensor:
         """Returns the sum of the losses since the last step ended, on the device."""
-        number = self.count - (self._num_steps[-1] if self._num_steps else 0)
-        if number == 1 and self._losses:
-            return self._losses[-1]
-        since = self._losses[-number:] if number <= len(self._losses) else [*self._packed, *self._losses]
+        losses, steps = self._losses, self._num_steps
+        number = len(losses) + COMPACT_AFTER * len(self._packed) - (steps[-1] if steps else 0)
+        if number == 1 and losses:
+            return losses[-1]
+        since = losses[-number:] if number <= len(losses) else [*self._packed, *losses]
         return torch.cat([loss.reshape(-1).float() for loss in since])[-number:].sum()
 
     def newest(self, number: int) -> list[torch.Tensor]:
