@@ -82,7 +82,9 @@ def test_each_other_sample_is_trained_once_in_an_epoch(settings: dict[str, Any],
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("processes", "workers"), [(1, "2"), (2, "0,2")])
+@pytest.mark.parametrize(  # slow: two launches
+    ("processes", "workers"), [(1, "2"), pytest.param(2, "0,2", marks=pytest.mark.slow)]
+)
 def test_each_other_sample_is_trained_once_by_processes(processes: int, workers: str, tmp_path: Path) -> None:
     done = run(Path(quarantined.__file__), str(tmp_path / "runs"), workers, folder=tmp_path, processes=processes)
     for number in workers.split(","):
