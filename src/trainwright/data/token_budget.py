@@ -37,7 +37,7 @@ class TokenBudget(BatchOrder):
         cure = "Raise the budget, or cut the samples."
         checked = check_lengths(lengths, max_tokens, setting="max_tokens_per_batch", cure=cure)
         multiple = multiple_of or 1
-        self._padded: Lengths = -(-checked // multiple) * multiple
+        self._padded: NDArray[np.int64] = -(-checked // multiple) * multiple
         self.seed = seed
         self.num_samples = len(checked)
         self.unit = f"max_tokens_per_batch={max_tokens}"
@@ -64,14 +64,14 @@ class TokenBudget(BatchOrder):
         return sum(len(batch) * int(self._padded[batch].max()) for batch in self.indices(epoch))
 
 
-def _classes(lengths: Lengths) -> Lengths:
+def _classes(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each sample the length of its class: the longest one in it."""
     tops: list[int] = []
     for length in np.unique(lengths)[::-1].tolist():
         if not tops or length <= tops[-1] * (1 - CLASS_WIDTH):
             tops.append(length)
     ascending = np.array(tops[::-1], dtype=np.int64)
-    classes: Lengths = ascending[np.searchsorted(ascending, lengths)]
+    classes: NDArray[np.int64] = ascending[np.searchsorted(ascending, lengths)]
     return classes
 
 

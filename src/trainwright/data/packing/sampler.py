@@ -128,7 +128,7 @@ def _is_as_long(value: object, length: int) -> bool:
     return hasattr(value, "__len__") and not isinstance(value, (str, bytes)) and len(value) == length
 
 
-def _cut(lengths: Lengths, row_length: int) -> NDArray[np.int64]:
+def _cut(lengths: NDArray[np.int64], row_length: int) -> NDArray[np.int64]:
     """Pieces (index, start, stop) of all samples, none longer than a row."""
     counts = -(-lengths // row_length)
     index = np.repeat(np.arange(len(lengths)), counts)
