@@ -1,4 +1,4 @@
-"""Whether the weights of a staged checkpoint are finite, read from their files right after the digests.
+"""Check that the weights of a staged checkpoint are finite, read from their files right after the digests.
 
 The files were just written, so their pages are in memory. Buffers are not looked at: masks and ranges that are observed
 begin with infinities.
@@ -21,7 +21,7 @@ NOT_WEIGHTS = ("optimizer", "rng_state")  # beginnings of names
 
 @dataclass(frozen=True, slots=True)
 class WeightCheck:
-    """What is asked of the weights of a checkpoint.
+    """Rule for the weights of a checkpoint.
 
     Attributes:
         is_strict: weights that are not finite are refused where a good checkpoint exists; else they are only marked.

@@ -36,7 +36,7 @@ from trainwright.trainer import Trainer
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay found.
+    """Result of a replay.
 
     Attributes:
         lines: of text for the terminal.

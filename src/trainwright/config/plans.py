@@ -216,7 +216,7 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardPlan:
-    """What is done with a bad step."""
+    """Policies for bad steps."""
 
     on_nonfinite: str = "skip"  # loss or gradient is not finite: skip, rollback, stop, warn or ignore
     on_spike: str = "off"  # loss or norm is far above those before: off, warn, skip, rollback or stop

@@ -185,7 +185,7 @@ def _of_columns(dataset: DatasetLike, name: str, column: str | None) -> Lengths 
 
 
 def _are_lengths(values: Any, column: str) -> bool:
-    """Whether a column has a number for each sample; a warning where it has not, since then it is not used."""
+    """Returns True if a column has a number for each sample; warns where it has not, since then it is not used."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

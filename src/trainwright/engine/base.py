@@ -215,7 +215,7 @@ class Engine:
 
     @property
     def dispatches(self) -> bool:
-        """Whether the main process reads the training data for all."""
+        """True if the main process reads the training data for all."""
         return self.num_replicas > 1 and bool(self._plan.loaders.dispatch_batches)
 
     def dispatch(self, dataloader: DataLoaderLike) -> Any:

@@ -26,7 +26,7 @@ Losses = Callable[[], Iterator[torch.Tensor]]  # the losses of a window's micro-
 
 @dataclass(slots=True)
 class Findings:
-    """What a probe found.
+    """Result of a probe.
 
     Attributes:
         losses: of the micro-batches, detached.
@@ -54,7 +54,7 @@ class Findings:
 
     @property
     def origin(self) -> str:
-        """Where the value began, in words; empty where all is finite."""
+        """Returns the place where the value began, in words; empty where all is finite."""
         if self.module:
             where = f"the output of {self.module}"
             if self.is_root:

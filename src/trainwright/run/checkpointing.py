@@ -200,7 +200,7 @@ class Checkpointer:
             training_state.save_scheduler(scheduler, folder)
 
     def write_guard(self, run: TrainingRun, folder: Path) -> None:
-        """What the guards remember of the steps before."""
+        """Writes the history that the guards keep of earlier steps."""
         if self.args.should_save:
             training_state.save_guard(run.guard.state(), folder)
 

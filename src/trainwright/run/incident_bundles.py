@@ -53,7 +53,7 @@ REQUEST, ERROR, OUT_OF_MEMORY, HANG = "request", "error", "oom", "hang"
 
 
 class RunFacts(Protocol):
-    """What is read of a `TrainingRun`."""
+    """Attributes that are read of a `TrainingRun`."""
 
     progress: RunState
     run_id: str
@@ -77,7 +77,7 @@ class LossHooks(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Evidence:
-    """What is known of a step.
+    """Facts about a step.
 
     Attributes:
         states: random states of before its forward passes, as far as `is_exact`.

@@ -350,7 +350,7 @@ class TrainingRun:
         return self.context
 
     def make_recorder(self, hooks: Any, engine: Engine, folder: str) -> IncidentRecorder:
-        """What writes the incidents of this run down, with the hooks that make its losses."""
+        """Returns the recorder of incidents of this run, with the hooks that make its losses."""
         from trainwright.run.incident_bundles import IncidentRecorder
 
         return IncidentRecorder(hooks, self, engine, folder)
