@@ -62,7 +62,17 @@ class Seq2SeqTrainer(Trainer):
 
     @staticmethod
     def load_generation_config(gen_config_arg: Any) -> Any:
-        """A valid GenerationConfig: a copy of the one given, or read from a file, a directory, or by a model's name."""
+        """Returns a valid GenerationConfig.
+
+        Args:
+            gen_config_arg: a GenerationConfig, which is copied; or the file, directory or model's name to read it from.
+
+        Returns:
+            The configuration, validated.
+
+        Raises:
+            GenerationConfigError: it cannot be read, or generation would refuse it.
+        """
         from transformers import GenerationConfig
 
         config = deepcopy(gen_config_arg)
@@ -89,7 +99,17 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """As `Trainer.evaluate`; further keywords (max_length, max_new_tokens, num_beams, ...) go to `generate`."""
+        """Evaluates as `Trainer.evaluate` does, with generated predictions where `predict_with_generate=True`.
+
+        Args:
+            eval_dataset: data, or name -> data; None: the data of the trainer.
+            ignore_keys: entries of the model's output that are left out.
+            metric_key_prefix: prefix of the names of metrics.
+            **gen_kwargs: settings of `generate` for this call (max_length, max_new_tokens, num_beams, ...).
+
+        Returns:
+            Name -> metric.
+        """
         with self._generation_of_a_call(gen_kwargs):
             return super().evaluate(eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
@@ -100,7 +120,17 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """As `Trainer.predict`; further keywords (max_length, max_new_tokens, num_beams, ...) go to `generate`."""
+        """Predicts as `Trainer.predict` does, with generated predictions where `predict_with_generate=True`.
+
+        Args:
+            test_dataset: the data.
+            ignore_keys: entries of the model's output that are left out.
+            metric_key_prefix: prefix of the names of metrics.
+            **gen_kwargs: settings of `generate` for this call (max_length, max_new_tokens, num_beams, ...).
+
+        Returns:
+            Predictions (token ids, padded), labels and metrics.
+        """
         with self._generation_of_a_call(gen_kwargs):
             return super().predict(test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
@@ -122,7 +152,21 @@ class Seq2SeqTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         **gen_kwargs: Any,
     ) -> tuple[torch.Tensor | None, Any, Any]:
-        """Loss, generated token ids and labels of one batch; keywords go to `generate`."""
+        """Runs one batch of an evaluation.
+
+        Args:
+            model: the model as the engine has wrapped it.
+            inputs: the batch, name -> tensor.
+            prediction_loss_only: generate nothing and return the loss alone.
+            ignore_keys: entries of the model's output that are left out.
+            **gen_kwargs: settings of `generate`; without any, those of the call to `evaluate` or `predict`.
+
+        Returns:
+            Loss (scalar, detached; None without labels), generated token ids of shape (batch, length), and labels.
+
+        Raises:
+            ModelError: predictions are to be generated, and the model cannot.
+        """
         if prediction_loss_only or not resolve.generation(self.args).predicts:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         _check_can_generate(self.model)

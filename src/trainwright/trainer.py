@@ -220,16 +220,24 @@ class Trainer:
         self._services.use_engine(build.make_engine(self.args, self.model))
 
     def call_model_init(self, trial: Any = None) -> Any:
-        """A new model from `model_init`.
+        """Makes a new model with `model_init`.
 
         Args:
             trial: the trial of a search, for a `model_init` that takes one.
+
+        Returns:
+            The model, where `model_init` put it.
         """
         assert self.model_init is not None
         return build.call_model_init(self.model_init, trial)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Moves the model to where it is trained, unless its parts are placed already."""
+        """Moves the model to where it is trained, unless its parts are placed already (`hf_device_map`).
+
+        Args:
+            model: the model; moved in place.
+            device: as in the original's signature; the engine decides.
+        """
         if getattr(model, "hf_device_map", None) is None:
             self._engine.place(model)
 
@@ -292,6 +300,9 @@ class Trainer:
 
         Args:
             callback: the instance, or its class (the first of that class).
+
+        Returns:
+            The callback; None where there was none.
         """
         return self.callback_handler.pop_callback(callback)
 
@@ -391,7 +402,7 @@ class Trainer:
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """A whole run, from the dataloader to the last metric; what wraps it sees all of the training.
+        """Runs a whole training, from the dataloader to the last metric; what wraps it sees all of it.
 
         Args:
             batch_size: samples of a micro-batch, per device; default `_train_batch_size`.
@@ -399,6 +410,9 @@ class Trainer:
             resume_from_checkpoint: directory of a verified checkpoint; the model has its weights already.
             trial: of a search.
             ignore_keys_for_eval: entries of the model's output that are no predictions.
+
+        Returns:
+            Steps trained, mean loss of training, and its metrics by name.
         """
         run, engine = self._run, self._engine
         args = self.args if args is None else args
@@ -475,10 +489,13 @@ class Trainer:
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Evaluation data in batches; with `dataloader_persistent_workers` the same loader each time for a dataset.
+        """Makes the loader of an evaluation; with `dataloader_persistent_workers` the same one each time for a dataset.
 
         Args:
             eval_dataset: a dataset, the name of one in `self.eval_dataset`, or None for that itself.
+
+        Returns:
+            The loader of this process.
 
         Raises:
             DataError: there is no dataset.
@@ -495,10 +512,13 @@ class Trainer:
         return self._get_dataloader(dataset, "Evaluation", size, self._get_eval_sampler, dataloader_key=key)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
-        """Data to predict on, in batches.
+        """Makes the loader of data to predict on.
 
         Args:
             test_dataset: samples, with or without labels.
+
+        Returns:
+            The loader of this process.
         """
         return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, self._get_eval_sampler)
 
@@ -511,7 +531,7 @@ class Trainer:
         is_training: bool = False,
         dataloader_key: str | None = None,
     ) -> DataLoader[Any]:
-        """A dataloader of any of the three kinds.
+        """Makes a dataloader of any of the three kinds.
 
         Args:
             dataset: its samples.
@@ -520,6 +540,9 @@ class Trainer:
             sampler_fn: from the dataset to its order.
             is_training: batches of training: in another order each epoch, equally many in all processes.
             dataloader_key: under which it is kept for the next evaluation, with `dataloader_persistent_workers`.
+
+        Returns:
+            The loader of this process; its length is in batches, where the data has one.
         """
         checks.check_is_dataset(dataset, description)
         source = dataset
@@ -542,10 +565,13 @@ class Trainer:
         return dataloader  # type: ignore[no-any-return]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """The order of training samples; a RandomSampler is shuffled by seed and epoch.
+        """Returns the order of training samples; a RandomSampler is shuffled by seed and epoch.
 
         Args:
             train_dataset: default `self.train_dataset`.
+
+        Returns:
+            A `Sampler` of indices; None for a stream.
         """
         return input_pipeline.train_sampler(
             self.args,
@@ -556,7 +582,14 @@ class Trainer:
         )
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
-        """The order of evaluation samples; None for a stream."""
+        """Returns the order of evaluation samples; None for a stream.
+
+        Args:
+            eval_dataset: the data of the evaluation; with a length for an order.
+
+        Returns:
+            A `Sampler` over the indices, in the order of the data; None without a length.
+        """
         return input_pipeline.eval_sampler(eval_dataset)
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -565,7 +598,18 @@ class Trainer:
             self._signature_columns = model_facts.signature_columns(self.model, self.label_names)
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
-        """A `datasets.Dataset` without the columns that `forward` does not take."""
+        """Returns the data without the columns that `forward` does not take.
+
+        Args:
+            dataset: a `datasets.Dataset`.
+            description: name of the data in the message, such as "training".
+
+        Returns:
+            The dataset with the columns that are used; the same object where `remove_unused_columns=False`.
+
+        Raises:
+            DataError: no column is left.
+        """
         if input_pipeline.keeps_all_columns(self.args, self.model):
             return dataset
         self._set_signature_columns_if_needed()
@@ -575,7 +619,15 @@ class Trainer:
         )
 
     def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
-        """The collator, given only the entries of each sample that `forward` takes."""
+        """Returns the collator, given only the entries of each sample that `forward` takes.
+
+        Args:
+            data_collator: samples (list) -> batch.
+            description: name of the data in the message, such as "training".
+
+        Returns:
+            A collator; the same object where `remove_unused_columns=False`.
+        """
         if input_pipeline.keeps_all_columns(self.args, self.model):
             return data_collator
         self._set_signature_columns_if_needed()
@@ -583,10 +635,13 @@ class Trainer:
         return input_pipeline.column_removing_collator(data_collator, kept, self.model, description)
 
     def num_examples(self, dataloader: Any) -> int:
-        """Samples behind a dataloader that are not in quarantine; estimated where the dataset has no length.
+        """Counts the samples behind a dataloader that are not in quarantine; estimates them without a length.
 
         Args:
             dataloader: any iterable of batches.
+
+        Returns:
+            Samples of one epoch, over all processes.
         """
         dataset = getattr(dataloader, "dataset", None)
         if has_length(dataset):
@@ -595,11 +650,14 @@ class Trainer:
 
     @staticmethod
     def num_tokens(train_dl: Any, max_steps: int | None = None) -> int:
-        """Input tokens in a dataloader; not read where lengths are known.
+        """Counts the input tokens in a dataloader; does not read it where lengths are known.
 
         Args:
             train_dl: gives batches with `input_ids`.
             max_steps: count so many batches like the first one instead.
+
+        Returns:
+            Tokens.
         """
         known = batch_order.num_tokens(train_dl) if max_steps is None else None
         if known is not None:
@@ -631,7 +689,14 @@ class Trainer:
         )
 
     def get_total_train_batch_size(self, args: Any) -> int:
-        """Samples per optimizer step over all processes that have data of their own."""
+        """Counts the samples per optimizer step over all processes that have data of their own.
+
+        Args:
+            args: arguments of the run, a `TrainingArguments`.
+
+        Returns:
+            Batch size per device x accumulation steps x data-parallel processes.
+        """
         replicas = args.world_size // self.get_tp_size() // self.get_cp_size() // self.get_sp_size()
         return int(self._train_batch_size * resolve.micro_batches(args) * replicas)
 
@@ -679,7 +744,11 @@ class Trainer:
         self._issue_warnings_after_load(self._checkpointer.read_weights(model, Path(resume_from_checkpoint)))
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Logs which weights a checkpoint lacked (`load_result.missing_keys`) or had too much (`unexpected_keys`)."""
+        """Logs which weights a checkpoint lacked or had too much.
+
+        Args:
+            load_result: what `load_state_dict` returned, with lists of names `missing_keys` and `unexpected_keys`.
+        """
         checkpointing.log_load_result(load_result)
 
     def _init_training_state(
@@ -692,8 +761,18 @@ class Trainer:
     ) -> tuple[int, int]:
         """Fills `state`, from the checkpoint if there is one.
 
+        Args:
+            max_steps: optimizer steps of the whole run.
+            num_update_steps_per_epoch: optimizer steps of an epoch.
+            num_train_epochs: epochs of the whole run.
+            resume_from_checkpoint: folder of the checkpoint; None for a new run.
+            trial: trial of a search, or None.
+
         Returns:
             The first epoch, from 0, and how many of its micro-batches are done already.
+
+        Raises:
+            CheckpointError: the record of the checkpoint cannot be used by this run.
         """
         is_own = self.optimizer is not None or self.optimizer_cls_and_kwargs is not None
         folder = self._get_output_dir(trial)
@@ -755,27 +834,45 @@ class Trainer:
         return self.model_wrapped, train_dataloader
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
-        """The model as it is run; on one device it is the model itself.
+        """Returns the model as it is run; on one device it is the model itself.
 
         Args:
             model: the user's module.
             training: for training; else for an evaluation.
             dataloader: unused; others pass it.
+
+        Returns:
+            The module that `forward` is called on.
         """
         return model if training else self._engine.setup_for_evaluation(model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Loads the states of optimizer and schedule; nothing without a checkpoint."""
+        """Loads the states of optimizer and schedule.
+
+        Args:
+            checkpoint: folder of the checkpoint; None: nothing is loaded.
+
+        Raises:
+            CheckpointError: they do not fit the optimizer or the schedule of this run.
+        """
         if checkpoint is not None:
             self._checkpointer.read_states(self.model_wrapped, self.optimizer, self.lr_scheduler, Path(checkpoint))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """Loads the state of the loss scale (fp16); nothing without a checkpoint."""
+        """Loads the state of the loss scale (fp16).
+
+        Args:
+            checkpoint: folder of the checkpoint; None: nothing is loaded.
+        """
         if checkpoint is not None:
             training_state.load_scaler(self.accelerator, Path(checkpoint))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Sets the random states of this process to the checkpoint's; nothing without one."""
+        """Sets the random states of this process to those of the checkpoint.
+
+        Args:
+            checkpoint: folder of the checkpoint; None: they stay as they are.
+        """
         if checkpoint is not None:
             rank, step = self._engine.replica, self.state.global_step
             resume.load_rng(checkpoint, rank=rank, num_processes=self._engine.num_replicas, step=step)
@@ -832,21 +929,27 @@ class Trainer:
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Class and arguments of the optimizer that `args.optim` names.
+        """Looks up the optimizer that `args.optim` names.
 
         Args:
             args: the settings.
             model: for optimizers that need the names of its layers.
+
+        Returns:
+            Its class, and its keyword arguments without parameters and weight decay.
         """
         from trainwright.optim import optimizer_class
 
         return optimizer_class.optimizer_class_and_kwargs(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Parameters that weight decay applies to: all but biases and those of normalisation layers.
+        """Names the parameters that weight decay applies to: all but biases and those of normalization layers.
 
         Args:
             model: has the parameters.
+
+        Returns:
+            Names as in `model.named_parameters()`.
         """
         return get_parameter_names(model, NO_DECAY_LAYERS, NO_DECAY_PATTERNS)
 
@@ -872,7 +975,24 @@ class Trainer:
         epochs_trained: int,
         steps_trained_in_current_epoch: int,
     ) -> None:
-        """One pass over the training data, or the rest of one after a resume."""
+        """Trains one epoch, or the rest of one after a resume.
+
+        The signature is the original's. What belongs to one run (`trial`, `start_time`, how much of the first epoch is
+        done) is read from its `TrainingRun`.
+
+        Args:
+            model: the model as the engine has wrapped it.
+            epoch: epoch, from 0.
+            train_dataloader: the loader of the training data.
+            steps_in_epoch: micro-batches of a whole epoch.
+            num_update_steps_per_epoch: optimizer steps of a whole epoch.
+            trial: trial of a search, or None.
+            ignore_keys_for_eval: entries of the model's output that evaluations leave out.
+            start_time: when training began, in seconds since 1970.
+            resume_from_checkpoint: folder of the checkpoint, or None.
+            epochs_trained: epoch that the call to `train` began with.
+            steps_trained_in_current_epoch: micro-batches of that epoch that were done before.
+        """
         run = self._run
         run.begin_epoch()
         if run.is_shortened:
@@ -899,11 +1019,14 @@ class Trainer:
         return batches, self._get_num_items_in_batch(batches, self._engine.device if device is None else device)
 
     def _get_num_items_in_batch(self, batch_samples: list[Batch], device: torch.device) -> Items:
-        """Label items over all micro-batches, if the model or the loss function asks for them.
+        """Counts the label items of all micro-batches of a window, if the model or the loss function asks for them.
 
         Args:
             batch_samples: the micro-batches of a window.
             device: where the number is wanted.
+
+        Returns:
+            An integer tensor on `device`, of all processes with `average_tokens_across_devices`; None if nothing asks.
         """
         rule = self._run.loss_rule or self._loss_rule()
         count = rule.count(batch_samples)
@@ -949,7 +1072,13 @@ class Trainer:
         return loss.detach()
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
-        """A batch as the model gets it: on the device.
+        """Returns a batch as the model gets it: on the device.
+
+        Args:
+            inputs: name -> tensor, or nested dicts, lists and tuples of tensors.
+
+        Returns:
+            The batch with its tensors on the device of the model; containers keep their type.
 
         Raises:
             DataError: it is no dict, or an empty one.
@@ -959,7 +1088,14 @@ class Trainer:
         return self._prepare_input(inputs)  # type: ignore[no-any-return]
 
     def _prepare_input(self, data: Any) -> Any:
-        """Tensors on the device, floating-point ones in the type that the engine wants; containers keep their type."""
+        """Moves the tensors of a value to the device.
+
+        Args:
+            data: a tensor of any shape, or dicts, lists and tuples of tensors; all else is returned as it is.
+
+        Returns:
+            The same structure; floating-point tensors have the dtype that the engine needs (DeepSpeed: its weights').
+        """
         if isinstance(data, torch.Tensor):
             engine = self._services.engine
             if engine.input_dtype is not None and data.is_floating_point():
@@ -981,7 +1117,14 @@ class Trainer:
         return stack
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:
-        """The context of mixed precision: for a forward of your own. That of `self.model_wrapped` enters it itself."""
+        """Returns the context of mixed precision, for a forward of your own: `model_wrapped` enters it by itself.
+
+        Args:
+            cache_enabled: whether casts of weights are kept for the time of the context.
+
+        Returns:
+            A `torch.autocast` of the device and of the run's dtype; without effect in full precision.
+        """
         kind, dtype = self._engine.device.type, DTYPES.get(getattr(self.args, "mixed_precision", "no"))
         return torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=cache_enabled)
 
@@ -1047,15 +1190,25 @@ class Trainer:
         return is_own or self.label_smoother is not None or self.compute_loss_func is not None
 
     def floating_point_ops(self, inputs: Batch) -> float:
-        """Estimated operations of forward and backward of a micro-batch: 6 x parameters (without embeddings) x tokens.
+        """Estimates the operations of forward and backward of a micro-batch: 6 x parameters x tokens.
 
-        A model with a method of this name says it itself.
-        (Kaplan et al. 2020, arXiv:2001.08361, section 2.1.)
+        A model with a method of this name counts them itself. Parameters of embeddings are left out (Kaplan et al.
+        2020, arXiv:2001.08361, section 2.1).
+
+        Args:
+            inputs: the micro-batch, on any device.
+
+        Returns:
+            Floating-point operations.
         """
         return self._run.flops.estimate(self.model, inputs)
 
     def _track_num_input_tokens(self, inputs: Batch) -> None:
-        """Counts the input tokens of a micro-batch, on the device."""
+        """Counts the input tokens of a micro-batch, on the device, where `include_num_input_tokens_seen` asks for it.
+
+        Args:
+            inputs: the micro-batch, on the device; its tokens are in `model.main_input_name`.
+        """
         mode = self.args.include_num_input_tokens_seen
         if mode != "no":
             progress = self._run.progress
@@ -1064,11 +1217,26 @@ class Trainer:
     # -- the update of the weights -------------------------------------------------------------------------------------
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        """Scales the gradients down to `max_grad_norm`; returns their norm before, a scalar on the device."""
+        """Scales the gradients down to `max_grad_norm`.
+
+        Args:
+            model: the model as the engine has wrapped it.
+
+        Returns:
+            Norm of all gradients before, a scalar tensor on the device (DeepSpeed: a float).
+        """
         return self._engine.clip(model, self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """The norm of the gradients: `grad_norm`, or measured if clipping has not done so."""
+        """Returns the norm of the gradients.
+
+        Args:
+            model: the model as the engine has wrapped it.
+            grad_norm: the norm as clipping measured it; None: it is measured.
+
+        Returns:
+            A scalar tensor on the device (DeepSpeed: a float).
+        """
         return self._engine.clip(model, math.inf) if grad_norm is None else grad_norm
 
     def _get_learning_rate(self) -> float:
@@ -1184,12 +1352,15 @@ class Trainer:
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        """An evaluation in the middle of training; drives the schedules that follow a metric.
+        """Runs an evaluation in the middle of training, and steps the schedules that follow a metric.
 
         Args:
             trial: of a search, which hears of the metrics.
             ignore_keys_for_eval: entries of the model's output that are no predictions.
             skip_scheduler: leave the schedule alone.
+
+        Returns:
+            Name -> metric, with the prefixes of the datasets.
 
         Raises:
             EvaluationMemoryError: the device's memory is full.
@@ -1340,7 +1511,18 @@ class Trainer:
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Older name of `evaluation_loop`, with the same arguments."""
+        """Runs `evaluation_loop`, of which this is the older name.
+
+        Args:
+            dataloader: batches of the data.
+            description: name of the loop in the log, such as "Evaluation".
+            prediction_loss_only: keep no predictions; None: as the arguments say.
+            ignore_keys: entries of the model's output that are left out.
+            metric_key_prefix: prefix of the names of metrics.
+
+        Returns:
+            Predictions, labels, metrics and the number of samples.
+        """
         return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
 
     def prediction_step(
@@ -1416,6 +1598,9 @@ class Trainer:
             metrics: of an evaluation.
             trial: of a search.
 
+        Returns:
+            True where `metric_for_best_model` is better than the best so far, or is the first.
+
         Raises:
             MetricError: `metric_for_best_model` is not among them.
         """
@@ -1438,7 +1623,14 @@ class Trainer:
         return Checkpointer(self.args, self._engine, self._services.writer)
 
     def _get_output_dir(self, trial: Any) -> str:
-        """Returns where this run writes: a trial of a search has a directory of its own."""
+        """Returns where this run writes: a trial of a search has a directory of its own.
+
+        Args:
+            trial: trial of a search, or None.
+
+        Returns:
+            Path of the directory.
+        """
         if trial is None or not self._search.is_under_way:
             return str(self.args.output_dir)
         from trainwright.run import search
@@ -1493,16 +1685,28 @@ class Trainer:
             self._checkpointer.write_model(self.model, processing_class, folder, state_dict)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Writes the states of optimizer and schedule; all processes call it."""
+        """Writes the states of optimizer and schedule; all processes call it.
+
+        Args:
+            output_dir: directory of the checkpoint.
+        """
         self._checkpointer.write_optimizer_and_scheduler(self.optimizer, self.lr_scheduler, Path(output_dir))
 
     def _save_scaler(self, output_dir: str) -> None:
-        """Writes the state of the loss scale (fp16)."""
+        """Writes the state of the loss scale (fp16).
+
+        Args:
+            output_dir: directory of the checkpoint.
+        """
         if self.args.should_save:
             training_state.save_scaler(self.accelerator, Path(output_dir))
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Writes the random states of all processes and the position of the data; all processes call it."""
+        """Writes the random states of all processes and the position of the data; all processes call it.
+
+        Args:
+            output_dir: directory of the checkpoint.
+        """
         self._checkpointer.write_random_states(self._run, Path(output_dir))
 
     def save_state(self) -> None:
@@ -1513,12 +1717,15 @@ class Trainer:
     # -- the end of a run ----------------------------------------------------------------------------------------------
 
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
-        """Metrics, the best model if it was asked for, and the end of the callbacks.
+        """Collects the metrics, loads the best model if it was asked for, and ends the callbacks.
 
         Args:
             trial: of a search.
             num_train_samples: samples of the whole run.
             start_time: of the run, as `time.time()`.
+
+        Returns:
+            Steps trained, mean loss of training, and its metrics by name.
         """
         run, services, progress = self._run, self._services, self._run.progress
         run.guard.show()
@@ -1581,7 +1788,14 @@ class Trainer:
 
     @staticmethod
     def metrics_format(metrics: dict[str, float]) -> dict[str, Any]:
-        """Metrics as a person reads them: memory in MB, times as h:mm:ss, floats with four decimals."""
+        """Returns metrics as a person reads them: memory in MB, times as h:mm:ss, floats with four decimals.
+
+        Args:
+            metrics: name -> number; bytes for memory, seconds for times.
+
+        Returns:
+            Name -> text or number.
+        """
         return metrics_io.metrics_format(metrics)
 
     def log_metrics(self, split: str, metrics: dict[str, float]) -> None:
@@ -1757,7 +1971,11 @@ class Trainer:
         )  # fmt: skip
 
     def _hp_search_setup(self, trial: Any) -> None:
-        """Takes a trial's settings over; outside of a search there is nothing to do."""
+        """Applies the settings of a trial to the arguments; has no effect outside of a search.
+
+        Args:
+            trial: trial of the search's backend (of Optuna, a dict of Ray or W&B), or None.
+        """
         if trial is not None and self._search.is_under_way:
             from trainwright.run import search
 
@@ -1785,7 +2003,11 @@ class Trainer:
             search.report(self, trial, metrics)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Writes a whole checkpoint into a directory of the backend's, which a trial can go on from."""
+        """Writes a whole checkpoint into a directory of the backend, from which a trial can continue.
+
+        Args:
+            checkpoint_dir: the directory.
+        """
         self.store_flos()
         self._checkpointer.save(self, self._run, CheckpointStore(checkpoint_dir), asynchronous=False)
 

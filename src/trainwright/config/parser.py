@@ -56,10 +56,24 @@ class HfArgumentParser(ArgumentParser):
         args_filename: str | None = None,
         args_file_flag: str | None = None,
     ) -> tuple[Any, ...]:
-        """Instances in the order of the dataclasses; then a namespace of other options; then, on request, the rest.
+        """Parses command-line words into instances of the dataclasses.
 
-        Arguments are also read from `args_filename`, or from the script's name with the suffix .args, and from files
-        named after `args_file_flag`. What comes later wins: those files, then the command line.
+        Words are also read from files. What comes later wins: `args_filename` (or the script's name with the suffix
+        .args), files named after `args_file_flag`, the command line.
+
+        Args:
+            args: words; None: those of the process.
+            return_remaining_strings: also return the words that no dataclass has a field for.
+            look_for_args_file: read the file with the script's name and the suffix .args, if there is one.
+            args_filename: file to read instead.
+            args_file_flag: option whose values are names of further files.
+
+        Returns:
+            Instances in the order of the dataclasses; then a namespace of options added by hand, if there are any;
+            then, on request, the remaining words.
+
+        Raises:
+            ArgumentError: there are remaining words, and they were not asked for.
         """
         words = list(sys.argv[1:] if args is None else args)
         files = _default_files(args_filename, look_for_args_file)
@@ -82,7 +96,18 @@ class HfArgumentParser(ArgumentParser):
         return (*outputs, *others)
 
     def parse_dict(self, args: Mapping[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Instances from a dict. A key that no dataclass knows is an error, or passed over on request."""
+        """Makes instances from a dict.
+
+        Args:
+            args: name -> value.
+            allow_extra_keys: pass over keys that no dataclass has a field for.
+
+        Returns:
+            Instances in the order of the dataclasses.
+
+        Raises:
+            ArgumentError: no dataclass has a field for a key.
+        """
         names = {kind: _names(kind) | self._old_names(kind) for kind in self.dataclass_types}
         known = set().union(*names.values())
         if not allow_extra_keys and (unused := sorted(set(args) - known)):
@@ -93,11 +118,33 @@ class HfArgumentParser(ArgumentParser):
         )
 
     def parse_json_file(self, json_file: str | PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Instances from a JSON file that holds one object."""
+        """Makes instances from a JSON file that holds one object.
+
+        Args:
+            json_file: path of the file.
+            allow_extra_keys: pass over keys that no dataclass has a field for.
+
+        Returns:
+            Instances in the order of the dataclasses.
+
+        Raises:
+            ArgumentError: no dataclass has a field for a key, or the file holds no object.
+        """
         return self._parse_tree(json.loads(Path(json_file).read_text(encoding="utf-8")), json_file, allow_extra_keys)
 
     def parse_yaml_file(self, yaml_file: str | PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Instances from a YAML file that holds one mapping."""
+        """Makes instances from a YAML file that holds one mapping.
+
+        Args:
+            yaml_file: path of the file.
+            allow_extra_keys: pass over keys that no dataclass has a field for.
+
+        Returns:
+            Instances in the order of the dataclasses.
+
+        Raises:
+            ArgumentError: no dataclass has a field for a key, or the file holds no mapping.
+        """
         import yaml
 
         tree = yaml.safe_load(Path(yaml_file).read_text(encoding="utf-8"))
