@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 import trainwright
 from trainwright.checkpoint.finite import PIECE, WeightCheck
 from trainwright.checkpoint.store import CheckpointStore, non_finite_mark
 from trainwright.checkpoint.weights import read_file, weight_files
+from trainwright.engine import sharded_state
 from trainwright.errors import NonFiniteError
 
+from .._support.two_processes import run
+from . import sharded_saves
 from .poisoned import BATCH, POISONS, trained, trainer
 
 SAVES = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1}
@@ -94,6 +98,41 @@ def test_torch_files_are_looked_at_and_others_are_not(tmp_path: Path) -> None:
     assert check.find(tmp_path) is None
     torch.save({"mask": bad, "a": bad}, tmp_path / "pytorch_model-00002-of-00002.bin")
     assert check.find(tmp_path) == ("pytorch_model-00002-of-00002.bin", "a")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_each_piece_of_sharded_weights_is_looked_at(tmp_path: Path) -> None:
+    check = WeightCheck(buffers=frozenset({"mask"}), shards=sharded_state.weights_in)
+    weights = {"a.weight": torch.ones(3), "b": torch.zeros(5), "mask": torch.full((2,), -torch.inf), "count": 3}
+    for bad, value in ((None, 0.0), ("a.weight", torch.nan), ("b", torch.inf)):
+        folder = tmp_path / str(bad)
+        kept = {name: one.clone() for name, one in weights.items() if isinstance(one, torch.Tensor)}
+        if bad is not None:
+            kept[bad][2] = value
+        save_shards({"model": {**weights, **kept}}, checkpoint_id=folder / sharded_state.MODEL, no_dist=True)
+        assert check.find(folder) == (None if bad is None else (f"{sharded_state.MODEL}/__0_0.distcp", bad))
+    assert WeightCheck().find(tmp_path) is None
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "engine",
+    ["fsdp", pytest.param("zero-2", marks=pytest.mark.slow)],  # DeepSpeed is installed for slow tests only
+)
+def test_all_processes_refuse_or_mark_a_checkpoint_alike(engine: str, tmp_path: Path) -> None:
+    if engine == "zero-2":
+        pytest.importorskip("deepspeed", reason="heavy; installed for the slow tests (requirements-engines.txt)")
+    done = run(
+        Path(sharded_saves.__file__), str(tmp_path / "runs"), engine, folder=tmp_path,
+        environment={"DS_ACCELERATOR": "cpu"} if engine == "zero-2" else None,
+    )  # fmt: skip
+    for told in done.told:
+        for name in ("asynchronous", "at once"):
+            assert told[name] == {"steps": [1, 2], "bad": [], "marks": [], "newest": 4}, name
+        assert (told["marked"]["steps"], told["marked"]["bad"]) == ([1, 2, 3, 4], [3, 4])
+        assert all("is not finite" in mark for mark in told["marked"]["marks"])
+        assert (told["skipped"]["steps"], told["skipped"]["bad"]) == ([3, 4], [])
+    assert "is not written: " in done.out
 
 
 def committed_after_a_bad_step(folder: Path, draw: random.Random) -> list[Path]:

@@ -226,16 +226,24 @@ def _staging(
 
 @contextmanager
 def fail_together(ranks: Ranks) -> Iterator[None]:
-    """Makes a write fail in all processes if it fails in one: in those where it did not with a CheckpointWriteError."""
+    """Makes a write fail in all processes if it fails in one: in those where it did not with a CheckpointWriteError.
+
+    Weights that are not finite are refused in all of them with the same error.
+    """
     failure: BaseException | None = None
     try:
         yield
     except BaseException as error:
         failure = error
-    told = ranks.gather_objects_in_background(None if failure is None else f"{type(failure).__name__}: {failure}")
-    failed = [f"process {rank}: {text}" for rank, text in enumerate(told) if text is not None]
+    told = ranks.gather_objects_in_background(None if failure is None else (type(failure).__name__, str(failure)))
+    failed = [(rank, *one) for rank, one in enumerate(told) if one is not None]
     if failed and failure is None:
-        failure = CheckpointWriteError(f"A checkpoint could not be written in all processes; {failed[0]}")
+        rank, kind, text = failed[0]
+        if kind == NonFiniteWeightsError.__name__:  # a decision, which is one for all
+            failure = NonFiniteWeightsError(text)
+        else:
+            text = f"A checkpoint could not be written in all processes; process {rank}: {kind}: {text}"
+            failure = CheckpointWriteError(text)
     if failure is not None:
         failure.is_everybodys = True  # type: ignore[attr-defined]  # no process failed before the others
         raise failure

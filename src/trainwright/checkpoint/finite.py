@@ -1,13 +1,13 @@
 """Check that the weights of a staged checkpoint are finite, read from their files right after the digests.
 
 The files were just written, so their pages are in memory. Buffers are not looked at: masks and ranges that are observed
-begin with infinities.
+begin with infinities. The process that commits reads the shards of all, so there is one verdict.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,14 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 NOT_WEIGHTS = ("optimizer", "rng_state")  # beginnings of names
 
 
+Pieces = Callable[[Path], Iterable[tuple[str, str, torch.Tensor]]]  # directory -> file in it, name of tensor, values
+
+
+def no_pieces(folder: Path) -> Iterable[tuple[str, str, torch.Tensor]]:
+    """Returns nothing: the weights are whole."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class WeightCheck:
     """Rule for the weights of a checkpoint.
@@ -26,22 +34,25 @@ class WeightCheck:
     Attributes:
         is_strict: weights that are not finite are refused where a good checkpoint exists; else they are only marked.
         buffers: names of tensors that are no weights.
+        shards: reads the weights of a sharded checkpoint, piece by piece.
     """
 
     is_strict: bool = False
     buffers: frozenset[str] = frozenset()
+    shards: Pieces = no_pieces
 
     def find(self, folder: Path) -> tuple[str, str] | None:
         """Returns the first file below a directory, and its tensor, that is not finite; None where all are.
 
         Args:
-            folder: with weights as safetensors or in torch's files; other files are not read.
+            folder: with weights as safetensors, in torch's files, or sharded; other files are not read.
         """
         for path in sorted(path for pattern in WEIGHTS for path in folder.rglob(pattern)):
             name = None if path.name.startswith(NOT_WEIGHTS) else self._first_in(path)
             if name is not None:
                 return path.relative_to(folder).as_posix(), name
-        return None
+        shards = self.shards(folder)
+        return next(((at, name) for at, name, one in shards if name not in self.buffers and not _is_finite(one)), None)
 
     def _first_in(self, path: Path) -> str | None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import warnings
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -55,6 +56,18 @@ def read(folder: Path, *, under: str, into: StateDict | None = None) -> StateDic
     except (Exception, CheckpointException) as error:  # torch and the unpickler raise all kinds of errors
         raise CheckpointError(f"{folder} cannot be read as a distributed checkpoint: {error}") from error
     return state[under]  # type: ignore[no-any-return]
+
+
+def pieces(folder: Path, *, under: str) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Yields the file, the name and the values of each piece of the tensors of an entry, one in memory at a time."""
+    metadata = SafeReader(folder).read_metadata()
+    for index, info in metadata.storage_data.items():
+        if isinstance(metadata.state_dict_metadata[index.fqn], TensorStorageMetadata):
+            with (folder / info.relative_path).open("rb") as file:
+                file.seek(info.offset)
+                content = io.BytesIO(file.read(info.length))
+            values = torch.load(content, map_location="cpu", weights_only=True)
+            yield info.relative_path, index.fqn.removeprefix(f"{under}."), values
 
 
 class SafeReader(FileSystemReader):

@@ -6,7 +6,7 @@ is unpickled but plain tensors and numbers, and the metadata.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 
 from trainwright._types import Optimizer, StateDict
-from trainwright.engine.safe_dcp_reader import read
+from trainwright.engine.safe_dcp_reader import pieces, read
 from trainwright.tensor_tree import map_nested
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
@@ -97,6 +97,12 @@ def has_optimizer(folder: Path) -> bool:
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Reads the weights of a sharded checkpoint, in this process alone: whole tensors on the CPU, by name."""
     return read(folder / MODEL, under="model")
+
+
+def weights_in(folder: Path) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Yields the pieces of the weights of a sharded checkpoint: file in the directory, name of the tensor, values."""
+    if has_weights(folder):
+        yield from ((f"{MODEL}/{file}", name, values) for file, name, values in pieces(folder / MODEL, under="model"))
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:

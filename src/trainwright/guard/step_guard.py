@@ -5,7 +5,8 @@ A step is bad if the norm of its gradients is not finite. The norm is the one th
 with 1 + 0 * loss, which is 1 to the bit for a finite loss, and NaN otherwise. NaN multiplied by any derivative is NaN,
 so all gradients of the window are. The averaging of gradients carries that to every process, so that all processes
 decide alike without an exchange of their own: DDP's sum of NaN and anything is NaN, and the norm of sharded gradients
-(FSDP) is one of all processes. One process on a CPU needs none of that: it looks at the running sum of losses.
+(FSDP) is one of all processes. One process on a CPU needs none of that: it looks at the running sum of losses. "warn"
+makes the update and so must not mark the gradients: it looks at the loss, averaged over processes where there are more.
 
 A step is a spike if its loss or its norm is far above those before it (`history.py`).
 
@@ -129,8 +130,7 @@ class Spikes:
 
     def loss_of(self, run: RunState) -> torch.Tensor:
         """Returns the loss of the current step, one for all processes."""
-        loss = run.meter.of_this_step()
-        return loss if self._mean is None else self._mean(loss)
+        return loss_of(run, self._mean)
 
     def accept(self, loss: float, norm: float) -> bool:
         """Adds loss and norm of a step if both are known to be ordinary; returns whether they are."""
@@ -177,6 +177,7 @@ class HostGuard:
         spikes: finds spikes in loss and norm; None: nobody asks.
         rollback: goes back to a snapshot; None: no policy asks.
         was_updated: returns whether a bad step's update was made before the norm is known; None: it never is.
+        mean: mean of a scalar over the processes, called only for "warn"; None where there is one.
         reads_total: the sum of losses is in main memory, and no other process has one.
     """
 
@@ -188,6 +189,7 @@ class HostGuard:
         rollback: Rollback | None = None,
         was_updated: Callable[[], bool] | None = None,
         *,
+        mean: Mean | None = None,
         reads_total: bool = False,
     ) -> None:
         self._policy = policy
@@ -199,7 +201,9 @@ class HostGuard:
         self._view = self._slot.numpy()
         self._total: torch.Tensor | None = None  # the meter's, read through `_total_view` likewise
         self._total_view = self._view
-        self._reads_total = reads_total and policy != "ignore"
+        self._mean = mean
+        self._reads_total = reads_total
+        self._reads_loss = policy == "warn" or (reads_total and policy != "ignore")
         self.first_gradient = LossMark() if policy in DECIDING and not reads_total else no_mark
 
     def permits(self, run: RunState, grad_norm: GradNorm) -> bool:
@@ -225,7 +229,7 @@ class HostGuard:
             if self._spikes.accept(loss, norm):
                 self._log.accept()
                 return True
-        if not is_finite or (self._reads_total and self._is_loss_bad(run)):
+        if not is_finite or (self._reads_loss and self._is_loss_bad(run)):
             if self._policy == "ignore":
                 return True
             return self._refuse(run, NON_FINITE, self._policy, NOT_FINITE, {"grad_norm": norm})
@@ -255,6 +259,8 @@ class HostGuard:
         return action == "warn"
 
     def _is_loss_bad(self, run: RunState) -> bool:
+        if not self._reads_total:
+            return not math.isfinite(self._read(loss_of(run, self._mean)))
         if run.meter.total is not self._total:
             self._total = run.meter.total
             self._total_view = self._total.numpy()
@@ -313,16 +319,25 @@ class DeviceGuard:
         optimizer: honours `found_inf`.
         scheduler: stepped after each update; None: nothing is to be put back.
         device: of the gradients.
+        mean: mean of a scalar over the processes, called only for "warn"; None where there is one.
     """
 
     def __init__(
-        self, policy: str, log: IncidentLog, optimizer: Optimizer, scheduler: Scheduler, *, device: torch.device
+        self,
+        policy: str,
+        log: IncidentLog,
+        optimizer: Optimizer,
+        scheduler: Scheduler,
+        *,
+        device: torch.device,
+        mean: Mean | None = None,
     ) -> None:
         self._policy = policy
+        self._mean = mean
         self._log = log
         self._optimizer = optimizer
         self._scheduler = scheduler
-        self._at_once = HostGuard(policy, log)
+        self._at_once = HostGuard(policy, log, mean=mean)
         self._found_inf = torch.zeros((), device=device)
         self._copy = torch.zeros((), pin_memory=device.type == "cuda")
         self._view = self._copy.numpy()
@@ -337,11 +352,12 @@ class DeviceGuard:
         if not isinstance(grad_norm, torch.Tensor) or not self._optimizer.state:
             self._found_inf.zero_()
             return self._at_once.permits(run, grad_norm)
-        torch.ne(grad_norm * 0.0, 0.0, out=self._found_inf)
+        is_made = self._policy == "warn"
+        zero = grad_norm * 0.0 + loss_of(run, self._mean) * 0.0 if is_made else grad_norm * 0.0
+        torch.ne(zero, 0.0, out=self._found_inf)
         self._copy.copy_(self._found_inf, non_blocking=True)
         if self._event is not None:
             self._event.record()
-        is_made = self._policy == "warn"
         if not is_made:
             self._optimizer.found_inf = self._found_inf
         undo = nothing if is_made else schedule_memory(self._scheduler)
@@ -411,7 +427,7 @@ def make_guard(
         optimizer: of the run.
         scheduler: of the run.
         device: of the gradients.
-        mean: mean of a scalar over the processes, called only for spikes; None where there is one process.
+        mean: mean of a scalar over the processes, called only for spikes and "warn"; None where there is one process.
         rollback: goes back to a snapshot; None: no policy asks for it.
         was_updated: for an engine that updates the weights as it clips: whether it made the update of a bad step.
         has_scaler: a loss scale (fp16) skips what overflows; its skips are no incidents.
@@ -428,9 +444,15 @@ def make_guard(
     spikes = None if plan.on_spike == "off" else Spikes(plan, mean)
     needs_host = spikes is not None or rollback is not None or was_updated is not None
     if device.type == "cuda" and takes_found_inf(optimizer) and not needs_host:
-        return DeviceGuard(policy, log, optimizer, scheduler, device=device)
+        return DeviceGuard(policy, log, optimizer, scheduler, device=device, mean=mean)
     reads_total = mean is None and device.type == "cpu"
-    return HostGuard(policy, log, spikes, rollback, was_updated, reads_total=reads_total)
+    return HostGuard(policy, log, spikes, rollback, was_updated, mean=mean, reads_total=reads_total)
+
+
+def loss_of(run: RunState, mean: Mean | None) -> torch.Tensor:
+    """Returns the loss of the current step on its device, one for all processes."""
+    loss = run.meter.of_this_step()
+    return loss if mean is None else mean(loss)
 
 
 def steps_in_backward(optimizer: Optimizer) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from trainwright import checks
 from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME, Model
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
-from trainwright.checkpoint.finite import WeightCheck
+from trainwright.checkpoint.finite import WeightCheck, no_pieces
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.retention import Keep, Saved, milestones, to_remove
 from trainwright.checkpoint.store import CheckpointStore
@@ -70,6 +70,8 @@ class WholeForm:
         whole = engine.whole_weights(model)
         return None if whole is None else dict(whole)
 
+    pieces = staticmethod(no_pieces)
+
     def write_shards(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None:
         """Writes nothing."""
 
@@ -86,6 +88,12 @@ class ShardedForm:
     def weights(self, engine: Engine, model: Model) -> dict[str, Any]:
         """Returns no weights: the shards have them."""
         return {}
+
+    def pieces(self, folder: Path) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Reads the shards of all processes back."""
+        from trainwright.engine import sharded_state
+
+        return sharded_state.weights_in(folder)
 
     def write_shards(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None:
         """Writes the shards of this process."""
@@ -145,7 +153,7 @@ class Checkpointer:
         """The store below a directory, which refuses weights that are not finite unless such steps are ignored."""
         buffers = frozenset(name for name, _ in self.engine.unwrap(model).named_buffers())
         is_strict = resolve.guard(self.args).on_nonfinite != "ignore"
-        return CheckpointStore(folder, weights=WeightCheck(is_strict=is_strict, buffers=buffers))
+        return CheckpointStore(folder, weights=WeightCheck(is_strict, buffers, shards=self.form.pieces))
 
     def may_be_asynchronous(self, hooks: SaveHooks, run: TrainingRun) -> bool:
         """Returns whether a save may return before its files are there: not if user code may look at them."""
