@@ -15,7 +15,7 @@ from trainwright import TrainerCallback
 from trainwright._types import printable, without_tokens
 from trainwright.callbacks.progress import aligned, readable
 from trainwright.cli.main import echo
-from trainwright.evaluation.metrics_io import print_metrics
+from trainwright.evaluation.outputs import print_metrics
 from trainwright.hub.model_card import CardContent, write_card
 from trainwright.journal import record
 from trainwright.report.run_page import write_report

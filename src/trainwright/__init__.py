@@ -59,10 +59,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.trackers.trackio": ("TrackioCallback",),
     "trainwright.trackers.wandb": ("WandbCallback",),
     "trainwright.state.trainer_state": ("ExportableState", "TrainerControl", "TrainerState"),
-    "trainwright.evaluation.outputs": ("EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"),
+    "trainwright.evaluation.outputs": (
+        "EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput", "denumpify_detensorize",
+        "metrics_format",
+    ),
     "trainwright.state.throughput": ("speed_metrics",),
     "trainwright.state.memory_tracker": ("TrainerMemoryTracker",),
-    "trainwright.evaluation.metrics_io": ("denumpify_detensorize", "metrics_format"),
     "trainwright.compat.helpers": (
         "DistributedSamplerWithLoop", "EvalLoopContainer", "IterableDatasetShard", "ShardSampler",
         "distributed_broadcast_scalars", "distributed_concat", "find_executable_batch_size", "load_sharded_checkpoint",
@@ -82,7 +84,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.loss_normalization": ("LabelSmoother",),
     "trainwright.optim.parameter_groups": ("check_target_module_exists", "get_parameter_names"),
     "trainwright.optim.factory": ("is_optimizer_factory",),
-    "trainwright.optim.layerwise_optimizer": ("LayerWiseDummyOptimizer", "LayerWiseDummyScheduler"),
+    "trainwright.optim.own_optimizers": ("LayerWiseDummyOptimizer", "LayerWiseDummyScheduler"),
     "trainwright.optim.schedules": (
         "Adafactor", "AdafactorSchedule", "GreedyLR", "get_constant_schedule", "get_constant_schedule_with_warmup",
         "get_cosine_schedule_with_warmup", "get_cosine_with_hard_restarts_schedule_with_warmup",
@@ -110,7 +112,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
 # fmt: on
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 # From transformers too.
-_GONE = dict.fromkeys(("ShardedDDPOption", "default_hp_space_sigopt"), "trainwright.compat.gone_names")
+_GONE = dict.fromkeys(("ShardedDDPOption", "default_hp_space_sigopt"), "trainwright.compat.helpers")
 
 # Import paths of transformers that are modules of this package too. They have the public names above, and else its own.
 ORIGINAL_PATHS = (

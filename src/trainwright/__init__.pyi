@@ -84,19 +84,17 @@ from trainwright.data.seeding import (
     set_seed,
 )
 from trainwright.distributed.world import ParallelMode
-from trainwright.evaluation.metrics_io import (
-    denumpify_detensorize,
-    metrics_format,
-)
 from trainwright.evaluation.outputs import (
     EvalLoopOutput,
     EvalPrediction,
     PredictionOutput,
     TrainOutput,
+    denumpify_detensorize,
+    metrics_format,
 )
 from trainwright.loss_normalization import LabelSmoother
 from trainwright.optim.factory import is_optimizer_factory
-from trainwright.optim.layerwise_optimizer import (
+from trainwright.optim.own_optimizers import (
     LayerWiseDummyOptimizer,
     LayerWiseDummyScheduler,
 )

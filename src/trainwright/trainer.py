@@ -36,7 +36,7 @@ from trainwright.data import batch_sampler as batch_order
 from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
-from trainwright.evaluation import metrics_io
+from trainwright.evaluation import outputs as results
 from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, prediction_step
 from trainwright.hooks import accept_older_signatures, is_overridden, left_out, takes_no_grad_norm_too
 from trainwright.loop.context import NULL_OBSERVER
@@ -1346,7 +1346,7 @@ class Trainer:
             if start_time is not None:
                 tokens = state.num_input_tokens_seen - progress.first_tokens
                 logs.update(speed_metrics("train", start_time, num_tokens=tokens))
-        state.log_history.append(metrics_io.record_of({**logs, "step": state.global_step}, progress.unrecordable))
+        state.log_history.append(results.record_of({**logs, "step": state.global_step}, progress.unrecordable))
         self.callback_handler.fire("on_log", progress, logs=logs)
 
     def _evaluate(
@@ -1796,7 +1796,7 @@ class Trainer:
         Returns:
             Name -> text or number.
         """
-        return metrics_io.metrics_format(metrics)
+        return results.metrics_format(metrics)
 
     def log_metrics(self, split: str, metrics: dict[str, float]) -> None:
         """Prints metrics, aligned.
@@ -1806,7 +1806,7 @@ class Trainer:
             metrics: names and numbers.
         """
         if self.is_world_process_zero():
-            metrics_io.print_metrics(split, metrics)
+            results.print_metrics(split, metrics)
 
     def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
         """Writes `<split>_results.json` to the output directory.
@@ -1817,7 +1817,7 @@ class Trainer:
             combined: also add them to `all_results.json`.
         """
         if self.is_world_process_zero():
-            metrics_io.save_metrics(self.args.output_dir, split, metrics, combined=combined)
+            results.save_metrics(self.args.output_dir, split, metrics, combined=combined)
 
     # -- the Hub -------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ BRAND = re.compile(r"(?<![a-z])(deep_?speed|fsdp\d*|ddp|xla|data_?parallel)(?![a
 DEMANDED = {
     "__init__.py": {"FSDPOption", "FSDP_MODEL_NAME", "ShardedDDPOption", "integrations.deepspeed"},
     "compat/__init__.py": {"integrations.deepspeed"},
-    "compat/gone_names.py": {"ShardedDDPOption", "_ShardedDDPOption", "FairScale is not used; write fsdp=True"},
+    "compat/helpers.py": {"ShardedDDPOption", "_ShardedDDPOption", "FairScale is not used; write fsdp=True"},
     "trainer.py": {"is_deepspeed_enabled", "is_fsdp_enabled", "deepspeed"},
     "_types.py": {"FSDP_MODEL_NAME", "pytorch_model_fsdp"},
     "optim/optimizer_table.py": {"adamw_torch_xla", "torch_xla", "torch_xla.amp.syncfree:AdamW"},  # a row of a package

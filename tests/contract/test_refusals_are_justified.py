@@ -21,10 +21,10 @@ OURS = (
     "data.quarantine", "data.positions.LoaderPosition.leave_out", "run.training.TrainingRun.quarantine",
     "data.packing", "data.streaming.lookahead_buffer", "data.sampler_factory.training_order",  # batches by length
     "optim.parameter_groups.layer_factors", "optim.parameter_groups._with_patterns",  # rates by layer
-    "optim.muon", "optim.factory._over_the_model",  # Muon
+    "optim.own_optimizers.muon_groups", "optim.factory._over_the_model",  # Muon
     "config.coerce.parse_duration", "config.coerce._of_text", "config.coerce.parse_steps",  # lengths of time, steps
     "data.length_sampler.check_lengths",  # lengths that a batch holds
-    "evaluation.prediction_accumulator.StreamingMetric.result",  # metrics by batch
+    "evaluation.eval_loop.StreamingMetric.result",  # metrics by batch
 )  # fmt: skip
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (

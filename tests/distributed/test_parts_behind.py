@@ -11,7 +11,7 @@ from trainwright import get_last_checkpoint
 from trainwright.checkpoint.deferred_io import CopyRequest, why_not_copy
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.engine import sharded_state
-from trainwright.engine.safe_dcp_reader import read
+from trainwright.engine.sharded_state import read
 
 from .._support.two_processes import Done, finish, launch, run
 

@@ -69,7 +69,7 @@ def results_leave_the_device_every_so_many_batches(bench: Bench) -> None:
                 waiting.append(len(self._waiting))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("trainwright.evaluation.prediction_accumulator.NestedCollector", Watched)
+            patch.setattr("trainwright.evaluation.eval_loop.NestedCollector", Watched)
             patch.setattr(
                 "trainwright.evaluation.nested_collector.tensors_of", lambda batch: [torch.empty(1, device="meta")]
             )

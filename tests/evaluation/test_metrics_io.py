@@ -13,7 +13,7 @@ import transformers
 
 from trainwright import metrics_format
 from trainwright._types import plain_numbers
-from trainwright.evaluation.metrics_io import print_metrics, save_metrics
+from trainwright.evaluation.outputs import print_metrics, save_metrics
 
 from .._support.small import OURS, REFERENCE, data, make_trainer
 

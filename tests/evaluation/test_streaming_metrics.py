@@ -96,9 +96,7 @@ def test_as_the_same_metric_of_everything(make: Any, name: str, tmp_path: Path) 
 
 def test_nothing_is_kept_but_a_prediction_has_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
-    monkeypatch.setattr(
-        "trainwright.evaluation.prediction_accumulator.NestedCollector.add", lambda self, batch: kept.append(batch)
-    )
+    monkeypatch.setattr("trainwright.evaluation.eval_loop.NestedCollector.add", lambda self, batch: kept.append(batch))
     metric = Counts()
     trainer = make_trainer(tmp_path, eval_dataset=data.vectors(NUM), compute_metrics=metric,
                            per_device_eval_batch_size=4)  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 import transformers.trainer_pt_utils as reference
 
 from trainwright import LayerWiseDummyOptimizer, LayerWiseDummyScheduler, TrainerCallback
-from trainwright.optim.layerwise_optimizer import step_in_backward
+from trainwright.optim.own_optimizers import step_in_backward
 from trainwright.optim.third_party_state import release_lomo_hooks
 
 from ..parity.sides import differing, weights

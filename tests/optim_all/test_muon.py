@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainwright.errors import ArgumentError
-from trainwright.optim.muon import MuonWithAdamW, hidden_matrices, muon_groups
+from trainwright.optim.own_optimizers import MuonWithAdamW, hidden_matrices, muon_groups
 
 from ..parity import models
 from .table import Net, seeded

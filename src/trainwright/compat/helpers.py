@@ -1,10 +1,15 @@
-"""Helpers of the original that nothing of ours calls: lists of checkpoints, weights in shards; others are its own."""
+"""Helpers of the original that nothing of ours calls: lists of checkpoints, weights in shards; others are its own.
+
+And names that older scripts import from it and that mean nothing today: using one warns.
+"""
 
 from __future__ import annotations
 
 import importlib
 import re
 import shutil
+import warnings
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from trainwright._types import PREFIX_CHECKPOINT_DIR, read_json
 from trainwright.checkpoint.retention import Keep, Saved, to_remove
 from trainwright.checkpoint.weights import MAX_INDEX_BYTES, SAFE_WEIGHTS_INDEX_NAME, read_file
+from trainwright.errors import LegacyNameWarning
 
 SAME_TIME_S = 1.0  # file systems that keep no times show directories as made at once
 
@@ -128,7 +134,34 @@ OF_TRANSFORMERS = {
 }  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:  # a class or a function of transformers
+# Words of `sharded_ddp`, for FairScale.
+_ShardedDDPOption = Enum(
+    "_ShardedDDPOption",
+    {"SIMPLE": "simple", "ZERO_DP_2": "zero_dp_2", "ZERO_DP_3": "zero_dp_3", "OFFLOAD": "offload",
+     "AUTO_WRAP": "auto_wrap"}, type=str,
+)  # fmt: skip
+
+
+def _space_of_sigopt(trial: object) -> list[dict[str, Any]]:
+    """The default space as SigOpt took it."""
+    rates = {"name": "learning_rate", "type": "double", "bounds": {"min": 1e-6, "max": 1e-4}, "transformation": "log"}
+    numbers = {"num_train_epochs": (1, 6), "seed": (1, 40)}
+    whole = [{"name": n, "type": "int", "bounds": {"min": low, "max": high}} for n, (low, high) in numbers.items()]
+    sizes = {"type": "categorical", "categorical_values": ["4", "8", "16", "32", "64"]}
+    return [rates, *whole, {"name": "per_device_train_batch_size", **sizes}]
+
+
+GONE = {
+    "ShardedDDPOption": (_ShardedDDPOption, "FairScale is not used; write fsdp=True"),
+    "default_hp_space_sigopt": (_space_of_sigopt, "SigOpt was shut down in 2024; search with backend='optuna'"),
+}
+
+
+def __getattr__(name: str) -> Any:  # a class or a function of transformers, or a name of earlier versions
+    if name in GONE:
+        value, reason = GONE[name]
+        warnings.warn(f"{name} has no effect: {reason}.", LegacyNameWarning, stacklevel=4)
+        return value
     for module, names in OF_TRANSFORMERS.items():
         if name in names:
             return getattr(importlib.import_module(f"transformers.{module}"), name)

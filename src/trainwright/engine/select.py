@@ -18,7 +18,7 @@ def select_engine(plan: EnginePlan) -> Engine:
 
         return DeepSpeedEngine(plan)
     if plan.parallel is not None and (plan.parallel.in_model or plan.parallel.tp > 1):
-        from trainwright.engine.tensor_parallel import TensorParallelEngine
+        from trainwright.engine.sharded_base import TensorParallelEngine
 
         return TensorParallelEngine(plan)
     if plan.fsdp is not None:
@@ -26,7 +26,7 @@ def select_engine(plan: EnginePlan) -> Engine:
 
         return make_fsdp_engine(plan)
     if plan.world_size > 1:
-        from trainwright.engine.ddp import DDPEngine
+        from trainwright.engine.distributed_base import DDPEngine
 
         return DDPEngine(plan)
     if plan.num_devices > 1:

@@ -1,4 +1,4 @@
-"""The evaluation loop: batches through `prediction_step`, one after the other, into a `PredictionAccumulator`.
+"""The evaluation loop: batches through `prediction_step`, one after the other, and the metrics of their results.
 
 With several processes, a batch that only stands in (`TailBatch` without samples) keeps a process in step with the
 others; what it makes of it does not count.
@@ -6,19 +6,49 @@ others; what it makes of it does not count.
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import nn
 
-from trainwright._types import Batch, Nested, TailBatch, has_length
-from trainwright.evaluation.outputs import EvalLoopOutput
-from trainwright.evaluation.prediction_accumulator import EvalContext, PredictionAccumulator
-from trainwright.hooks import EvalHooks
+from trainwright._types import Batch, Nested, TailBatch, has_length, plain_numbers, python_number
+from trainwright.config.plans import EvalPlan
+from trainwright.errors import DataError
+from trainwright.evaluation.nested_collector import ArrayStorage, NestedCollector
+from trainwright.evaluation.outputs import EvalLoopOutput, EvalPrediction
+from trainwright.hooks import EvalHooks, Events
+from trainwright.loss_normalization import LossRule
 from trainwright.state.run_state import RunState
-from trainwright.tensor_tree import find_batch_size
+from trainwright.tensor_tree import find_batch_size, map_nested, nested_numpify
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalContext:
+    """The parts of one evaluation."""
+
+    plan: EvalPlan
+    model: nn.Module  # as the engine prepared it, in evaluation mode
+    rule: LossRule
+    events: Events
+    gather: Callable[[Nested], Nested]  # collects a value of all processes, in the order of samples
+    total: Callable[[torch.Tensor], torch.Tensor]  # sums a tensor over all processes
+    label_names: Sequence[str]  # entries of a batch that are labels
+    device: torch.device | None = None
+    main_input: str = "input_ids"  # entry of a batch that metrics get as `inputs`
+    # from an EvalPrediction to a dict, or an object that is fed by batches; None: loss only
+    compute_metrics: Callable[..., dict[str, Any]] | None = None
+    # applied to (logits, labels) of each batch before they are kept
+    preprocess_logits: Callable[[Nested, Nested], Nested] | None = None
+    loss_only: bool = False
+    needs_labels: bool = False  # whether metrics without labels are worth a warning (evaluation) or not (prediction)
+    keeps_results: bool = True
+    ignore_keys: list[str] | None = None
 
 
 def evaluation_loop(
@@ -95,3 +125,219 @@ def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
         following = next(iterator, None)
         yield current, following is None
         current = following
+
+
+# -- losses, predictions and metrics of the batches ------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class LossAverage:
+    """Mean loss of an evaluation, weighted by the number of items of each batch; read back once, at the end.
+
+    Worked example: batches of 3 and 1 label tokens with mean losses 2.0 and 6.0 come to (3 * 2.0 + 1 * 6.0) / 4 = 3.0,
+    the mean over tokens; the mean of the two means would be 4.0. Processes add up their sums and numbers of items.
+    """
+
+    values: list[torch.Tensor] = field(default_factory=list)
+    weights: list[torch.Tensor | int] = field(default_factory=list)
+
+    def add(self, loss: torch.Tensor, weight: torch.Tensor | int) -> None:
+        self.values.append(loss.detach().float() if loss.dim() == 0 else loss.detach().float().mean())
+        self.weights.append(weight)
+
+    def mean(self, *, skip_non_finite: bool, total: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
+        """Returns the mean over the items of all processes (`total` sums over them); None where there was no loss.
+
+        With `skip_non_finite`, batches with a non-finite loss are left out, where there are others.
+        """
+        if not self.values:
+            return None
+        values = torch.stack(self.values).cpu().double()
+        weights = torch.stack([torch.as_tensor(w).cpu() for w in self.weights]).double()
+        counts = weights > 0
+        finite = counts & torch.isfinite(values)
+        sums = [_weighted(values, weights, counts), _weighted(values, weights, finite)]
+        sums.append(torch.stack([values.sum(), torch.tensor(float(len(values)), dtype=torch.float64)]))
+        every, only_finite, unweighted = total(torch.stack(sums)).cpu()
+        chosen = only_finite if skip_non_finite and only_finite[1] > 0 else every
+        chosen = chosen if chosen[1] > 0 else unweighted
+        return float(chosen[0] / chosen[1])
+
+
+def _weighted(values: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    return torch.stack([(values[chosen] * weights[chosen]).sum(), weights[chosen].sum()])
+
+
+class PredictionAccumulator:
+    """Collects losses, predictions and labels of one evaluation, as far as metrics or the caller need them."""
+
+    def __init__(self, session: EvalContext, num_samples: int | None) -> None:
+        plan = session.plan
+        self.session = session
+        self._mean = LossAverage()
+        self._metrics: dict[str, Any] = {}
+        self._stream: StreamingMetric | None = None
+        metrics = session.compute_metrics
+        if is_streaming(metrics) and not session.loss_only:
+            self._stream = StreamingMetric(metrics, session.device)
+        self._by_batch = self._stream is None and plan.streams_metrics and metrics is not None
+        storage = ArrayStorage(share=plan.memory_share, folder=plan.spill_folder)
+        self._logits, self._labels, self._inputs, self._losses = (
+            NestedCollector(num_samples, concat=plan.concat_batches, move_every=plan.move_every, storage=storage)
+            for _ in range(4)
+        )
+
+    def add(
+        self,
+        inputs: Batch,
+        step: tuple[torch.Tensor | None, Nested, Nested],
+        *,
+        rows: int,
+        shown: Nested,
+        counts: bool,
+        is_last: bool,
+    ) -> None:
+        """Adds one batch of so many rows, and `shown`, its inputs for metrics.
+
+        `step` is loss, logits and labels, as `prediction_step` returns them. Nothing is kept of a batch that does not
+        count: it only keeps this process in step with the others.
+        """
+        session, (loss, logits, labels) = self.session, step
+        if loss is not None and counts:
+            self._mean.add(loss, session.rule.weight(inputs, session.label_names, rows))
+        if logits is None and labels is None and not session.plan.include:  # nothing but the loss
+            return
+        losses = loss.detach().mean().repeat(rows) if loss is not None and "loss" in session.plan.include else None
+        if logits is not None and session.preprocess_logits is not None:
+            logits = session.preprocess_logits(logits, labels)
+        if self._stream is not None and self._stream.adds_processes_up and not session.keeps_results:
+            if counts and logits is not None and labels is not None:
+                self._stream.add(logits, labels)
+            return
+        parts = [logits, labels, shown, losses]
+        logits, labels, shown, losses = (session.gather(part if counts else _no_rows(part)) for part in parts)
+        if logits is not None and labels is not None:
+            self._feed(logits, labels, shown, losses, is_last=is_last)
+        if not session.keeps_results:
+            return
+        collectors = (self._logits, self._labels, self._inputs, self._losses)
+        for collector, value in zip(collectors, (logits, labels, shown, losses), strict=True):
+            if value is not None:
+                collector.add(value)
+
+    def _feed(self, logits: Nested, labels: Nested, shown: Nested, losses: Nested, *, is_last: bool) -> None:
+        """Passes the batch to metrics that take one batch at a time."""
+        if self._stream is not None:
+            self._stream.add(logits, labels)
+        elif self._by_batch and self.session.compute_metrics is not None:
+            prediction = EvalPrediction(logits, labels, inputs=shown, losses=losses)
+            result = self.session.compute_metrics(prediction, compute_result=is_last)
+            self._metrics = result if is_last else self._metrics
+
+    def output(self, prefix: str, *, num_samples: int, found_labels: bool) -> EvalLoopOutput:
+        """Returns the results; `num_samples` were seen by all processes, and metrics are named `<prefix>_...`."""
+        session = self.session
+        collectors = (self._logits, self._labels, self._inputs, self._losses)
+        predictions, labels, inputs, losses = (collector.result() for collector in collectors)
+        if self._stream is not None:
+            self._metrics = self._stream.result() if found_labels else {}
+        elif predictions is not None and labels is not None and session.compute_metrics and not self._by_batch:
+            self._metrics = session.compute_metrics(EvalPrediction(predictions, labels, inputs=inputs, losses=losses))
+        mean = self._mean.mean(skip_non_finite=session.plan.skip_non_finite, total=session.total)
+        named = {} if mean is None else {f"{prefix}_loss": mean}
+        return EvalLoopOutput(predictions, labels, _prefixed(self._metrics, prefix, named), num_samples)
+
+
+def _prefixed(metrics: object, prefix: str, losses: dict[str, float]) -> dict[str, Any]:
+    """Returns all metrics under their full names. A metric called `loss` replaces the mean loss."""
+    if not isinstance(metrics, dict):
+        raise DataError(
+            f"compute_metrics returned a {type(metrics).__name__}; it must return a dict of names and numbers, "
+            "for example {'accuracy': 0.9}."
+        )
+    if names := [name for name in metrics if not isinstance(name, str)]:
+        raise DataError(
+            f"compute_metrics returned a metric named {names[0]!r} (a {type(names[0]).__name__}); names are text, for "
+            f"example {f'class_{names[0]}'!r}."
+        )
+    named = dict(losses)
+    for name, value in plain_numbers(metrics).items():
+        if name not in losses:
+            named[name if name.startswith(f"{prefix}_") else f"{prefix}_{name}"] = value
+    return named
+
+
+def _no_rows(value: object) -> Nested:
+    """Returns a value of the same structure without rows; a list has an entry for each sample."""
+    if isinstance(value, list):
+        return []
+    return map_nested(lambda leaf: torch.atleast_1d(leaf)[:0] if isinstance(leaf, torch.Tensor) else leaf, value)  # type: ignore[no-untyped-call]
+
+
+# -- metrics with a state of their own ------------------------------------------------------------------------------
+
+
+PREDICTIONS = ("predictions", "preds", "pred", "y_pred", "logits", "input")
+REFERENCES = ("references", "target", "targets", "labels", "label_ids", "y_true")
+
+
+def is_streaming(metric: object) -> bool:
+    """Returns True if a metric has a state of its own, and is no function of an EvalPrediction."""
+    feeds = callable(getattr(metric, "update", None)) or callable(getattr(metric, "add_batch", None))
+    return feeds and callable(getattr(metric, "compute", None)) and not isinstance(metric, type)
+
+
+class StreamingMetric:
+    """Runs one evaluation with an object that has `update` (or `add_batch`) and `compute`, reset and on the device.
+
+    torchmetrics and `evaluate` have such objects; their names for the two arguments are translated. They get the output
+    of the model: logits, unless `preprocess_logits_for_metrics` changes them.
+    """
+
+    def __init__(self, metric: Any, device: torch.device | None = None) -> None:
+        self._metric = metric
+        self._takes_arrays = not callable(getattr(metric, "update", None))
+        self._feed: Callable[..., object] = metric.add_batch if self._takes_arrays else metric.update
+        self._names = _names_of(self._feed)
+        self._name = type(metric).__name__
+        if callable(getattr(metric, "reset", None)):
+            metric.reset()
+        if isinstance(metric, torch.nn.Module) and device is not None:
+            metric.to(device)
+
+    @property
+    def adds_processes_up(self) -> bool:
+        """True if `compute` itself combines the processes, so that each adds its own batches."""
+        parts = [*self._metric.values()] if isinstance(self._metric, torch.nn.ModuleDict) else [self._metric]
+        return bool(parts) and all(callable(getattr(part, "sync", None)) for part in parts)
+
+    def add(self, predictions: Nested, references: Nested) -> None:
+        """Adds one batch: predictions and labels, with one row for each sample."""
+        if self._takes_arrays:
+            predictions, references = nested_numpify(predictions), nested_numpify(references)
+        if self._names is None:
+            self._feed(predictions, references)
+        else:
+            self._feed(**dict(zip(self._names, (predictions, references), strict=True)))
+
+    def result(self) -> dict[str, Any]:
+        """Computes the metric of all batches: a dict, or a number that is named after the metric's class."""
+        value = self._metric.compute()
+        if isinstance(value, Mapping):
+            return dict(value)
+        if isinstance(python_number(value), (int, float)):
+            return {self._name: value}
+        raise DataError(
+            f"{self._name}.compute() returned a {type(value).__name__}; it must return a dict of names and numbers, or "
+            "one number."
+        )
+
+
+def _names_of(feed: Callable[..., object]) -> tuple[str, str] | None:
+    """Returns the names of a metric's parameters for predictions and references; None to pass them by position."""
+    try:
+        parameters = inspect.signature(feed).parameters
+    except (TypeError, ValueError):
+        return None
+    found = [next((name for name in names if name in parameters), None) for names in (PREDICTIONS, REFERENCES)]
+    return None if found[0] is None or found[1] is None else (found[0], found[1])

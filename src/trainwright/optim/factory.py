@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
-from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer, step_in_backward
 from trainwright.optim.optimizer_class import Kwargs, OptimizerClass, depends_on_the_model, spec_of
+from trainwright.optim.own_optimizers import LayerWiseDummyOptimizer, step_in_backward
 from trainwright.optim.parameter_groups import (
     Group,
     decay_groups,

@@ -1,10 +1,11 @@
-"""Class of an optimizer and its arguments, by the name in `args.optim`."""
+"""Class of an optimizer and its arguments, by the name in `args.optim` and the text of `optim_args`."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from packaging.version import Version
@@ -12,11 +13,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainwright.config.protocol import Arguments
-from trainwright.errors import ArgumentError, MissingPackageError
-from trainwright.optim.layerwise_optimizer import LayerWiseDummyOptimizer
-from trainwright.optim.optim_args import parse_optim_args, read, warn_of_unknown_names
-from trainwright.optim.optimizer_table import OPTIMIZERS, OptimizerSpec, Package, one_process
+from trainwright.errors import ArgumentError, MissingPackageError, did_you_mean
+from trainwright.optim.optimizer_table import OPTIMIZERS, UNSET, OptimizerSpec, Options, Package, one_process
+from trainwright.optim.own_optimizers import LayerWiseDummyOptimizer, muon_groups
 from trainwright.optim.parameter_groups import projected_groups, target_parameters
+
+logger = logging.getLogger(__name__)
 
 Kwargs = dict[str, Any]  # arguments of a class that this file knows by name only
 ADAM_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}
@@ -46,8 +48,6 @@ def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) 
     if spec.whole_model:
         return cls, {**kwargs, "model": model}
     if not spec.projects:
-        from trainwright.optim.muon import muon_groups
-
         return cls, {**kwargs, "params": muon_groups(model)}
     settings = {**read(name, given, spec.projects), **(_adam(args) if spec.projects_adam else {})}
     return _projected(cls, kwargs, model, args, settings)
@@ -138,3 +138,40 @@ def _cure(package: Package) -> str:
     if package.at_least == "0":
         return f"Install it: pip install --upgrade {package.install}"
     return f"Install it: pip install --upgrade '{package.install}>={package.at_least}'"
+
+
+def parse_optim_args(text: str | None) -> dict[str, str]:
+    """Splits `"a=1, b=2"` into a dict of texts."""
+    values = {}
+    for item in (text or "").replace(" ", "").split(","):
+        if not item:
+            continue
+        name, sep, value = item.partition("=")
+        if not sep:
+            raise ArgumentError(f"optim_args={text!r}: {item!r} is no name=value. Write 'name=value,name=value'.")
+        values[name] = value
+    return values
+
+
+def warn_of_unknown_names(optimizer: str, given: Mapping[str, str], known: Options) -> None:
+    """Warns of names that the optimizer does not take; transformers ignores them without a word."""
+    for name in given:
+        if name not in known:
+            guess = did_you_mean(name, known, quoted=True)
+            takes = ", ".join(sorted(known)) or "no options"
+            logger.warning(
+                "optim_args names %r, which has no effect: optim=%r takes %s.%s", name, optimizer, takes, guess
+            )
+
+
+def read(optimizer: str, given: Mapping[str, str], options: Options) -> dict[str, Any]:  # arguments of a class
+    """Returns the values of those `options` that were given or have a default."""
+    values = {}
+    for name, option in options.items():
+        value = given.get(name, option.default)
+        if value is not UNSET:
+            try:
+                values[name] = option.convert(value) if isinstance(value, str) else value
+            except ValueError as error:
+                raise ArgumentError(f"optim_args: {name}={value!r} of optim={optimizer!r} must be {error}.") from None
+    return values

@@ -9,11 +9,77 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trainwright.config import resolve
 from trainwright.config.protocol import Arguments
-from trainwright.optim.optim_args import Option, Options, dtype, flag, number, one_of, whole
+
+if TYPE_CHECKING:
+    import torch
+
+UNSET = object()
+TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
+
+
+# -- `optim_args`: converters of the text of a value -----------------------------------------------------------------
+
+
+class Option(NamedTuple):
+    """One name of `optim_args`."""
+
+    convert: Callable[[str], object]  # converts text to a value; the message of its ValueError is the expected kind
+    # value for the optimizer where none is given (text is converted too); UNSET for the optimizer's own
+    default: object = UNSET
+
+
+Options = Mapping[str, Option]
+
+
+def whole(text: str) -> int:
+    """Converts a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a whole number") from None
+
+
+def number(text: str) -> float:
+    """Converts a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("a number") from None
+
+
+def flag(text: str) -> bool:
+    """Converts true or false."""
+    if text.lower() not in TRUE + FALSE:
+        raise ValueError("true or false")
+    return text.lower() in TRUE
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """Returns a converter that takes only these words."""
+
+    def convert(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"one of {', '.join(words)}")
+        return text
+
+    return convert
+
+
+def dtype(text: str) -> torch.dtype:
+    """Converts the name of a torch type."""
+    import torch
+
+    value = getattr(torch, text, None)
+    if not isinstance(value, torch.dtype):
+        raise ValueError("a torch type such as float32 or bfloat16")
+    return value
+
+
+# -- the rows --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +274,7 @@ TORCH: dict[str, OptimizerSpec] = {
     "adagrad": OptimizerSpec(path="torch.optim:Adagrad", options=_named(number, "lr_decay", "weight_decay", "eps")),
     "rmsprop": OptimizerSpec(path="torch.optim:RMSprop", options=RMSPROP),
     "muon": OptimizerSpec(
-        path="trainwright.optim.muon:MuonWithAdamW",
+        path="trainwright.optim.own_optimizers:MuonWithAdamW",
         adam="always",
         options={
             "momentum": Option(number, 0.95),

@@ -39,7 +39,7 @@ from trainwright.state.memory_tracker import TrainerMemoryTracker
 
 if TYPE_CHECKING:
     from trainwright.callbacks.preemption import JITCheckpointCallback
-    from trainwright.evaluation.prediction_accumulator import EvalContext
+    from trainwright.evaluation.eval_loop import EvalContext
 
 WITH_OPTIMIZER = 3  # times the weights: two moments of Adam
 SLOW_DISK = 100e6  # bytes a second that a save is expected to write before one has been seen
@@ -366,8 +366,8 @@ def evaluation_context(
     args: Any, services: Services, *, events: Events, compute_metrics: Any, is_prediction: bool, **parts: Any
 ) -> EvalContext:
     """The parts of one evaluation; `parts` are further fields of it. A prediction keeps results and may lack labels."""
+    from trainwright.evaluation.eval_loop import EvalContext, is_streaming
     from trainwright.evaluation.nested_collector import gather_results
-    from trainwright.evaluation.prediction_accumulator import EvalContext, is_streaming
 
     engine = services.engine
     streams = args.batch_eval_metrics or is_streaming(compute_metrics)

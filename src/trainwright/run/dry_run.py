@@ -17,8 +17,8 @@ from trainwright._types import Batch, has_length, metric_number
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config.rules.start import COMPUTED_BY_EVALUATION, RequiredMetric, resolve_best_metric
 from trainwright.errors import DataError, MetricError, TrainwrightError
-from trainwright.evaluation import eval_loop, metrics_io
-from trainwright.evaluation.prediction_accumulator import is_streaming
+from trainwright.evaluation import eval_loop
+from trainwright.evaluation.outputs import record_of
 from trainwright.hooks import is_overridden
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | 
     metrics = trainer.compute_metrics
     guard = Guarded(metrics)
     try:
-        trainer.compute_metrics = metrics if is_streaming(metrics) else guard
+        trainer.compute_metrics = metrics if eval_loop.is_streaming(metrics) else guard
         batch = _first_batch(trainer, wanted.eval_set)
         found = _metrics_of(trainer, batch, wanted.prefix, ignore_keys)
     except Exception as error:
@@ -114,7 +114,7 @@ def _metrics_of(trainer: Any, batch: FirstBatch, prefix: str, ignore_keys: list[
     with _rehearsing(trainer):
         output = trainer.evaluation_loop(batch, "Evaluation", ignore_keys=ignore_keys, metric_key_prefix=prefix)
     metrics = dict(output.metrics or {})
-    metrics_io.record_of(metrics, trainer._run.progress.unrecordable)
+    record_of(metrics, trainer._run.progress.unrecordable)
     return metrics
 
 

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from trainwright.engine import sharded_state
-from trainwright.engine.safe_dcp_reader import read
+from trainwright.engine.sharded_state import read
 from trainwright.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
