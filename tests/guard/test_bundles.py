@@ -151,6 +151,10 @@ class Raises(Drops):
         return outputs
 
 
+def raising() -> nn.Module:
+    return doubles.model(Raises)
+
+
 @pytest.mark.parametrize(("flat", "kind"), [(2.0, "error"), (3.0, "oom")])
 def test_the_bundle_of_an_error(flat: float, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     error = ZeroDivisionError if kind == "error" else torch.OutOfMemoryError

@@ -14,6 +14,7 @@ from torch import nn
 import trainwright
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, describe_files
+from trainwright.checkpoint.weights import make_pretrained
 from trainwright.cli.replay import Replayed, replay
 from trainwright.errors import BundleError, ModelError
 from trainwright.guard import bundle
@@ -23,8 +24,8 @@ from .._support.two_processes import run
 from ..cli.commands import call
 from ..contract import doubles
 from . import sharded
-from .poisoned import POISONS, Model, trained
-from .test_bundles import ROW, Raises, Stream, dropping, folders
+from .poisoned import POISONS, trained
+from .test_bundles import ROW, Stream, dropping, folders, raising
 
 HERE = f"{__name__}:"
 NO_OPTIONS = {"model": None, "precision": None, "one_by_one": False}
@@ -38,10 +39,6 @@ def as_before() -> Iterator[None]:
         yield
     torch.set_num_threads(threads)
     sys.path[:] = path
-
-
-def raising() -> nn.Module:
-    return doubles.model(Raises)
 
 
 def other() -> nn.Module:
@@ -96,7 +93,16 @@ def test_an_error_is_raised_again(tmp_path: Path) -> None:
     result = replayed(tmp_path, "raising")
     assert result.is_same
     assert "error     ZeroDivisionError: of the model" in result.lines
+    assert "losses    before it: none; losses and error are those of the incident" in result.lines
     assert "sample    5 of the training data, row 1 of micro-batch 0" in result.lines
+
+
+def test_the_sample_of_a_spike_is_the_one_with_the_largest_loss(tmp_path: Path) -> None:
+    settings = {"on_spike": "warn", "spike_warmup": 4, "learning_rate": 1e-3}
+    trained(tmp_path, model=dropping(), poison={13: {"labels": 1e4}}, settings=settings)
+    assert "sample    --one-by-one names the one with the largest loss" in replayed(tmp_path).lines
+    named = [f"largest   {name}: 13 of the training data, row 1 of micro-batch 0" for name in ("loss", "gradient norm")]
+    assert replayed(tmp_path, one_by_one=True).lines[-2:] == named
 
 
 def test_a_loss_of_the_users_own_comes_with_the_trainer(tmp_path: Path) -> None:
@@ -142,6 +148,32 @@ def test_a_model_of_transformers_needs_no_function(settings: dict[str, Any], tmp
         fp32 = replay(tmp_path / "incidents" / "step-000002-request", **{**NO_OPTIONS, "precision": "fp32"})  # type: ignore[arg-type]
         assert not fp32.is_same
         assert any("in fp32; the incident had" in line for line in fp32.lines)
+
+
+def test_a_bundle_without_weights_takes_those_of_the_checkpoint_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def free_bytes(folder: Path) -> int:
+        return 1 if folder.name == bundle.FOLDER else 1 << 40
+
+    monkeypatch.setattr("trainwright.checkpoint.disk_space.free_bytes", free_bytes)
+    settings = {"save_strategy": "steps", "save_steps": 1, "save_async": False}
+    trained(tmp_path, model=dropping(), poison={ROW: POISONS["nan"]}, settings=settings)
+    result = replayed(tmp_path)
+    assert result.is_same
+    assert "weights   checkpoint-2's, 0 steps before the incident's: the bundle has none (only 0.00 MB are free)" in str(
+        result.lines
+    )
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    assert "weights   the function's: the bundle has none" in str(replayed(tmp_path).lines)
+
+
+def test_a_model_of_transformers_takes_weights_that_were_read(tmp_path: Path) -> None:
+    before = llama().to(torch.bfloat16)
+    before.config.save_pretrained(tmp_path)
+    again = make_pretrained(tmp_path, "LlamaForCausalLM", attention=None, found=before.state_dict())
+    assert doubles.same(before.state_dict(), again.state_dict())
+    assert next(again.parameters()).dtype == torch.bfloat16
 
 
 def listed(folder: Path) -> None:
@@ -258,19 +290,23 @@ def test_a_fresh_process_finds_the_row_of_a_stream(tmp_path: Path) -> None:
     assert "sample    5 of the training data, row 1 of micro-batch 0" in done.stdout
 
 
-def plain() -> nn.Module:
-    return doubles.model(Model)
-
-
-@pytest.mark.slow  # a start of FSDP for one bundle; tests/guard/test_matrix.py has such bundles written in any case
+@pytest.mark.slow  # a start of FSDP for two bundles; tests/guard/test_matrix.py has such bundles written in any case
 @pytest.mark.process
-def test_the_bundle_of_sharded_weights_is_replayed_in_one_process(tmp_path: Path) -> None:
-    done = run(Path(sharded.__file__), str(tmp_path / "run"), "nan", folder=tmp_path)
-    (folder,) = folders(tmp_path / "run")
-    assert [told["path"] for told in done.told] == [str(folder)] * 2
+def test_bundles_of_sharded_weights_are_replayed_in_one_process(tmp_path: Path) -> None:
+    """Of a bad step, with dropout to the same bits; of an error, with the weights of the checkpoint before it."""
+    done = run(Path(sharded.__file__), str(tmp_path / "run"), "nan", "error", folder=tmp_path)
+    (folder,) = folders(tmp_path / "run" / "nan")
+    assert [told["nan"] for told in done.told] == [str(folder)] * 2
     about = json.loads((folder / "incident.json").read_text())
     assert about["ranks"] == {"bad": [1], "of_batch": 1}
-    result = replay(folder, model=f"{HERE}plain", precision=None, one_by_one=False)
+    assert about["is_exact"]
+    result = replay(folder, model=f"{HERE}dropping", precision=None, one_by_one=False)
     text = "\n".join(result.lines)
     assert result.is_same
     assert f"sample    {sharded.BAD} of the training data, row 1 of micro-batch 0: x not finite" in text
+    (folder,) = folders(tmp_path / "run" / "error")
+    assert folder.name == "step-000002-error-rank1"
+    result = replay(folder, model=f"{HERE}raising", precision=None, one_by_one=False)
+    assert result.is_same
+    assert "weights   checkpoint-1's, 0 steps before the incident's: the bundle has none" in "\n".join(result.lines)
+    assert f"sample    {sharded.BAD} of the training data, row 1 of micro-batch 0" in result.lines

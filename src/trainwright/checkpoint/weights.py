@@ -209,13 +209,16 @@ def _without_progress_bars() -> Iterator[None]:
             hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def make_pretrained(folder: Path, class_name: str, *, attention: str | None) -> nn.Module:
+def make_pretrained(
+    folder: Path, class_name: str, *, attention: str | None, found: Mapping[str, torch.Tensor] | None = None
+) -> nn.Module:
     """Makes a model of transformers with the weights in a directory. Code and pickles in it are not run.
 
     Args:
         folder: with `config.json` and weights in safetensors.
         class_name: of the model, in transformers.
         attention: implementation of attention; None: the default.
+        found: weights that were read already; None: those of the directory.
 
     Raises:
         ModelError: transformers has no such model, or it does not fit the files.
@@ -225,11 +228,13 @@ def make_pretrained(folder: Path, class_name: str, *, attention: str | None) -> 
     cls = getattr(transformers, class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
         raise ModelError(f"transformers has no model {class_name}.")
+    given: dict[str, Pretrained] = {"local_files_only": True, "use_safetensors": True}
     try:
+        if found is not None:
+            given = {"config": cls.config_class.from_pretrained(folder), "state_dict": dict(found)}  # type: ignore[union-attr]
         with _without_progress_bars():
-            return cls.from_pretrained(
-                folder, dtype="auto", local_files_only=True, use_safetensors=True, attn_implementation=attention
-            )
+            where = folder if found is None else None
+            return cls.from_pretrained(where, dtype="auto", attn_implementation=attention, **given)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"{class_name} cannot be made of {folder}: {error}") from error
 

@@ -11,8 +11,9 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.weights import load_weights, make_pretrained, weight_files
 from trainwright.config.arguments import TrainingArguments
+from trainwright.engine import sharded_state
 from trainwright.errors import BundleError, ModelError
 from trainwright.guard import bundle
+from trainwright.guard.incidents import SPIKE
 from trainwright.guard.probe import Findings, entries_not_finite, probe, rows_of, weights_not_finite
 from trainwright.loop.step import Window
 from trainwright.loss_normalization import LossRule
@@ -81,7 +84,7 @@ def replay(folder: Path, *, model: str | None, precision: str | None, one_by_one
         with build.patched(trainer.args, trainer.model, trainer._engine, keeps_outputs=trainer._uses_outputs()):
             rng.restore(states)
             found = probe(bare, lambda: window_losses(trainer, trainer._run, bare, window))
-            lines = [*_what_happened(about), *_result(about, found, precision=precision)]
+            lines = [*_what_happened(folder, about), *_result(about, found, precision=precision)]
             lines += _samples(trainer, bare, window, about, found)
             if one_by_one:
                 lines += _one_by_one(trainer, bare, window, about)
@@ -125,7 +128,9 @@ def _trainer(
     folder: Path, about: JSONObject, settings: JSONObject, model: str | None, scratch: Path, *, to_fp32: bool
 ) -> Trainer:
     """Makes a trainer that computes the loss as the run did, with the weights of the bundle."""
-    made = _from_user(model) if model is not None else _from_config(folder, about)
+    source = _source(folder, about)
+    found = sharded_state.read_weights(source) if sharded_state.has_weights(source) else None
+    made = _from_user(model) if model is not None else _from_config(source, about, found)
     args = TrainingArguments(
         output_dir=str(scratch), report_to="none", use_cpu=about.get("device") == "cpu", save_strategy="no", **settings
     )
@@ -135,11 +140,11 @@ def _trainer(
         trainer = Trainer(model=made, args=args)
     else:
         raise ModelError(f"--model {model} returned a {type(made).__name__}; return a module, or a Trainer.")
-    if model is not None and weight_files(folder):
-        result = load_weights(trainer.model, folder)
+    if model is not None and (found or weight_files(source)):
+        result = load_weights(trainer.model, source, found=found)
         if result.missing_keys or result.unexpected_keys:
             names = ", ".join([*result.missing_keys, *result.unexpected_keys][:5])
-            raise ModelError(f"The weights of {folder} are not those of --model {model}: {names}.")
+            raise ModelError(f"The weights of {source} are not those of --model {model}: {names}.")
     if to_fp32:
         trainer.model.float()
     trainer.model.train()
@@ -148,6 +153,13 @@ def _trainer(
         if name in modules:
             modules[name].training = False
     return trainer
+
+
+def _source(folder: Path, about: JSONObject) -> Path:
+    """Returns the directory with the weights: the bundle, or where it has none the checkpoint that it names."""
+    parent = folder / str((about.get("parent") or {}).get("path", ""))
+    has_none = not weight_files(folder) and parent.is_dir() and find_problem(parent) is None
+    return parent.resolve() if has_none else folder
 
 
 def _from_user(name: str) -> object:
@@ -161,7 +173,7 @@ def _from_user(name: str) -> object:
     return make()
 
 
-def _from_config(folder: Path, about: JSONObject) -> torch.nn.Module:
+def _from_config(folder: Path, about: JSONObject, found: Mapping[str, torch.Tensor] | None) -> torch.nn.Module:
     """Makes a model of transformers as `config.json` says; code of a bundle is never run."""
     name = str(about.get("model_class"))
     if not about.get("is_pretrained") or not (folder / "config.json").is_file():
@@ -169,9 +181,9 @@ def _from_config(folder: Path, about: JSONObject) -> torch.nn.Module:
             f"The model of {folder} is a {name}, which is no model of transformers. Name a function that makes it, "
             "without arguments: --model module:function."
         )
-    if not weight_files(folder):
+    if found is None and not weight_files(folder):
         raise BundleError(f"{folder} has no weights: {(about.get('missing') or {}).get('weights')}.")
-    return make_pretrained(folder, name, attention=about.get("attn_implementation"))
+    return make_pretrained(folder, name, attention=about.get("attn_implementation"), found=found)
 
 
 def _num_items(about: JSONObject, device: torch.device) -> torch.Tensor | int | None:
@@ -184,34 +196,40 @@ def _num_items(about: JSONObject, device: torch.device) -> torch.Tensor | int | 
 # -- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def _what_happened(about: JSONObject) -> list[str]:
+def _what_happened(folder: Path, about: JSONObject) -> list[str]:
     lines = [f"incident  {about.get('kind')} at step {about.get('step')}: {about.get('what')}"]
     values = about.get("values") or {}
     if values:
         lines.append("values    " + ", ".join(f"{name} {value}" for name, value in values.items()))
+    if not weight_files(folder):
+        source, step = _source(folder, about), int(about.get("step") or 1) - 1
+        before = step - int((about.get("parent") or {}).get("step", step))
+        where = "the function's" if source == folder else f"{source.name}'s, {before} steps before the incident's"
+        lines.append(f"weights   {where}: the bundle has none ({(about.get('missing') or {}).get('weights')})")
     return lines
 
 
 def _is_same(about: JSONObject, found: Findings) -> bool:
-    return [bundle.bits(one) for one in found.losses] == about.get("loss_bits") and found.error == about.get("error")
+    bits = about.get("loss_bits")
+    is_same = [bundle.bits(one) for one in found.losses] == bits or (found.error != "" and not bits)
+    return is_same and found.error == about.get("error")
 
 
 def _result(about: JSONObject, found: Findings, *, precision: str | None) -> list[str]:
     losses = ", ".join(f"{float(loss):.6g}" for loss in found.losses)
-    if _is_same(about, found):
+    if _is_same(about, found) and found.error:
+        how = "losses and error are those of the incident"
+    elif _is_same(about, found):
         how = "the same bits as in the incident" if about.get("is_exact") else "the same bits as after the incident"
     elif precision is not None:
         how = f"in {precision}; the incident had {_numbers(about)}"
     else:
         why = "" if about.get("is_exact") else " (its random states are not known)"
         how = f"NOT the bits of the incident, {_numbers(about)}{why}"
-    lines = [f"loss      {losses or 'none'}: {how}"]
     if found.error:
-        lines.append(f"error     {found.error}")
-    elif found.origin:
-        lines.append(f"origin    {found.origin}")
-    else:
-        lines.append("origin    all outputs, losses and gradients are finite")
+        return [f"error     {found.error}", f"losses    before it: {losses or 'none'}; {how}"]
+    origin = found.origin or "all outputs, losses and gradients are finite"
+    lines = [f"loss      {losses or 'none'}: {how}", f"origin    {origin}"]
     if not any(map(math.isfinite, found.gradients.values())):
         return (
             [*lines, f"gradients of all {len(found.gradients)} parameters are not finite"] if found.gradients else lines
@@ -226,7 +244,8 @@ def _numbers(about: JSONObject) -> str:
 def _samples(trainer: Trainer, bare: Any, window: Window, about: JSONObject, found: Findings) -> list[str]:
     """Searches the samples that are bad by themselves."""
     if found.is_finite:
-        return []
+        is_spike = about.get("kind") == SPIKE
+        return ["sample    --one-by-one names the one with the largest loss"] if is_spike else []
     rows = bad_rows(trainer, trainer._run, bare, window, error=found.error)
     if rows is None:
         names = ", ".join(weights_not_finite(bare)[:5])
@@ -251,14 +270,24 @@ def _odd_entries(batch: Batch, row: int) -> str:
 
 
 def _one_by_one(trainer: Trainer, bare: Any, window: Window, about: JSONObject) -> list[str]:
-    """Runs each sample of each micro-batch by itself; in the arithmetic of a micro-batch of one sample."""
-    lines = []
+    """Runs each sample of each micro-batch by itself; in the arithmetic of a micro-batch of one sample.
+
+    The last lines name the largest loss and the largest norm of the gradient, if all are finite.
+    """
+    lines, values = [], list[tuple[float, float, str]]()
     for number, batch in enumerate(window.batches):
         size = find_batch_size(batch) or 1
         for row in range(size):
             one = Window([rows_of(batch, [row], size)], window.num_items)
             found = probe(bare, lambda one=one: window_losses(trainer, trainer._run, bare, one))  # type: ignore[misc]
-            loss = f"{float(found.losses[0]):.6g}" if found.losses else found.error
-            norm = sum(value**2 for value in found.gradients.values()) ** 0.5
-            lines.append(f"one       {_place(about, number, row)}: loss {loss}, gradient norm {norm:.4g}")
+            place, norm = _place(about, number, row), math.hypot(*found.gradients.values())
+            if found.error:
+                lines.append(f"one       {place}: {found.error}")
+                continue
+            values.append((float(found.losses[0]), norm, place))
+            lines.append(f"one       {place}: loss {values[-1][0]:.6g}, gradient norm {norm:.4g}")
+    if len(values) < len(lines) or not all(math.isfinite(loss + norm) for loss, norm, _ in values):
+        return lines
+    for which, name in enumerate(("loss", "gradient norm")):
+        lines.append(f"largest   {name}: {max(values, key=itemgetter(which))[-1]}")
     return lines

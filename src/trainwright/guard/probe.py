@@ -74,12 +74,13 @@ class Findings:
         return dict(by_norm[:MOST_PARAMETERS])
 
 
-def probe(model: nn.Module, losses: Losses) -> Findings:
+def probe(model: nn.Module, losses: Losses, *, backward: bool = True) -> Findings:
     """Runs forward and backward of a window.
 
     Args:
         model: the bare module, in the mode in which it is trained.
         losses: runs the forward passes; each loss is differentiated before the next one is asked for.
+        backward: False: forward only, where processes hold parts of the weights.
 
     Returns:
         What was found; an error of the forward or backward pass is part of it.
@@ -87,10 +88,12 @@ def probe(model: nn.Module, losses: Losses) -> Findings:
     found = Findings()
     sums: dict[str, torch.Tensor] = {}
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    with unchanged_model(model), _hooks(model, found):
+    with unchanged_model(model), _hooks(model, found), torch.set_grad_enabled(backward):
         try:
             for loss in losses():
                 found.losses.append(loss.detach())
+                if not backward:
+                    continue
                 gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
                 for name, gradient in zip(parameters, gradients, strict=True):
                     if gradient is not None:

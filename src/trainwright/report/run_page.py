@@ -118,11 +118,13 @@ def tables(record: Record) -> list[str]:
     starts = [*record.of("start"), *record.of("resume")]
     last = starts[-1] if starts else {}
     times = (record.of("time") or [{}])[-1].get("time_by_phase", {})
+    told = {entry["text"] for entry in record.of("incident")}  # the warning of a bad step has the same text
     total = sum(times.values())
     parts = [
         table("Where the time went", [(name, f"{s:.2f} s", f"{s / total:.1%}") for name, s in times.items()]),
         table("Incidents", [(entry.get("step", ""), entry.get("text") or entry.get("traceback", ""))
-                            for entry in record.entries if entry["kind"] in ("incident", "warning", "failed")]),
+                            for entry in record.entries if entry["kind"] in ("incident", "failed")
+                            or (entry["kind"] == "warning" and entry.get("text") not in told)]),
         table("Checkpoints", [(entry["step"], "best" if _is_best(entry) else "") for entry in record.of("save")]),
         table("Resumed", [(entry["step"], entry.get("checkpoint", "")) for entry in record.of("resume")]),
         table("Arguments that differ from the defaults", flat(last.get("changed", {}))),

@@ -33,12 +33,13 @@ from trainwright.config.plans import StepPlan
 from trainwright.data.device_prefetch import map_tensors
 from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine
-from trainwright.errors import BadStepError, BundleError
+from trainwright.errors import BadStepError, BundleError, ProcessFailedError
 from trainwright.guard import bundle
 from trainwright.guard.incidents import Incident
 from trainwright.guard.probe import Findings, entries_not_finite, find_bad_rows, probe, rows_of, weights_not_finite
 from trainwright.guard.random_rewind import States, rewound, same
 from trainwright.journal import environment_info
+from trainwright.loop.context import LoopContext
 from trainwright.loop.micro_batch_retry import MicroBatchPart, parts_of
 from trainwright.loop.step import Window, take_step
 from trainwright.loss_normalization import LossRule
@@ -60,6 +61,7 @@ class RunFacts(Protocol):
     loss_rule: LossRule | None
     loader: Loader | None
     plan: StepPlan | None
+    context: LoopContext | None
 
 
 class LossHooks(Protocol):
@@ -231,7 +233,8 @@ class IncidentRecorder:
         """
         window = self._run.progress.window
         is_in_step = any(frame.f_code is take_step.__code__ for frame, _ in walk_tb(error.__traceback__))
-        is_found = not isinstance(error, Exception) or isinstance(error, BadStepError)  # signals; or by a guard
+        known = (BadStepError, ProcessFailedError)  # of a guard, which has written it; of another process
+        is_found = not isinstance(error, Exception) or isinstance(error, known)  # or a signal
         if not self._is_on or is_found or not is_in_step or window is None:
             return
         is_full = self._engine.is_out_of_memory(error)
@@ -242,10 +245,11 @@ class IncidentRecorder:
         except Exception as second:
             self._tell("It could not be looked at", self._step, second)
         kind = OUT_OF_MEMORY if is_full else ERROR
-        details = {"kind": kind, "step": self._step, "what": text, "update_had_begun": self._run.progress.is_updating}
+        has_begun = self._run.progress.is_updating
+        details = {"kind": kind, "step": self._step, "what": text, "error": text, "update_had_begun": has_begun}
         path, note = self._write(window, seen, details)
         if path:
-            logger.warning("Step %d: %s. %s", self._step, text, note)
+            logger.warning("Step %d: %s. %s", self._step, text.rstrip("."), note)
 
     def request(self, reason: str) -> Path:
         """Writes the bundle of the current step, or of the last one with the weights of now.
@@ -266,10 +270,11 @@ class IncidentRecorder:
             )
         states = rng.capture()
         try:
-            found = probe(self._model, lambda: self._losses(window))
+            found = None if self._engine.holds_parts else self._probe(window)
         finally:
             rng.restore(states)
-        seen = Evidence(states=states, is_exact=not found.error, found=found, all_samples=self._samples(window))
+        is_exact = found is not None and not found.error
+        seen = Evidence(states=states, is_exact=is_exact, found=found, all_samples=self._samples(window))
         path, _ = self._write(window, seen, {"kind": REQUEST, "step": self._step, "what": reason})
         if not path:
             raise BundleError(f"No bundle could be written to {self._root}; the log has the reason.")
@@ -303,39 +308,47 @@ class IncidentRecorder:
     def _model(self) -> Any:
         return self._engine.unwrap(self._hooks.model)
 
-    def _losses(self, *windows: Window) -> Iterator[torch.Tensor]:
-        for window in windows:
-            yield from window_losses(self._hooks, self._run, self._model, window)
+    def _probe(self, *windows: Window) -> Findings:
+        is_shared, context = self._engine.holds_parts, self._run.context  # a pass is one of all processes
+        model = context.model if is_shared and context is not None else self._model
+        losses = (one for window in windows for one in window_losses(self._hooks, self._run, model, window))
+        return probe(model, lambda: losses, backward=not is_shared)
 
     def _look_at(self, window: Window, *, error: str = "") -> Evidence:
-        """Finds the random states of before a window, where its bad value began, and which samples made it."""
-        seen = Evidence(all_samples=self._samples(window))
-        if self._engine.holds_parts:  # a forward pass would need all processes
+        """Finds the random states of before a window, where its bad value began, and which samples made it.
+
+        Where processes hold parts of the weights, all of them look at the same step, and forward passes are run only.
+        """
+        seen, engine = Evidence(all_samples=self._samples(window)), self._engine
+        if engine.holds_parts and (error or engine.updates_in_clip):  # of this process alone, or too late
             return seen
-        progress, model = self._run.progress, self._model
+        progress = self._run.progress
         later = [] if progress.window is window else [progress.window]  # whose forward passes have drawn as well
         after = rng.capture()
         try:
-            found = probe(model, lambda: self._losses(window, *later))
+            found = self._probe(window, *later)
             repeated = rng.capture()
             before: States | None = after
-            if not same(after, repeated):
+            has_drawn = not same(after, repeated)
+            if any(engine.gather_objects(has_drawn)) if engine.holds_parts else has_drawn:
                 before = rewound(after, repeated)
                 rng.restore(before or after)
-                found = probe(model, lambda: self._losses(window, *later))
+                found = self._probe(window, *later)
             ends_alike = before is not None and same(rng.capture(), after)
             num_losses = len(found.losses)
             if later:
                 rng.restore(before or after)
-                found = probe(model, lambda: self._losses(window))
+                found = self._probe(window)
             trained = progress.meter.newest(num_losses)[: len(found.losses)]
             is_same = [bundle.bits(one) for one in found.losses] == [bundle.bits(one) for one in trained]
             seen.found, seen.states = found, before or after
             seen.is_exact = ends_alike and (found.error == error if error else is_same)
-            if not found.is_finite and found.error == error:
-                seen.rows = bad_rows(self._hooks, self._run, model, window, error=found.error) or []
+            if not found.is_finite and found.error == error and not engine.holds_parts:
+                seen.rows = bad_rows(self._hooks, self._run, self._model, window, error=found.error) or []
         finally:
             rng.restore(after)
+            if engine.holds_parts:
+                engine.refresh(self._hooks.model)
         sizes = [find_batch_size(batch) for batch in window.batches]
         if [len(ids) for ids in seen.all_samples] == sizes:
             seen.samples = [seen.all_samples[number][row] for number, row in seen.rows]
@@ -356,7 +369,9 @@ class IncidentRecorder:
         mine: tuple[Any, ...] | None = None
         if rank == chosen:
             batches = [map_tensors(lambda tensor: tensor.cpu(), batch) for batch in window.batches]
-            mine = (batches, seen.all_samples, losses, rng.capture())
+            if seen.found is not None:
+                seen.found.losses = [loss.cpu() for loss in seen.found.losses]
+            mine = batches, replace(seen, trained=losses, states=seen.states or rng.capture())
             try:
                 pickle.dumps(mine)
             except Exception as error:  # of the user's objects in a batch; the main process writes its own
@@ -364,8 +379,7 @@ class IncidentRecorder:
                 self._tell("Its batch cannot be sent", details["step"], error)
         theirs = engine.gather_objects(mine)[chosen]
         if theirs is not None:
-            window = Window(theirs[0], window.num_items)
-            seen = Evidence(all_samples=theirs[1], trained=theirs[2], states=theirs[3])
+            window, seen = Window(theirs[0], window.num_items), theirs[1]
         if not engine.gather_objects(self._known(_cause(details, seen)) is not None)[0]:
             seen.weights = engine.whole_weights(self._hooks.model)
         bad_ranks = [other for other, loss in enumerate(worst) if loss == math.inf]
@@ -430,12 +444,13 @@ class IncidentRecorder:
         staging.mkdir()
         try:
             missing = self._fill(staging, window, seen, is_hang=details["kind"] == HANG)
-            about = {**self._about(window, seen), **details, "cause": cause, "missing": missing}
+            store = CheckpointStore(self._folder)
+            newest = max(store.owned_by(self._run.run_id) - store.non_finite(), default=None)
+            parent = {} if newest is None else {"path": f"../../{store.path(newest).name}", "step": newest}
+            about = {**self._about(window, seen), **details, "cause": cause, "missing": missing, "parent": parent}
             about["replay"] = f"trainwright replay {self._root / name}"
             bundle.write_json(staging / bundle.INCIDENT, about)
             files = describe_files(staging)
-            store = CheckpointStore(self._folder)
-            newest = max(store.owned_by(self._run.run_id), default=None)
             if newest is not None:
                 link_unchanged(staging, files, store.path(newest))
             Manifest(step=step, run_id=self._run.run_id, files=files).write(staging)
@@ -470,7 +485,7 @@ class IncidentRecorder:
 
             model, free = self._model, disk_space.free_bytes(self._root)
             if self._engine.holds_parts and not seen.weights:
-                return "each process has a part of them; take those of a checkpoint"
+                return "each process has a part of them"
             if free is not None and free < 2 * disk_space.weights_bytes(model):
                 return f"only {disk_space.size_text(free)} are free"
             save_weights(model, folder, state_dict=None if seen.weights is None else dict(seen.weights))
