@@ -229,7 +229,7 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("missing option", {"lr_scheduler_type": "cosine_with_min_lr"}, "optim.schedules._check_options"),
     ("optim_args", {"optim_args": "speed"}, "optim.optimizer_class.parse_optim_args"),
     ("projection", {"optim": "galore_adamw"}, "optim.parameter_groups.target_parameters"),
-    ("unknown field", {"nope": 3}, "config.constructor.refuse"),
+    ("unknown field", {"nope": 3}, "config.rules.stages.refuse"),
     ("unknown key", {"accelerator_config": {"nope": 1}}, "config.accelerator.AcceleratorConfig.from_dict"),
     ("accumulation", {"gradient_accumulation_steps": 2, "accelerator_config": {"gradient_accumulation_kwargs":
         {"num_steps": 4}}}, "config.resolve.micro_batches"),
@@ -260,8 +260,8 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("misspelt", {**EVAL, **BEST, "eval_strategy": "epoch", "save_strategy": "epoch", "metric_for_best_model": "f1",
         "compute_metrics": accuracy}, "run.dry_run._find_metric"),
     ("parallelism", {"parallelism_config": SimpleNamespace(tp_size=0)}, "rules.sizes_are_accelerates"),
-    ("batch of 0", {"per_device_train_batch_size": 0}, "config.constructor.refuse"),
-    ("negative rate", {"learning_rate": -1.0}, "config.constructor.refuse"),
+    ("batch of 0", {"per_device_train_batch_size": 0}, "config.rules.stages.refuse"),
+    ("negative rate", {"learning_rate": -1.0}, "config.rules.stages.refuse"),
     ("loss of each sample", {"model": Head(lambda logits: logits.mean(-1))}, "checks.explain_loss"),
     ("whole loss", {"model": Head(lambda logits: logits.argmax())}, "checks.explain_loss"),
     ("detached loss", {"model": Head(lambda logits: logits.mean().detach())}, "checks.explain_loss"),
@@ -426,9 +426,9 @@ CALLS: list[tuple[str, Attempt, str]] = [  # the last entry: what raises here
     ("early stopping, no metric", _stopping_early, "callbacks.flow.EarlyStoppingCallback.on_train_begin"),
     ("early stopping, no evaluation", lambda side, folder: _stopping_early(side, folder, metric_for_best_model="loss"),
         "callbacks.flow.EarlyStoppingCallback.on_train_begin"),
-    ("too many positions", lambda side, folder: side.arguments(*range(300)), "config.constructor._accepting.accept"),
+    ("too many positions", lambda side, folder: side.arguments(*range(300)), "config.arguments._accepting.accept"),
     ("position and name", lambda side, folder: side.arguments(str(folder), output_dir=str(folder)),
-        "config.constructor._accepting.accept"),
+        "config.arguments._accepting.accept"),
     ("unknown word of a command line",
         lambda side, folder: _parser(side).parse_args_into_dataclasses(["--output_dir", "x", "--nope", "1"]),
         "config.parser.HfArgumentParser.parse_args_into_dataclasses"),
@@ -476,7 +476,7 @@ NOT_RUN: dict[str, str] = {
 
 # Refused here alone: a sentence of docs/migrate.md, "What is refused", and the functions that it speaks of.
 PROTECTED: list[tuple[str, tuple[str, ...]]] = [
-    ("A word that a field does not know", ("config.constructor.refuse",)),
+    ("A word that a field does not know", ("config.rules.stages.refuse",)),
     ("A resume whose epoch cannot be continued", ("data.cursor", "data.positions", "data.streaming", "run.resume",
         "engine.deepspeed_state", "engine.sharded_state.load_whole_optimizer_state",
         "optim.own_optimizers.LayerWiseDummyOptimizer.load_state_dict")),

@@ -73,7 +73,7 @@ def test_the_original_raises_too(name: str, parts: dict[str, Any], where: str, t
             run(OURS, tmp_path, parts)
     assert type(caught.value).__module__.startswith(("trainwright", "builtins"))
     places = places_of(caught.value)
-    is_collected = where.startswith(("rules.", "config.")) and "config.constructor.refuse" in places
+    is_collected = where.startswith(("rules.", "config.")) and "config.rules.stages.refuse" in places
     assert where in places or is_collected  # the problems of the arguments are told together
 
 

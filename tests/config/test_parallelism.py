@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from accelerate import ParallelismConfig
 
-from trainwright.config.parallelism import parallel
+from trainwright.config.resolve import parallel
 from trainwright.errors import ArgumentError
 from trainwright.model_facts import ModelLayout
 

@@ -28,14 +28,15 @@ OURS = (
 )  # fmt: skip
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (
-    "_types", "compat", "config.fields.setting", "config.rules.stages", "config.cli_options", "state", "tensor_tree",
-    "loop.micro_batch_retry", "checks.need_optimizer", "data.length_sampler._known_lengths",
+    "_types", "compat", "config.fields.setting", "config.rules.stages.rule", "config.parser.string_to_bool",
+    "config.parser._members", "state", "tensor_tree", "loop.micro_batch_retry",
+    "checks.need_optimizer", "data.length_sampler._known_lengths",
 )  # fmt: skip
 # Packages and services that are not installed or not set up: transformers needs the same ones.
 MISSING = ("trackers", "errors.needs_package")
 # An error that came is passed on, as it is or with more words.
 PASSED_ON = (
-    "config.constructor.refuse", "distributed.collectives.broadcast_from_main", "engine.sharded_state._write",
+    "config.rules.stages.refuse", "distributed.collectives.broadcast_from_main", "engine.sharded_state._write",
     "distributed.world.reading_launchers_variables",
 )  # fmt: skip
 

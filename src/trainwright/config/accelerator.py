@@ -6,7 +6,6 @@ import json
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from trainwright._types import JSONObject
 from trainwright.errors import ArgumentError
@@ -87,10 +86,3 @@ class AcceleratorConfig:
     def to_dict(self) -> JSONObject:
         """Returns the values by name of field."""
         return asdict(self)
-
-
-def distributed_state(*, use_cpu: bool) -> Any:  # a PartialState of accelerate, which is loaded only if somebody asks
-    """accelerate's PartialState: libraries read `args.distributed_state`, so it is here and not only in an engine."""
-    from accelerate import PartialState
-
-    return PartialState(cpu=use_cpu)

@@ -14,7 +14,6 @@ from trainwright._types import python_number
 from trainwright.config import rules
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.coerce import coerce
-from trainwright.config.constructor import refuse
 from trainwright.config.deprecated import OLD_NAMES, unknown_message
 from trainwright.config.fields import ALIASES, RANGES, SETTINGS
 from trainwright.config.protocol import Arguments
@@ -43,7 +42,7 @@ def with_overrides(args: A, values: Mapping[str, Any]) -> A:
             setattr(changed, ALIASES[name], getattr(changed, name))
     typed = cast(Arguments, changed)
     if isinstance(changed, TrainingArguments):  # arguments of transformers keep their own form
-        refuse([*coerce(typed), *rules.violations(typed)])
+        rules.refuse([*coerce(typed), *rules.violations(typed)])
     return changed
 
 

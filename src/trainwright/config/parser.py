@@ -1,31 +1,255 @@
-"""HfArgumentParser: dataclasses from the command line, a dict, a JSON or a YAML file. Options are in cli_options.py."""
+"""HfArgumentParser: dataclasses from the command line, a dict, a JSON or a YAML file; options and form of --help."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+import shutil
 import sys
+import types
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from os import PathLike
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NewType, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from trainwright.config.cli_options import (
-    DataClass,
-    DataClassType,
-    HelpFormatter,
-    HfArg,
-    add_field,
-    make_choice_type_function,
-    spellings,
-    string_to_bool,
-)
 from trainwright.config.deprecated import OLD_FLAGS, OLD_NAMES, OLD_NUMBERS, unknown_message
+from trainwright.config.fields import SETTINGS
 from trainwright.config.summary import grouped
 from trainwright.errors import ArgumentError
 
-__all__ = ["DataClass", "DataClassType", "HfArg", "HfArgumentParser", "make_choice_type_function", "string_to_bool"]
+DataClass = NewType("DataClass", Any)  # type: ignore[valid-newtype]  # names that other code imports
+if TYPE_CHECKING:
+    DataClassType: TypeAlias = type[Any]  # a checker would refuse a class where it reads a NewType
+else:
+    DataClassType = NewType("DataClassType", Any)
+Convert = Callable[[str], Any]
+
+TRUE_WORDS = ("yes", "true", "t", "y", "1")
+FALSE_WORDS = ("no", "false", "f", "n", "0")
+OF_ARGPARSE = ("nargs", "const", "choices", "metavar", "required", "type", "default")
+HELP_WIDTH = 100
+SHORT_LIST = 6
+
+
+class OneOrMore(argparse.Action):
+    """One word is kept as text, several as a list."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """At most 100 columns, one spelling per option, a usage line that does not list a hundred options."""
+
+    def __init__(self, prog: str, indent_increment: int = 2, max_help_position: int = 34, width: int | None = None):
+        width = width or min(HELP_WIDTH, shutil.get_terminal_size((HELP_WIDTH, 24)).columns)
+        super().__init__(prog, indent_increment, max_help_position, width)
+
+    def add_usage(self, usage: str | None, actions: Iterable[argparse.Action], *args: Any, **kwargs: Any) -> None:
+        if usage is None:
+            actions = list(actions)
+            required = [f" {a.option_strings[0]} {a.dest.upper()}" for a in actions if a.option_strings and a.required]
+            positional = [f" {a.metavar or a.dest}" for a in actions if not a.option_strings]
+            usage = "".join(["%(prog)s", *required, " [options]", *positional])
+        super().add_usage(usage, actions, *args, **kwargs)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        spellings = action.option_strings
+        if not spellings:
+            return super()._format_action_invocation(action)
+        shown: dict[str, str] = {}
+        for word in spellings:
+            shown.setdefault(word.replace("-", "_"), word)
+        metavar = action.metavar if isinstance(action.metavar, str) else METAVARS.get(action.type, "TEXT")
+        values = "" if action.nargs == 0 else self._format_args(action, metavar)
+        return f"{', '.join(shown.values())} {values}".rstrip()
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        silent = not action.default or action.nargs == 0
+        return action.help if silent or action.required else super()._get_help_string(action)
+
+
+def string_to_bool(v: str | bool) -> bool:
+    """Parses a bool.
+
+    Args:
+        v: yes/no, true/false, t/f, y/n, 1/0 in either case, or a bool.
+
+    Returns:
+        The bool.
+
+    Raises:
+        argparse.ArgumentTypeError: any other text.
+    """
+    if isinstance(v, bool):
+        return v
+    if v.lower() in TRUE_WORDS + FALSE_WORDS:
+        return v.lower() in TRUE_WORDS
+    raise argparse.ArgumentTypeError(f"{v!r} is neither yes nor no. Allowed: yes/no, true/false, t/f, y/n, 1/0.")
+
+
+METAVARS: dict[Any, str] = {int: "N", float: "X", string_to_bool: "BOOL", json.loads: "JSON"}
+
+
+def make_choice_type_function(choices: Sequence[Any]) -> Convert:
+    """Makes a function that parses a choice.
+
+    Args:
+        choices: values, told apart by their text.
+
+    Returns:
+        A function from the text of a choice to the choice; it returns other text as it is.
+    """
+    by_text = {str(choice): choice for choice in choices}
+    return lambda arg: by_text.get(arg, arg)
+
+
+def HfArg(
+    *,
+    aliases: str | list[str] | None = None,
+    help: str | None = None,
+    default: Any = dataclasses.MISSING,
+    default_factory: Any = dataclasses.MISSING,
+    metadata: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:  # Any, as dataclasses.field() itself is to a type checker
+    """Declares a dataclass field with what `HfArgumentParser` reads.
+
+    Args:
+        aliases: further names of the option.
+        help: its text in `--help`.
+        default: default value of the field.
+        default_factory: makes the default, where that is mutable.
+        metadata: further metadata of the field.
+        **kwargs: other arguments of `dataclasses.field`.
+
+    Returns:
+        The field.
+    """
+    extra = {name: value for name, value in (("aliases", aliases), ("help", help)) if value is not None}
+    merged = {**(metadata or {}), **extra}
+    return dataclasses.field(metadata=merged, default=default, default_factory=default_factory, **kwargs)
+
+
+def add_field(parser: argparse._ActionsContainer, field: dataclasses.Field[Any], hint: Any) -> None:
+    """Add --name, --na-me, the field's aliases, and --no_name for a bool that is on by default."""
+    aliases = field.metadata.get("aliases", [])
+    names = [*spellings(field.name), *([aliases] if isinstance(aliases, str) else aliases)]
+    settings = {**_option(field, hint), **{key: field.metadata[key] for key in OF_ARGPARSE if key in field.metadata}}
+    text = _help_text(field, settings.get("choices"))
+    parser.add_argument(*names, help=text, **settings)
+    if settings.get("type") is string_to_bool and field.default is True:
+        turn_off = f"Turn {field.name} off." if text else None
+        names = spellings(f"no_{field.name}")
+        parser.add_argument(*names, dest=field.name, action="store_false", default=False, help=turn_off)
+
+
+def spellings(name: str) -> list[str]:
+    """With underscores, as the field is called, and with hyphens, as people type."""
+    return list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
+
+
+def _help_text(field: dataclasses.Field[Any], choices: Sequence[Any] | None) -> str | None:
+    text = field.metadata.get("help")
+    if not isinstance(text, str):
+        return None
+    text = text.replace("%", "%%")
+    many = choices is not None and len(choices) > SHORT_LIST
+    return f"{text} One of: {', '.join(str(choice) for choice in choices or ())}." if many else text
+
+
+def _option(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
+    """Returns the keywords of `add_argument` for a field of this type."""
+    members = _members(field.name, hint)
+    lists = [member for member in members if (get_origin(member) or member) is list]
+    default = field.default if field.default is not dataclasses.MISSING else None
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+    settings: dict[str, Any] = {"default": default} if has_default else {"required": True}
+    if members == [bool]:
+        return _bool_option(hint is bool, settings)
+    if lists:
+        inner = (get_args(lists[0]) or (str,))[0]
+        action = {"action": OneOrMore} if str in members else {}
+        return {**settings, **action, "nargs": "+", "type": str if action else _convert([inner])}
+    if bool in members:
+        settings |= {"nargs": "?", "const": True}
+    if choices := _choices(field.name, members):
+        settings.update({"choices": choices, "metavar": "NAME"} if len(choices) > SHORT_LIST else {"choices": choices})
+    convert = make_choice_type_function(choices) if choices else _convert(members)
+    if bool in members and isinstance(default, str):  # argparse converts a text default too: "no" is none of a bool
+        return {**settings, "type": lambda text: text if text == default else convert(text)}
+    return {**settings, "type": convert}
+
+
+def _bool_option(is_certain: bool, settings: dict[str, Any]) -> dict[str, Any]:
+    """A bool is False when nothing is said, and True by its bare name; a bool or None says it with a word."""
+    default = settings.get("default")
+    if is_certain or default is not None:
+        return {"type": string_to_bool, "default": default or False, "nargs": "?", "const": True}
+    return {**settings, "type": string_to_bool}
+
+
+def _members(name: str, hint: Any) -> list[Any]:
+    if get_origin(hint) not in (Union, types.UnionType):
+        return [hint]
+    members = [member for member in get_args(hint) if member is not type(None)]
+    if len(members) > 1 and str not in members and Any not in members:
+        raise ValueError(
+            f"Field {name!r}: text cannot tell which of {hint} is meant. One type, that type or None, or a union with "
+            "str can be parsed."
+        )
+    return members
+
+
+def _choices(name: str, members: Sequence[Any]) -> Sequence[Any]:
+    """The values of an Enum or a Literal, with the older ones that are still understood."""
+    others = [member for member in members if member is not str]
+    if len(others) != 1:
+        return ()
+    if isinstance(others[0], type) and issubclass(others[0], Enum):
+        known = SETTINGS.get(name)
+        older = [] if known is None else [*known.older_values, *known.refused_values]
+        return [member.value for member in others[0]] + older
+    return get_args(others[0]) if get_origin(others[0]) is Literal and str not in members else ()
+
+
+def _convert(members: Sequence[Any]) -> Convert:
+    """From text to the first of `members` that takes it; text itself is tried last.
+
+    Beside str, a dict (and what a dict describes) stays text: the dataclass knows whether it is JSON or a path.
+    """
+    if str not in members and Any not in members:
+        return _converter(members[0])
+    others = [member for member in members if member not in (str, Any)]
+    as_text = [
+        member for member in others if (get_origin(member) or member) is dict or dataclasses.is_dataclass(member)
+    ]
+    converters = [_converter(member) for member in others if member not in as_text]
+
+    def convert(text: str) -> Any:
+        for converter in converters:
+            try:
+                return converter(text)
+            except (TypeError, ValueError, argparse.ArgumentTypeError):
+                continue
+        return text
+
+    return convert if converters else str
+
+
+def _converter(member: Any) -> Convert:
+    if member is bool:
+        return string_to_bool
+    if get_origin(member) is Literal:
+        return make_choice_type_function(get_args(member))
+    if (get_origin(member) or member) is dict:
+        return json.loads
+    return member  # type: ignore[no-any-return]
 
 
 class HfArgumentParser(ArgumentParser):

@@ -26,7 +26,7 @@ from trainwright.optim.schedules import make_schedule
 from trainwright.state.trainer_state import TrainerState
 
 if TYPE_CHECKING:
-    from trainwright.config.resume_diff import Difference
+    from trainwright.config.summary import Difference
 
 logger = logging.getLogger(__name__)
 
@@ -355,7 +355,7 @@ def load_checkpoint_args(
     checkpoint: str, args: Any, state: TrainerState, *, has_own_optimizer: bool
 ) -> CheckpointArguments:
     """Compares arguments with a checkpoint's, if ours; a CheckpointError for differences that cannot be."""
-    from trainwright.config.resume_diff import diff_args, impossible_changes
+    from trainwright.config.summary import diff_args, impossible_changes
 
     try:
         then = json.loads((Path(checkpoint) / TRAINING_ARGS_JSON_NAME).read_text(encoding="utf-8"))
@@ -383,7 +383,7 @@ def apply_new_settings(
 
     `asked` is what the arguments made of both before they were loaded; `is_own` is a schedule that is not ours.
     """
-    from trainwright.config.resume_diff import Difference
+    from trainwright.config.summary import Difference
 
     changed = {one.name: (one.before, one.now) for one in then.differences}
     lines = [str(one) for one in then.differences]

@@ -7,42 +7,18 @@ One dataclass per group; TrainingArguments is made of all of them. Names, defaul
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from typing import Any
 
-from trainwright.config.fields.machine_fields import (
-    AcceleratorFields,
-    DataFields,
-    DistributedFields,
-    ScriptFields,
-    SeedFields,
-)
 from trainwright.config.fields.own_fields import GenerationFields, OlderFields, OurFields
-from trainwright.config.fields.saving_fields import (
-    BestModelFields,
-    EvaluationFields,
-    HubFields,
-    LoggingFields,
-    ResumeFields,
-    SavingFields,
-)
 from trainwright.config.fields.setting import FieldGroup, Range, Setting, Syntax
-from trainwright.config.fields.training_fields import LengthFields, OptimizerFields, OutputFields, PrecisionFields
+from trainwright.config.fields.shared_fields import SharedFields
 
 __all__ = [
     "ALIASES", "CHOICES", "GROUPS", "POSITIONS", "RANGES", "SETTINGS", "WITH_GENERATION",
     "GenerationFields", "OlderFields", "OurFields", "SharedFields",
     "batch_formers", "defaults_of", "has_other_meaning", "names_with", "out_of_range", "value_of",
 ]  # fmt: skip
-
-
-@dataclass(init=False, repr=False, eq=False)
-class SharedFields(  # dataclasses collect fields from the last base to the first
-    ScriptFields, DistributedFields, DataFields, AcceleratorFields, SeedFields, ResumeFields, BestModelFields,
-    HubFields, SavingFields, EvaluationFields, LoggingFields, PrecisionFields, OptimizerFields, LengthFields,
-    OutputFields,
-):  # fmt: skip
-    """The fields that our arguments share with transformers'."""
 
 
 BY_POSITION: tuple[type[FieldGroup], ...] = SharedFields.__bases__[::-1]

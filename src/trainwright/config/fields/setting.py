@@ -24,11 +24,6 @@ SIZE = "from here on; each sample of the epoch under way is still seen once"
 ORDER = "from the next epoch on; an epoch that is under way is finished in the checkpoint's order"
 PER_START = None  # differs between starts of one run, and nothing follows from it: not compared
 
-# Both mandatory facts of most fields: a change takes effect on a resume, and a search may vary the field, or may not.
-TUNABLE: Mapping[str, Any] = {"on_resume": HERE, "searchable": True}
-FIXED: Mapping[str, Any] = {"on_resume": HERE, "searchable": False}
-NOT_COMPARED: Mapping[str, Any] = {"on_resume": PER_START, "searchable": False}
-
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -147,6 +142,21 @@ def setting(default: Any, help: str, **facts: Any) -> Any:  # Any, as dataclasse
     return Setting(default, help, **facts)
 
 
+def tunable(default: Any, help: str, *, on_resume: str | None = HERE, **facts: Any) -> Any:  # Any: see setting()
+    """Declares a field that a search may vary, and a change of which takes effect on a resume or does `on_resume`."""
+    return setting(default, help, on_resume=on_resume, searchable=True, **facts)
+
+
+def fixed(default: Any, help: str, **facts: Any) -> Any:  # Any: see setting()
+    """Declares a field that is the same in all trials of a search, and a change of which takes effect on a resume."""
+    return setting(default, help, on_resume=HERE, searchable=False, **facts)
+
+
+def not_compared(default: Any, help: str, **facts: Any) -> Any:  # Any: see setting()
+    """Declares a field that no search varies, and that may differ between the starts of one run."""
+    return setting(default, help, on_resume=PER_START, searchable=False, **facts)
+
+
 class FieldGroup:
     """A base of dataclasses whose fields are all declared by `setting`. One that is not does not import.
 
@@ -169,7 +179,7 @@ class FieldGroup:
                 continue
             value = vars(cls).get(name)
             if not isinstance(value, Setting):
-                raise TypeError(f"{cls.__name__}.{name} is not declared by setting(default, help, ...).")
+                raise TypeError(f"{cls.__name__}.{name} is not declared by setting(...) or a function that calls it.")
             if value.limits is NOT_SET and {"int", "float"} & _words(annotation):
                 raise TypeError(f"{cls.__name__}.{name} is a number without limits=...; BY_RULES if rules check it.")
             declared[name] = replace(value, limits=None) if value.limits is NOT_SET else value

@@ -1,14 +1,15 @@
-"""The registry of rules: when each is checked, which fields it concerns, and what else it may ask about a run."""
+"""Registry of rules: when each is checked, the fields that it concerns, the facts of a run that it may ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
-from trainwright.config.fields import SETTINGS
+from trainwright.config.fields import SETTINGS, out_of_range
 from trainwright.config.protocol import Arguments
+from trainwright.errors import ArgumentError
 
 Check = TypeVar("Check", bound=Callable[..., "str | None"])
 
@@ -73,3 +74,61 @@ def rule(stage: Stage, *names: str) -> Callable[[Check], Check]:
 def of_stage(stage: Stage) -> list[Rule]:
     """The rules of a stage, in the order in which they were registered."""
     return [one for one in RULES if one.stage is stage]
+
+
+def refuse(problems: Sequence[str], *, kind: type[ArgumentError] = ArgumentError) -> None:
+    """Raise one error that tells all problems; none: do nothing."""
+    if problems:
+        listed = "\n".join([f"{len(problems)} problems with the arguments:", *(f"- {p}" for p in problems)])
+        error = kind(problems[0] if len(problems) == 1 else listed)
+        error.problems = tuple(problems)
+        raise error
+
+
+NOTHING_KNOWN = RunFacts()
+
+
+def check(args: Arguments) -> None:
+    """Raise one ArgumentError that lists all that is wrong with `args`."""
+    refuse(violations(args))
+
+
+def check_run(args: Arguments, facts: RunFacts) -> None:
+    """Raise one ArgumentError that lists all that is wrong with `args` for this run."""
+    refuse(violations(args, facts))
+
+
+def violations(args: Arguments, facts: RunFacts = NOTHING_KNOWN) -> list[str]:
+    """Messages about single fields and about contradictions, as far as `facts` are known."""
+    wrong = list(out_of_range(args))
+    return [message for _, message in wrong] + list(_contradictions(args, facts, wrong={name for name, _ in wrong}))
+
+
+def advise(args: Arguments) -> list[str]:
+    """Returns what is set but has no effect beside the other settings."""
+    return [message for one in of_stage(Stage.ADVICE) if (message := one.message(args, NOTHING_KNOWN))]
+
+
+def cautions(args: Arguments, facts: RunFacts) -> list[str]:
+    """Returns what is set and does nothing in this run, or not what it seems to ask for."""
+    return [message for one in of_stage(Stage.WARNING) if (message := one.message(args, facts))]
+
+
+def _contradictions(args: Arguments, facts: RunFacts, *, wrong: set[str]) -> Iterator[str]:
+    """`wrong`: fields that hold what they must not. A rule may fail over them; they have been named already."""
+    facts = _with_length(facts, args)
+    for one in [*of_stage(Stage.CONSTRUCTION), *of_stage(Stage.START)]:
+        try:
+            message = one.message(args, facts)
+        except TypeError:
+            if one.fields.isdisjoint(wrong):
+                raise
+        else:
+            if message:
+                yield message
+
+
+def _with_length(facts: RunFacts, args: Arguments) -> RunFacts:
+    if facts.max_steps is None and isinstance(args.max_steps, int) and args.max_steps > 0:
+        return replace(facts, max_steps=args.max_steps)
+    return facts
