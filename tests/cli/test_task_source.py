@@ -12,8 +12,7 @@ import pytest
 
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.tasks import task_metrics
-from trainwright.cli.tasks.labels import find_labels
-from trainwright.cli.tasks.source import TaskSource, load
+from trainwright.cli.tasks.source import TaskSource, find_labels, load
 from trainwright.cli.tasks.task_objects import encoded, pieces
 from trainwright.errors import RecipeError
 

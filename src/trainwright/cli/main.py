@@ -83,8 +83,8 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write a commented configuration file that trains as it stands."""
+    from trainwright.cli.recipe.recipe_reader import template
     from trainwright.cli.recipe.schema import TASKS
-    from trainwright.cli.recipe.training_section import template
 
     if task not in TASKS:
         listed = "\n".join(f"    {name:<22}{spec.title}" for name, spec in TASKS.items())

