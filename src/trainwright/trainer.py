@@ -55,7 +55,7 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
     from trainwright.preflight.check_registry import CheckReport
-    from trainwright.preflight.prove.invariants import ProofReport
+    from trainwright.preflight.prove import ProofReport
     from trainwright.search.base import BestRun
 
 Items = torch.Tensor | int | None
@@ -2024,9 +2024,9 @@ class Trainer:
         Returns:
             The findings, each with its evidence and its cure. `print` shows them; `is_fine` says that none is grave.
         """
-        from trainwright.preflight import full_check
+        from trainwright.preflight import check_up
 
-        return full_check.full_check(self, plans_memory=memory or budget is not None, budget=budget)
+        return check_up.full_check(self, plans_memory=memory or budget is not None, budget=budget)
 
     def prove(self, *, num_steps: int = 4) -> ProofReport:
         """Computes in two ways what must be equal, on copies of the model and on the first samples.
@@ -2036,17 +2036,17 @@ class Trainer:
         Args:
             num_steps: optimizer steps of each short run.
         """
-        from trainwright.preflight.prove import invariants
+        from trainwright.preflight import prove
 
-        return invariants.prove(self, num_steps=num_steps)
+        return prove.prove(self, num_steps=num_steps)
 
     def _first_look(self, trial: Any) -> Any:
         """Returns what watches the first step of a run; it has looked at what is known before it."""
         if not getattr(self.args, "preflight", True):
             return NULL_OBSERVER
-        from trainwright.preflight import first_look
+        from trainwright.preflight import check_up
 
-        return first_look.begin(self, self._run.plan, self._get_output_dir(trial))
+        return check_up.begin(self, self._run.plan, self._get_output_dir(trial))
 
 
 def __getattr__(name: str) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import trainwright.preflight.first_look  # noqa: F401 -- registers every check
+import trainwright.preflight.check_up  # noqa: F401 -- registers every check
 from trainwright.preflight.check_registry import CHECKS, Check, CheckReport, Finding, look_at
-from trainwright.preflight.first_look import known_facts
+from trainwright.preflight.check_up import known_facts
 
 from .._support.small import make_trainer
 from .fixtures import FIXTURES

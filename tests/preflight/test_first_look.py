@@ -133,7 +133,7 @@ def test_nothing_is_said_where_all_is_well(name: str, tmp_path: Path, caplog: py
     logging.getLogger("trainwright").setLevel(logging.INFO)
     with caplog.at_level(logging.INFO, logger="trainwright"):
         trainer.train()
-    assert [r.getMessage() for r in caplog.records if "preflight.first_look" in r.name] == []
+    assert [r.getMessage() for r in caplog.records if "preflight.check_up" in r.name] == []
 
 
 def test_another_run_of_the_same_trainer_is_looked_at_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

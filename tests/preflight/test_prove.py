@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.preflight.prove import invariants
-from trainwright.preflight.prove.invariants import Proof, ProofReport
-from trainwright.preflight.prove.launcher import gap, without_dropout
+from trainwright.preflight import prove
+from trainwright.preflight.prove import Proof, ProofReport, gap, without_dropout
 
 from .._support.small import Augmented, data, differing, make_trainer, models, weights
 from .._support.subprocesses import run_python
@@ -21,7 +20,7 @@ from . import provable
 
 def attempt(law: Any, trainer: Any) -> tuple[bool, str, str]:
     """One law alone; the two processes take most of the time."""
-    with invariants._quietly(trainer):
+    with prove._quietly(trainer):
         holds, evidence, cure = law(trainer, 4)
     return holds, evidence, cure
 
@@ -41,12 +40,12 @@ PARTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_resume_equals_an_uninterrupted_run(name: str, tmp_path: Path) -> None:
-    holds, evidence, _ = attempt(invariants.resume, make_trainer(tmp_path, **PARTS[name]()))
+    holds, evidence, _ = attempt(prove.resume, make_trainer(tmp_path, **PARTS[name]()))
     assert holds, evidence
 
 
 def test_state_that_no_checkpoint_has_is_found(tmp_path: Path) -> None:
-    holds, evidence, cure = attempt(invariants.resume, of(provable.OwnGenerator, tmp_path))
+    holds, evidence, cure = attempt(prove.resume, of(provable.OwnGenerator, tmp_path))
     assert not holds
     assert "2 weights differ" in evidence
     assert "state_dict()" in cure
@@ -54,27 +53,27 @@ def test_state_that_no_checkpoint_has_is_found(tmp_path: Path) -> None:
 
 def test_accumulation_is_exact_for_a_model_of_transformers(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, model=models.seeded(lambda: models.llama(0.1)), train_dataset=data.sequences(12))
-    holds, evidence, _ = attempt(invariants.accumulation, trainer)
+    holds, evidence, _ = attempt(prove.accumulation, trainer)
     assert holds, evidence
 
 
 def test_a_mean_over_labels_fails_and_its_cure_was_tried(tmp_path: Path) -> None:
-    holds, _, cure = attempt(invariants.accumulation, of(provable.MeanOfLabels, tmp_path))
+    holds, _, cure = attempt(prove.accumulation, of(provable.MeanOfLabels, tmp_path))
     assert not holds
     assert cure.startswith("loss_weighting='items': tried")
-    holds, evidence, _ = attempt(invariants.accumulation, of(provable.MeanOfLabels, tmp_path, loss_weighting="items"))
+    holds, evidence, _ = attempt(prove.accumulation, of(provable.MeanOfLabels, tmp_path, loss_weighting="items"))
     assert holds, evidence
 
 
 def test_batch_normalisation_is_named(tmp_path: Path) -> None:
-    holds, _, cure = attempt(invariants.accumulation, of(provable.Normed, tmp_path, loss_weighting="items"))
+    holds, _, cure = attempt(prove.accumulation, of(provable.Normed, tmp_path, loss_weighting="items"))
     assert not holds
     assert "Batch normalisation" in cure
 
 
 def test_the_evaluation_loss_of_a_mean_holds_and_of_a_sum_fails(tmp_path: Path) -> None:
-    assert attempt(invariants.evaluation, of(provable.MeanOfLabels, tmp_path))[0]
-    holds, evidence, cure = attempt(invariants.evaluation, of(provable.SumOfLabels, tmp_path))
+    assert attempt(prove.evaluation, of(provable.MeanOfLabels, tmp_path))[0]
+    holds, evidence, cure = attempt(prove.evaluation, of(provable.SumOfLabels, tmp_path))
     assert not holds
     assert "batches of 3" in evidence
     assert "sums in the loss" in cure
@@ -82,7 +81,7 @@ def test_the_evaluation_loss_of_a_mean_holds_and_of_a_sum_fails(tmp_path: Path) 
 
 def test_what_cannot_be_tried_says_why(tmp_path: Path) -> None:
     short = make_trainer(tmp_path, train_dataset=data.vectors(5))
-    proof = invariants._tried(short, 4, "accumulation", "a law", invariants.accumulation)
+    proof = prove._tried(short, 4, "accumulation", "a law", prove.accumulation)
     assert proof.holds is None
     assert "no 8 samples" in proof.evidence
 
@@ -105,17 +104,17 @@ def test_all_four_hold_and_the_trainer_is_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_with_a_mean_over_labels_differ_from_one(tmp_path: Path) -> None:
-    holds, _, cure = attempt(invariants.processes, of(provable.MeanOfLabels, tmp_path))
+    holds, _, cure = attempt(prove.processes, of(provable.MeanOfLabels, tmp_path))
     assert not holds
     assert "loss_weighting='items'" in cure
-    holds, evidence, _ = attempt(invariants.processes, of(provable.MeanOfLabels, tmp_path, loss_weighting="items"))
+    holds, evidence, _ = attempt(prove.processes, of(provable.MeanOfLabels, tmp_path, loss_weighting="items"))
     assert holds, evidence
 
 
 SCRIPT = """
     import sys, torch
     from trainwright import Trainer, TrainingArguments
-    from trainwright.preflight.prove import invariants
+    from trainwright.preflight import prove
 
     print("the script begins")
 
@@ -129,7 +128,7 @@ SCRIPT = """
     args = TrainingArguments(output_dir=sys.argv[1], use_cpu=True, report_to="none", disable_tqdm=True)
     items = [{"x": torch.tensor([i / 8, 1.0]), "labels": float(i)} for i in range(16)]
     trainer = Trainer(model=Mine(), args=args, train_dataset=items)
-    print(invariants._tried(trainer, 4, "processes", "two equal one", invariants.processes).evidence)
+    print(prove._tried(trainer, 4, "processes", "two equal one", prove.processes).evidence)
 """
 
 

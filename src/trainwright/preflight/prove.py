@@ -1,29 +1,41 @@
-"""The invariants that `prove()` tries, each on copies of the trainer with the user's data and hooks, and its report."""
+"""Invariants that `prove()` tries on copies of the trainer, with the user's data and hooks, and its report.
+
+New processes run this module, and not the user's script, for the gradients of a step.
+"""
 
 from __future__ import annotations
 
 import copy
 import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import nn
 from torch.utils.data import Subset
 
 from trainwright._types import JSONObject, has_length
+from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.fields import value_of
+from trainwright.config.protocol import Arguments
 from trainwright.config.summary import differing as differing_arguments
-from trainwright.errors import ModelError
+from trainwright.errors import ModelError, ProcessFailedError
 from trainwright.host import available_bytes
 from trainwright.optim.optimizer_class import steps_in_backward
-from trainwright.preflight.prove.launcher import GradientCapture, Tensors, differing, gap, gradients_of, without_dropout
-from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
+from trainwright.preflight.check_up import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,3 +305,133 @@ def _recipe(trainer: AnyTrainer, sizes: JSONObject) -> JSONObject:
         "settings": {**differing_arguments(trainer.args), **known, "report_to": "none"},
         "parts": {"model": model, **{name: getattr(trainer, name) for name in names}},
     }
+
+
+# -- gradients of a step, also of other processes ----------------------------------------------------------------------
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class GradientCapture(TrainerCallback):
+    """Keeps the gradients of the first step, as the optimizer is about to get them."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[str, torch.Tensor] = {}
+
+    def on_pre_optimizer_step(
+        self,
+        args: Arguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **kwargs: object,
+    ) -> None:
+        if not self.gradients and model is not None:
+            named = model.named_parameters()
+            self.gradients = {name: p.grad.detach().float().cpu() for name, p in named if p.grad is not None}
+
+
+def gap(one: Tensors, other: Tensors) -> float:
+    """Returns the largest difference, as a share of the largest value; infinite where the names differ."""
+    if one.keys() != other.keys() or not one:
+        return float("inf")
+    largest = max(float(value.abs().max()) for value in one.values() if value.numel())
+    difference = max(float((value - other[name]).abs().max()) for name, value in one.items() if value.numel())
+    return difference / largest if largest > 0 else difference
+
+
+def differing(one: Tensors, other: Tensors) -> list[str]:
+    """Returns the names of tensors that are not bit-identical."""
+    return [name for name in one if name not in other or not torch.equal(one[name], other[name])]
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """Sets all dropout of a model to 0 in place, since its draws depend on the split into batches."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            is_rate = isinstance(value, float) and (
+                "drop" in name or (name == "p" and "Dropout" in type(module).__name__)
+            )
+            if is_rate:
+                setattr(module, name, 0.0)
+    return model
+
+
+TIMEOUT_S = 180.0
+GRADIENTS = "gradients.safetensors"
+
+
+def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = TIMEOUT_S) -> dict[str, torch.Tensor]:
+    """The gradients of the first step of a trainer that so many processes make by a recipe.
+
+    Args:
+        recipe: "trainer" and "arguments" are classes, "settings" and "parts" what they are called with.
+
+    Raises:
+        ProcessFailedError: a process failed, or took too long.
+    """
+    text = pickle.dumps(recipe)
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            _start(rank, num_processes, port, folder) for port in [_free_port()] for rank in range(num_processes)
+        ]
+        try:
+            for process in processes:
+                assert process.stdin is not None
+                with process.stdin:
+                    process.stdin.write(text)
+            for process in processes:
+                process.wait(timeout_s)
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            pass
+        finally:
+            for process in processes:
+                _end(process)
+        for rank, process in enumerate(processes):
+            if process.returncode != 0:
+                lines = (Path(folder) / f"{rank}.log").read_text(errors="replace").strip().splitlines()
+                raise ProcessFailedError(lines[-1] if lines else f"process {rank} ended with {process.returncode}")
+        return safetensors.torch.load_file(Path(folder) / GRADIENTS)
+
+
+def _start(rank: int, num_processes: int, port: int, folder: str) -> subprocess.Popen[bytes]:
+    world = {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_processes, "LOCAL_WORLD_SIZE": num_processes,
+        "MASTER_ADDR": "localhost", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    env = {**os.environ, **{name: str(value) for name, value in world.items()}}
+    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    with open(Path(folder) / f"{rank}.log", "wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainwright.preflight.prove", folder],
+            stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True,
+        )  # fmt: skip
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return int(one.getsockname()[1])
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    # From the process that started this one, through a pipe that nobody else can write to.
+    recipe: JSONObject = pickle.load(sys.stdin.buffer)
+    keeper = GradientCapture()
+    args = recipe["arguments"](**{**recipe["settings"], "output_dir": str(folder / "run")})
+    trainer = recipe["trainer"](args=args, callbacks=[keeper], **recipe["parts"])
+    trainer.train()
+    if os.environ["RANK"] == "0":
+        safetensors.torch.save_file({n: g.contiguous() for n, g in keeper.gradients.items()}, folder / GRADIENTS)
+    trainer.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""Check-ups: FirstLook watches the first step of a run, `full_check` reads batches and tries a step without an update.
+
+FirstLook never ends a run. It reads numbers back once, in that step, and draws no random numbers; what is trained is
+the same with it or without. A full check works on a copy of the trainer, so that what is tried leaves no trace.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from trainwright import model_facts
+from trainwright._types import Batch, Optimizer
+from trainwright.callbacks.dispatch import CallbackHandler
+from trainwright.callbacks.flow import DefaultFlowCallback
+from trainwright.checkpoint import disk_space
+from trainwright.checkpoint.rng import unchanged_random_states
+from trainwright.config import resolve
+from trainwright.config.plans import StepPlan
+from trainwright.data import columns
+from trainwright.engine.precision import supports_bf16
+from trainwright.loop.context import NULL_OBSERVER
+from trainwright.optim.optimizer_class import steps_in_backward
+from trainwright.preflight import data_checks, model_checks  # noqa: F401 -- registers their checks
+from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
+from trainwright.run import build
+from trainwright.run.training import TrainingRun
+from trainwright.state.model_modes import unchanged_model
+
+logger = logging.getLogger(__name__)
+
+AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
+
+MAX_ELEMENTS = 300_000_000  # parameters that are looked at before every run: a fraction of a second
+
+BATCHES = 4  # of a window that are looked at
+
+
+class FirstLook:
+    """Runs the cheap checks at three moments of the first step of a run, and tells what each found."""
+
+    def __init__(self, facts: CheckFacts, tell: Callable[[CheckReport], None]) -> None:
+        self._facts = facts
+        self._tell = tell
+
+    def start(self) -> None:
+        self._tell(look_at(self._facts, "start"))
+
+    def window(self, batches: Sequence[Batch]) -> None:
+        """Checks the micro-batches of the first step, before the first forward."""
+        if all(isinstance(batch, dict) or hasattr(batch, "keys") for batch in batches):
+            self._facts = replace(self._facts, batches=batches[:BATCHES])
+            self._tell(look_at(self._facts, "batch"))
+
+    def gradients(self, loss: torch.Tensor) -> None:
+        """Checks the gradients of the first step, and its loss."""
+        self._facts = replace(
+            self._facts,
+            step=FirstStep(loss=float(loss), without_gradient=parameters_without_gradient(self._facts.model)),
+        )
+        self._tell(look_at(self._facts, "step"))
+        self._facts = replace(self._facts, batches=None, step=None)
+
+
+def begin(trainer: AnyTrainer, plan: StepPlan | None, folder: str) -> Any:
+    """Returns the observer of the first step of a run, after the checks before that step. It never ends a run."""
+    try:
+        facts = known_facts(trainer, plan, folder, optimizer=trainer.optimizer, is_brief=True)
+    except Exception as error:
+        logger.info("The first step is not looked at: %s: %s", type(error).__name__, error)
+        return NULL_OBSERVER
+    look = FirstLook(facts, log_findings if trainer.args.should_log else lambda report: None)
+    look.start()
+    return look
+
+
+def log_findings(report: CheckReport) -> None:
+    """Logs findings: notes as information, others as warnings."""
+    for finding in report.findings:
+        logger.log(logging.INFO if finding.severity == "note" else logging.WARNING, "%s", finding)
+
+
+def known_facts(
+    trainer: AnyTrainer, plan: StepPlan | None, folder: str, *, optimizer: Optimizer | None, is_brief: bool
+) -> CheckFacts:
+    """Returns what is known of a run before its first batch; `is_brief`: only problems are wanted, and quickly."""
+    args, engine = trainer.args, trainer._engine
+    optimizer_bytes = 0 if args.save_only_model else disk_space.estimated_optimizer_bytes(trainer.model)
+    is_comparable = not steps_in_backward(args) and engine.trains_bare
+    return CheckFacts(
+        args=args,
+        model=trainer.model,
+        device=engine.device,
+        processing_class=trainer.processing_class,
+        optimizer=optimizer if is_comparable else None,
+        plan=plan,
+        label_names=tuple(trainer.label_names or ()),
+        can_return_loss=trainer.can_return_loss,
+        loss_is_the_models=not trainer._uses_outputs(),
+        folder=Path(folder) if args.should_save else None,
+        checkpoint_bytes=disk_space.weights_bytes(trainer.model) + optimizer_bytes,
+        free_bytes=disk_space.free_bytes(Path(folder)),
+        supports_bf16=supports_bf16(engine.device),
+        max_elements=0 if engine.holds_parts else MAX_ELEMENTS if is_brief else None,
+        is_brief=is_brief,
+    )
+
+
+def parameters_without_gradient(model: nn.Module) -> tuple[str, ...]:
+    """Returns the trainable parameters without a gradient; empty where none has one, as the engine keeps them.
+
+    One without elements is another process's.
+    """
+    trainable = [(name, p.grad is None) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
+    names = tuple(name for name, is_lost in trainable if is_lost)
+    return () if len(names) == len(trainable) else names
+
+
+# -- in full -----------------------------------------------------------------------------------------------------------
+
+WORTH_REPEATING_S = 5.0  # a first step that was quicker is taken again: the first one also sets things up
+
+
+def full_check(trainer: AnyTrainer, *, plans_memory: bool, budget: Any) -> CheckReport:
+    """Every check over everything that can be found out; `plans_memory` adds the memory plan, see `Trainer.check`."""
+    with left_as_it_was(trainer.model):
+        copied = copy_of(trainer)
+        facts = _known(trainer, copied)
+        try:
+            facts = replace(facts, batches=_batches(copied))
+        except Exception as error:
+            facts = replace(facts, failure=f"No batch can be made: {type(error).__name__}: {error}")
+        if facts.batches and not look_at(facts, "batch").of("vocabulary"):  # it would end a GPU's process
+            facts = _tried(copied, facts)
+        report = look_at(facts, "start", "batch", "step", "full")
+    if not plans_memory:
+        return report
+    from trainwright.preflight.memory.planner import plan_memory
+
+    return replace(report, memory=plan_memory(trainer, budget))
+
+
+def _known(trainer: AnyTrainer, copied: AnyTrainer) -> CheckFacts:
+    plan = optimizer = None
+    if trainer.train_dataset is not None:
+        values = copied.set_initial_training_values(copied.args, copied.get_train_dataloader())
+        plan = build.step_plan(copied.args, values)
+    if not steps_in_backward(copied.args):
+        optimizer = copied.optimizer or copied._make_optimizer(copied.model, plan.max_steps if plan is not None else 1)
+    facts = known_facts(copied, plan, str(copied.args.output_dir), optimizer=optimizer, is_brief=False)
+    names, taken = _columns(copied)
+
+    def rehearse() -> Iterable[str]:
+        from trainwright.run import dry_run
+
+        copied._dry_run_evaluation()
+        return dry_run.names_of_metrics(copied)
+
+    return replace(facts, columns=names, taken=taken, rehearse=None if copied.eval_dataset is None else rehearse)
+
+
+def _columns(copied: AnyTrainer) -> tuple[tuple[str, ...] | None, frozenset[str] | None]:
+    """Names of the entries of a training sample, and which of them reach the model or its collator."""
+    data = copied.train_dataset
+    names = getattr(data, "column_names", None)
+    if names is None and hasattr(data, "__getitem__"):
+        try:
+            sample = data[0]
+        except Exception:  # a stream, or a dataset that wants other keys
+            return None, None
+        names = list(sample) if isinstance(sample, dict) else None
+    if names is None:
+        return None, None
+    keeps_all = not copied.args.remove_unused_columns or model_facts.takes_any_input(copied.model)
+    if keeps_all or columns.is_own(copied.data_collator):
+        return tuple(names), frozenset(names)
+    copied._set_signature_columns_if_needed()
+    return tuple(names), frozenset(copied._signature_columns)
+
+
+def _batches(copied: AnyTrainer) -> list[Batch]:
+    from trainwright.run.dry_run import first_batches
+
+    number = min(resolve.micro_batches(copied.args), BATCHES)
+    return list(first_batches(copied.get_train_dataloader(), number))
+
+
+def _tried(copied: AnyTrainer, facts: CheckFacts) -> CheckFacts:
+    """With what a forward and a backward pass over the batches show; no update is made."""
+    if not copied._engine.trains_bare or (steps_in_backward(copied.args) and copied.optimizer is not None):
+        return facts
+    try:
+        with copied._engine.mixed_precision(copied.model, keeps_outputs=copied._uses_outputs()):
+            loss, seconds = _timed_step(copied, facts.batches)
+            without = parameters_without_gradient(copied.model)
+            if seconds < WORTH_REPEATING_S:
+                seconds = _timed_step(copied, facts.batches)[1]
+    except Exception as error:
+        return replace(facts, failure=f"A step fails: {type(error).__name__}: {error}")
+    share = resolve.micro_batches(copied.args) / len(facts.batches or (0,))
+    return replace(facts, step=FirstStep(loss=loss, without_gradient=without, seconds=seconds * share))
+
+
+def _timed_step(copied: AnyTrainer, batches: Any) -> tuple[float, float]:
+    start = time.perf_counter()
+    copied.model.train()
+    with unchanged_random_states():
+        window, num_items = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
+        copied.current_gradient_accumulation_steps = len(window)
+        losses = [copied.training_step(copied.model, dict(batch), num_items) for batch in window]
+    return float(sum(losses)), time.perf_counter() - start
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------
+
+
+def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **parts: Any) -> AnyTrainer:
+    """A trainer like this one, with services and a run of its own; trackers and the user's callbacks stay out.
+
+    `settings` are fields of the arguments that differ, `parts` attributes that do: `model`, `optimizer`, ...
+    """
+    args = copy.copy(trainer.args)
+    for name, value in (settings or {}).items():
+        setattr(args, name, value)
+    services = build.Services.for_arguments(args, measures_memory=False)
+    services.use_engine(trainer._engine)
+    run = TrainingRun.idle(args)
+    size = args.train_batch_size if settings else trainer._train_batch_size
+    parts = {"args": args, "_services": services, "_run": run, "_train_batch_size": size, **parts}
+    copied = build.with_parts(trainer, **parts, model_wrapped=parts.get("model", trainer.model))
+    model, optimizer, schedule = copied.model, copied.optimizer, copied.lr_scheduler
+    handler = CallbackHandler([DefaultFlowCallback], model, trainer.processing_class, optimizer, schedule)
+    handler.args = args
+    services.use_callbacks(handler, run.progress.clock)
+    run.progress.state = copied._fresh_state()
+    return copied
+
+
+@contextmanager
+def left_as_it_was(model: Any) -> Iterator[None]:
+    """Whatever a step does to a model besides its weights is undone, and no random number is drawn."""
+    with unchanged_random_states(), unchanged_model(model):
+        yield
