@@ -213,18 +213,8 @@ def _backends(args: Arguments) -> Problems:
 
 
 COERCIONS: tuple[Callable[[Arguments], Problems], ...] = (
-    _output,
-    _json_strings,
-    _aliases,
-    _enums,
-    _intervals,
-    _durations,
-    _best,
-    _sorting,
-    _trackers,
-    _hardware,
-    _backends,
-)
+    _output, _json_strings, _aliases, _enums, _intervals, _durations, _best, _sorting, _trackers, _hardware, _backends,
+)  # fmt: skip
 
 
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}

@@ -12,19 +12,14 @@ from trainwright.config.enums import FSDPOption
 from trainwright.config.protocol import Arguments
 
 SHARDING = (
-    FSDPOption.FULL_SHARD,
-    FSDPOption.SHARD_GRAD_OP,
-    FSDPOption.NO_SHARD,
-    FSDPOption.HYBRID_SHARD,
+    FSDPOption.FULL_SHARD, FSDPOption.SHARD_GRAD_OP, FSDPOption.NO_SHARD, FSDPOption.HYBRID_SHARD,
     FSDPOption.HYBRID_SHARD_ZERO2,
-)
+)  # fmt: skip
 # In version 2, whether the word frees parameters after the forward pass; `no_shard` keeps whole models.
 RESHARDS: dict[str, bool] = {
-    FSDPOption.FULL_SHARD: True,
-    FSDPOption.SHARD_GRAD_OP: False,
-    FSDPOption.HYBRID_SHARD: True,
+    FSDPOption.FULL_SHARD: True, FSDPOption.SHARD_GRAD_OP: False, FSDPOption.HYBRID_SHARD: True,
     FSDPOption.HYBRID_SHARD_ZERO2: False,
-}
+}  # fmt: skip
 HYBRID = (FSDPOption.HYBRID_SHARD, FSDPOption.HYBRID_SHARD_ZERO2)  # parts within a node, copies between nodes
 XLA = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
 OF_VERSION_1 = ("forward_prefetch", "backward_prefetch", "use_orig_params", "sync_module_states", "limit_all_gathers")
