@@ -17,8 +17,6 @@ from trainwright.config.rules import (
     cautions,
     check,
     check_run,
-    construction,
-    start,
     violations,
 )
 from trainwright.config.rules.stages import RULES, RunFacts, Stage, of_stage
@@ -26,7 +24,7 @@ from trainwright.errors import ArgumentError
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.optim.optimizer_table import OPTIMIZERS
 
-BY_NAME = {one.check.__name__: one.check for one in RULES}
+BY_NAME = {one.name: one.check for one in RULES}
 STEPS = {"eval_strategy": "steps", "eval_steps": 5}
 BUDGET = {"max_tokens_per_batch": 64}
 PACKING = {"packing": "best_fit", "packing_length": 64}
@@ -465,7 +463,7 @@ def test_every_rule_has_a_row():
         (CAUTION, Stage.WARNING),
         (IDLE, Stage.ADVICE),
     ):
-        names = [rule.check.__name__ for rule in of_stage(stage)]
+        names = [rule.name for rule in of_stage(stage)]
         assert {row[0] for row in table} == set(names)
         assert len(set(names)) == len(names)
 
@@ -494,12 +492,12 @@ def test_a_rule_reads_the_fields_that_it_is_about_and_no_others(settings):
         args = object.__new__(Recorded)
         vars(args).update(vars(unchecked(**settings)), read=set())
         one.message(args, RunFacts(max_steps=10, has_open_end=True, eval_names=("a",), supports_bf16=False))
-        assert vars(args)["read"] <= one.fields, one.check.__name__
+        assert vars(args)["read"] <= one.fields, one.name
 
 
 @pytest.mark.parametrize(("name", "refused", "words", "legal"), ALONE)
 def test_a_contradiction_is_refused_and_its_neighbour_is_not(name, refused, words, legal):
-    rule = getattr(construction, name)
+    rule = BY_NAME[name]
     with pytest.raises(ArgumentError) as caught:
         Seq2SeqTrainingArguments(**refused)
     for word in words.split():
@@ -516,7 +514,7 @@ def test_a_contradiction_of_the_run_is_refused_and_its_neighbour_is_not(name, re
         check_run(args, RunFacts(**facts))
     for word in words.split():
         assert word in str(caught.value)
-    assert getattr(start, name)(args, RunFacts(**facts)) == str(caught.value)
+    assert BY_NAME[name](args, RunFacts(**facts)) == str(caught.value)
     settings, facts = legal
     check_run(TrainingArguments(**settings), RunFacts(**facts))
 
@@ -527,7 +525,7 @@ def test_what_a_run_cannot_make_use_of_is_a_warning(name, pointless, words, usef
     args = TrainingArguments(**settings)
     check_run(args, RunFacts(**facts))
     (message,) = cautions(args, RunFacts(**facts))
-    assert message == getattr(start, name)(args, RunFacts(**facts))
+    assert message == BY_NAME[name](args, RunFacts(**facts))
     for word in words.split():
         assert word in message
     settings, facts = useful

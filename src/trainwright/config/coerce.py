@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -98,14 +98,19 @@ def _aliases(args: Arguments) -> Problems:
     return []
 
 
-def _enums(args: Arguments) -> Problems:
+def _converted(args: Arguments, names: Iterable[str], convert: Callable[[str, Any], object]) -> Problems:
+    """Sets fields to what `convert` makes of a name and a value; its ValueErrors are the problems."""
     problems = []
-    for name in ENUMS:
+    for name in names:
         try:
-            setattr(args, name, as_enum(name, getattr(args, name)))
+            setattr(args, name, convert(name, value_of(args, name)))
         except ValueError as error:
             problems.append(f"{name}: {error}")
-    return problems + _debug(args)
+    return problems
+
+
+def _enums(args: Arguments) -> Problems:
+    return _converted(args, ENUMS, as_enum) + _converted(args, ("debug",), _debug)
 
 
 def as_enum(name: str, value: Any) -> Any:  # Any: a word or a member of any enum; a member of the field's enum
@@ -122,13 +127,9 @@ def as_enum(name: str, value: Any) -> Any:  # Any: a word or a member of any enu
         raise ArgumentError(refusal or str(error)) from None
 
 
-def _debug(args: Arguments) -> Problems:
-    words = args.debug.split() if isinstance(args.debug, str) else args.debug or []
-    try:
-        args.debug = [DebugOption(word.value if isinstance(word, Enum) else word) for word in words]
-    except ValueError as error:
-        return [f"debug: {error}"]
-    return []
+def _debug(name: str, value: str | Iterable[str | Enum] | None) -> list[DebugOption]:
+    words = value.split() if isinstance(value, str) else value or []
+    return [DebugOption(word.value if isinstance(word, Enum) else word) for word in words]
 
 
 def _intervals(args: Arguments) -> Problems:
@@ -147,33 +148,16 @@ def _intervals(args: Arguments) -> Problems:
 
 def _durations(args: Arguments) -> Problems:
     """Afterwards they are seconds."""
-    problems = []
-    for name in DURATION_FIELDS:
-        value = value_of(args, name)
-        if value is not None:
-            try:
-                setattr(args, name, parse_duration(value))
-            except ValueError as error:
-                problems.append(f"{name}: {error}")
-    return problems
+    given = [name for name in DURATION_FIELDS if value_of(args, name) is not None]
+    return _converted(args, given, lambda name, value: parse_duration(value))
 
 
 def _best(args: Arguments) -> Problems:
-    wanted = args.load_best_model_at_end or args.lr_scheduler_type in (
-        SchedulerType.REDUCE_ON_PLATEAU,
-        SchedulerType.GREEDY,
-    )
-    if wanted and args.metric_for_best_model is None:
+    follows = args.lr_scheduler_type in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
+    if (args.load_best_model_at_end or follows) and args.metric_for_best_model is None:
         args.metric_for_best_model = "loss"
     if args.greater_is_better is None and args.metric_for_best_model is not None:
         args.greater_is_better = not args.metric_for_best_model.endswith("loss")
-    return []
-
-
-def _sorting(args: Arguments) -> Problems:
-    """The older wish for batches of similar length is the strategy that makes them."""
-    if value_of(args, "sortish_sampler") and args.train_sampling_strategy == "random":
-        args.train_sampling_strategy = "group_by_length"
     return []
 
 
@@ -185,7 +169,9 @@ def _trackers(args: Arguments) -> Problems:
     return []
 
 
-def _hardware(args: Arguments) -> Problems:
+def _data_and_hardware(args: Arguments) -> Problems:
+    if value_of(args, "sortish_sampler") and args.train_sampling_strategy == "random":  # the older wish for the same
+        args.train_sampling_strategy = "group_by_length"
     if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
         args.torch_compile = True
     if args.torch_compile and args.torch_compile_backend is None:
@@ -213,7 +199,7 @@ def _backends(args: Arguments) -> Problems:
 
 
 COERCIONS: tuple[Callable[[Arguments], Problems], ...] = (
-    _output, _json_strings, _aliases, _enums, _intervals, _durations, _best, _sorting, _trackers, _hardware, _backends,
+    _output, _json_strings, _aliases, _enums, _intervals, _durations, _best, _trackers, _data_and_hardware, _backends,
 )  # fmt: skip
 
 
@@ -225,7 +211,7 @@ WARM_UP = 2  # steps at the beginning of a run that are slower than the rest
 _PART = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)")
 
 
-def parse_duration(value: Any) -> float:  # Any: what a user passed
+def parse_duration(value: object) -> float:
     """Parses "90s", "20min", "8h", "1h30m" or a number of seconds above 0 into seconds; else raises ValueError."""
     if isinstance(value, Real) and not isinstance(value, bool):
         result = float(value)
@@ -264,7 +250,7 @@ class StepRange(NamedTuple):
         return None if self.first is None else self.first + self.num - 1
 
 
-def parse_steps(value: Any) -> StepRange:  # Any: what a user passed
+def parse_steps(value: object) -> StepRange:
     """Parses the steps that a profiler traces: "10-15", or a number of steps; else raises ValueError."""
     text = str(value).strip() if isinstance(value, (str, Integral)) and not isinstance(value, bool) else ""
     match = re.fullmatch(r"(?:(?P<first>\d+)\s*-\s*)?(?P<last>\d+)", text)
@@ -277,7 +263,7 @@ def parse_steps(value: Any) -> StepRange:  # Any: what a user passed
     return StepRange(None, last) if first is None else StepRange(first, last - first + 1)
 
 
-def parse_factor(value: Any) -> float | None:  # Any: what a user passed
+def parse_factor(value: object) -> float | None:
     """Parses a factor: 0.1 of "0.1x" or "x0.1"; None for what is no factor."""
     match = re.fullmatch(r"x(?P<after>\S+)|(?P<before>\S+)x", value) if isinstance(value, str) else None
     if match is None:

@@ -18,6 +18,11 @@ class ExplicitEnum(str, Enum):
         raise ValueError(f"{value!r} is not one of its values.{guess} Allowed: {', '.join(allowed)}.")
 
 
+def word(value: object) -> str:
+    """Returns the text of a value of any enum, also of transformers', as a user writes it; text as it is."""
+    return str(getattr(value, "value", value))
+
+
 class IntervalStrategy(ExplicitEnum):
     """Interval of an event: never, every so many optimizer steps, or at the end of each epoch."""
 

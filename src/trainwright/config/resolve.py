@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.config import plans
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.coerce import StepRange, parse_steps
+from trainwright.config.enums import word
 from trainwright.config.fields import value_of
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import refuse
@@ -212,7 +213,7 @@ def sampling(
 ) -> plans.SamplingPlan:
     packs = value_of(args, "packing") is not None
     return plans.SamplingPlan(
-        strategy=str(getattr(args.train_sampling_strategy, "value", args.train_sampling_strategy)),
+        strategy=word(args.train_sampling_strategy),
         batch_size=batch_size,
         micro_batches=micro_batches(args),
         num_processes=num_processes,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from trainwright._types import JSONObject
 from trainwright.config import resolve
 from trainwright.config.coerce import coerce
+from trainwright.config.enums import word
 from trainwright.config.fields import ALIASES, GROUPS, SETTINGS, batch_formers, defaults_of, value_of
 from trainwright.config.fields.setting import HERE, PER_START
 from trainwright.config.plans import StepPlan
@@ -130,7 +131,7 @@ def _lines(args: Arguments, *, batch: str, length: str, warmup: str, steps: Any)
     return [
         f"batch     {_batch(args)} per device x {batch}",
         f"length    {length}",
-        f"optimizer {_text(args.optim)}, learning rate {args.learning_rate:g}, {_text(args.lr_scheduler_type)} after "
+        f"optimizer {word(args.optim)}, learning rate {args.learning_rate:g}, {word(args.lr_scheduler_type)} after "
         f"{warmup} in {precision}",
         f"rhythm    {_rhythms(args, steps)}",
     ]
@@ -181,15 +182,11 @@ def _length(args: Arguments, plan: StepPlan) -> str:
     return f"{plan.max_steps} steps, {args.num_train_epochs:g} epochs of {each}"
 
 
-def _rhythm(strategy: Any, steps: float | None) -> str:
-    kind = _text(strategy)
+def _rhythm(strategy: object, steps: float | None) -> str:
+    kind = word(strategy)
     if kind == "steps" and steps is not None and steps < 1:
         return f"every {steps:g} of all steps"
     return {"no": "never", "epoch": "every epoch", "best": "at each best evaluation"}.get(kind, f"every {steps} steps")
-
-
-def _text(value: Any) -> str:
-    return str(getattr(value, "value", value))
 
 
 # -- differences from the arguments of the checkpoint that a run resumes from ------------------------------------------
@@ -241,14 +238,14 @@ def impossible_changes(found: list[Difference], *, has_own_optimizer: bool) -> I
             )
 
 
-def _family(optimizer: Any) -> str:
+def _family(optimizer: object) -> str:
     name = str(optimizer)
     for suffix in FUSED:
         name = name.removesuffix(suffix)
     return name
 
 
-def _is_same(before: Any, now: Any) -> bool:
+def _is_same(before: object, now: object) -> bool:
     """Equal as numbers, texts, lists and dicts; JSON knows no tuples and no int beside a float."""
     if isinstance(before, (list, tuple)) and isinstance(now, (list, tuple)):
         return len(before) == len(now) and all(map(_is_same, before, now))

@@ -17,6 +17,7 @@ from trainwright import model_facts
 from trainwright.checkpoint import weights
 from trainwright.checkpoint.disk_space import weights_bytes
 from trainwright.config import resolve
+from trainwright.config.enums import word
 from trainwright.host import available_bytes
 from trainwright.preflight.check_registry import CheckFacts, Finding, check, some
 from trainwright.preflight.memory.memory_plan import in_words
@@ -187,7 +188,7 @@ def disk(facts: CheckFacts) -> Iterator[Finding]:
 
 
 def _num_saves(facts: CheckFacts) -> int:
-    plan, strategy = facts.plan, str(getattr(facts.args.save_strategy, "value", facts.args.save_strategy))
+    plan, strategy = facts.plan, word(facts.args.save_strategy)
     if plan is None or plan.has_open_end or strategy not in ("steps", "epoch"):
         return 0 if strategy == "no" else 1
     if strategy == "epoch":

@@ -49,7 +49,7 @@ def defaults_of(kind: type) -> dict[str, Any]:  # Any: the values of any datacla
     return defaults
 
 
-def value_of(args: Any, name: str) -> Any:  # Any: arguments of any class, and the value of any field
+def value_of(args: object, name: str) -> Any:  # Any: the value of any field
     """The value of a field that the class of `args` may lack, as transformers' does.
 
     Then it is that of the field's older name, which an older transformers has, or the field's default.
@@ -65,19 +65,19 @@ def value_of(args: Any, name: str) -> Any:  # Any: arguments of any class, and t
     return getattr(args, name, setting.default)
 
 
-def has_other_meaning(args: Any, name: str) -> bool:  # Any: arguments of any class
+def has_other_meaning(args: object, name: str) -> bool:
     """Returns True if the class of `args` declares one of our fields anew, which may then mean something else."""
     ours = OurFields.__dataclass_fields__.get(name)
     theirs = getattr(type(args), "__dataclass_fields__", {}).get(name)
     return ours is not None and theirs is not None and theirs is not ours
 
 
-def batch_formers(args: Any) -> list[str]:  # Any: arguments of any class
+def batch_formers(args: object) -> list[str]:
     """The settings that are on and form batches by length themselves."""
     return [name for name in ("max_tokens_per_batch", "packing") if value_of(args, name) is not None]
 
 
-def out_of_range(args: Any) -> Iterator[tuple[str, str]]:  # Any: arguments of any class
+def out_of_range(args: object) -> Iterator[tuple[str, str]]:
     """Fields that hold what they must not, each with a message. Fields that `args` lacks are passed over."""
     for name, limits in RANGES.items():
         if not hasattr(args, name) or has_other_meaning(args, name):

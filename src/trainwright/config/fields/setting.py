@@ -38,7 +38,7 @@ class Range:
     hint: str = ""
     only_warns: bool = False
 
-    def problem(self, name: str, value: Any) -> str | None:  # Any: what a user passed
+    def problem(self, name: str, value: object) -> str | None:
         if value is None and self.optional:
             return None
         if not isinstance(value, Integral if self.whole else Real):
@@ -48,7 +48,7 @@ class Range:
             return None
         return self._outside(name, value)
 
-    def caution(self, name: str, value: Any) -> str | None:  # Any: what a user passed
+    def caution(self, name: str, value: object) -> str | None:
         """A message about a number that trains, though it is outside of the range."""
         if not self.only_warns or not isinstance(value, Real) or self.allows(float(value)):
             return None
@@ -128,7 +128,7 @@ class Setting:
         return (None, *self.choices) if self.default is None and self.choices else self.choices
 
 
-def setting(default: Any, help: str, **facts: Any) -> Any:  # Any, as dataclasses.field() is to a type checker
+def setting(default: object, help: str, **facts: Any) -> Any:  # Any, as dataclasses.field() is to a type checker
     """Declares a field of a `FieldGroup`.
 
     Args:
@@ -142,17 +142,17 @@ def setting(default: Any, help: str, **facts: Any) -> Any:  # Any, as dataclasse
     return Setting(default, help, **facts)
 
 
-def tunable(default: Any, help: str, *, on_resume: str | None = HERE, **facts: Any) -> Any:  # Any: see setting()
+def tunable(default: object, help: str, *, on_resume: str | None = HERE, **facts: object) -> Any:  # Any: see setting()
     """Declares a field that a search may vary, and a change of which takes effect on a resume or does `on_resume`."""
     return setting(default, help, on_resume=on_resume, searchable=True, **facts)
 
 
-def fixed(default: Any, help: str, **facts: Any) -> Any:  # Any: see setting()
+def fixed(default: object, help: str, **facts: object) -> Any:  # Any: see setting()
     """Declares a field that is the same in all trials of a search, and a change of which takes effect on a resume."""
     return setting(default, help, on_resume=HERE, searchable=False, **facts)
 
 
-def not_compared(default: Any, help: str, **facts: Any) -> Any:  # Any: see setting()
+def not_compared(default: object, help: str, **facts: object) -> Any:  # Any: see setting()
     """Declares a field that no search varies, and that may differ between the starts of one run."""
     return setting(default, help, on_resume=PER_START, searchable=False, **facts)
 

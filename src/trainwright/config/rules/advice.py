@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from trainwright.config import deepspeed_config
 from trainwright.config.accelerator import AcceleratorConfig
+from trainwright.config.enums import word
 from trainwright.config.fields import RANGES, SETTINGS, value_of
 from trainwright.config.protocol import Arguments
-from trainwright.config.rules.stages import Stage, rule
+from trainwright.config.rules.stages import Stage, no_effect, rule
 
 PROJECTED = ("galore", "apollo")
 TAKES_NO_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
@@ -25,45 +28,35 @@ OF_SEVERAL_PROCESSES = (
 
 
 def _without(args: Arguments, name: str, switch: str) -> str | None:
-    if value_of(args, name) and not value_of(args, switch):
-        return f"{name} has no effect without {switch}."
-    return None
+    """A message about a setting that is on while its switch is off."""
+    return no_effect([name], f"without {switch}") if value_of(args, name) and not value_of(args, switch) else None
 
 
 def _family(args: Arguments, members: tuple[str, ...], where: str) -> str | None:
     """One message about all members of a family that were set."""
     names = [name for name in members if value_of(args, name) != SETTINGS[name].default]
-    if not names:
-        return None
-    return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect {where}."
+    return no_effect(names, where) if names else None
 
 
-def _needs(name: str, setting: str, switch: str) -> None:
-    """Makes the rule `name`: a setting that is on has no effect while its switch is off."""
-
-    def check(args: Arguments) -> str | None:
-        return _without(args, setting, switch)
-
-    check.__name__ = name
-    rule(Stage.ADVICE, setting, switch)(check)
+for _called, _setting, _switch in (
+    ("checkpointing_settings", "activation_checkpointing_kwargs", "activation_checkpointing"),
+    ("timeout_of_workers", "dataloader_timeout", "dataloader_num_workers"),
+    ("liger_settings", "liger_kernel_config", "use_liger_kernel"),
+    ("generation_length", "generation_max_length", "predict_with_generate"),
+    ("generation_beams", "generation_num_beams", "predict_with_generate"),
+    ("generation_configuration", "generation_config", "predict_with_generate"),
+):
+    rule(Stage.ADVICE, _setting, _switch, called=_called)(partial(_without, name=_setting, switch=_switch))
 
 
 def _idle(name: str, members: tuple[str, ...], where: str, *switches: str) -> None:
     """Makes the rule `name`: settings that are no defaults have no effect, unless one of the switches is on."""
 
+    @rule(Stage.ADVICE, *members, *switches, called=name)
     def check(args: Arguments) -> str | None:
         return None if any(value_of(args, switch) for switch in switches) else _family(args, members, where)
 
-    check.__name__ = name
-    rule(Stage.ADVICE, *members, *switches)(check)
 
-
-_needs("checkpointing_settings", "activation_checkpointing_kwargs", "activation_checkpointing")
-_needs("timeout_of_workers", "dataloader_timeout", "dataloader_num_workers")
-_needs("liger_settings", "liger_kernel_config", "use_liger_kernel")
-_needs("generation_length", "generation_max_length", "predict_with_generate")
-_needs("generation_beams", "generation_num_beams", "predict_with_generate")
-_needs("generation_configuration", "generation_config", "predict_with_generate")
 _idle("tracker_settings", OF_TRACKERS, "without report_to", "report_to")
 _idle("hub_settings", OF_THE_HUB, "without push_to_hub", "push_to_hub")
 _idle("settings_of_packing", ("packing_length", "packing_overflow"), "without packing", "packing")
@@ -103,8 +96,7 @@ def accelerator_settings(args: Arguments) -> str | None:
     idle = [f"accelerator_config.{name}" for name in names if getattr(config, name) != getattr(usual, name)]
     if (config.gradient_accumulation_kwargs or {}).get("sync_each_batch"):
         idle.append("accelerator_config.gradient_accumulation_kwargs['sync_each_batch']")
-    verb = "has" if len(idle) == 1 else "have"
-    return f"{', '.join(idle)} {verb} no effect in one process." if idle else None
+    return no_effect(idle, "in one process") if idle else None
 
 
 @rule(Stage.ADVICE, "predict_with_generate", "prediction_loss_only")
@@ -147,7 +139,7 @@ def unusual_numbers(args: Arguments) -> str | None:
 
 @rule(Stage.ADVICE, "optim", "optim_target_modules")
 def projected_modules(args: Arguments) -> str | None:
-    name = str(getattr(args.optim, "value", args.optim))
+    name = word(args.optim)
     if args.optim_target_modules and not name.startswith(PROJECTED):
         return f"optim_target_modules has no effect with optim={name!r}: only GaLore and APOLLO project modules."
     return None
@@ -155,7 +147,7 @@ def projected_modules(args: Arguments) -> str | None:
 
 @rule(Stage.ADVICE, "lr_scheduler_type", "warmup_steps")
 def warmup_of_a_constant_rate(args: Arguments) -> str | None:
-    name = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    name = word(args.lr_scheduler_type)
     if args.warmup_steps > 0 and name in TAKES_NO_WARMUP:
         cure = " Use lr_scheduler_type='constant_with_warmup'." if name == "constant" else ""
         return f"warmup_steps={args.warmup_steps} has no effect with lr_scheduler_type={name!r}.{cure}"
@@ -178,10 +170,8 @@ def last_batch_of_a_budget(args: Arguments) -> str | None:
 
 @rule(Stage.ADVICE, "save_total_limit", "save_keep_every", "save_keep_every_steps")
 def kept_beyond_no_limit(args: Arguments) -> str | None:
-    if (args.save_total_limit or 0) > 0:
-        return None
-    family = ("save_keep_every", "save_keep_every_steps")
-    return _family(args, family, "without save_total_limit: all checkpoints are kept")
+    where, members = "without save_total_limit: all checkpoints are kept", ("save_keep_every", "save_keep_every_steps")
+    return None if (args.save_total_limit or 0) > 0 else _family(args, members, where)
 
 
 @rule(Stage.ADVICE, "save_strategy", "save_total_limit", "max_train_time", "save_every")
@@ -196,7 +186,7 @@ def limit_without_saves(args: Arguments) -> str | None:
 def saving_on_exception(args: Arguments) -> str | None:
     if not value_of(args, "save_on_exception"):
         return None
-    name = str(getattr(args.optim, "value", args.optim))
+    name = word(args.optim)
     if args.world_size > 1:
         return "save_on_exception has no effect in several processes: those without the error are within the next step."
     if _updates_in_backward(name):
@@ -212,7 +202,7 @@ def _updates_in_backward(optim: str) -> bool:
 def guarded_updates(args: Arguments) -> str | None:
     policies = {name: value_of(args, name) for name in ("on_nonfinite", "on_spike")}
     asked = [f"{name}={value!r}" for name, value in policies.items() if value not in ("ignore", "off")]
-    name = str(getattr(args.optim, "value", args.optim))
+    name = word(args.optim)
     if _updates_in_backward(name):
         where = f"with optim={name!r}: it changes weights during the backward pass"
     elif not args.deepspeed:
@@ -223,9 +213,7 @@ def guarded_updates(args: Arguments) -> str | None:
         decided = {"on_nonfinite": ("rollback",), "on_spike": ("skip", "rollback", "stop")}  # before the update
         asked = [f"{name}={value!r}" for name, value in policies.items() if value in decided[name]]
         where = "with DeepSpeed, which decides by itself before its update: it skips a step that is not finite"
-    if not asked:
-        return None
-    return f"{' and '.join(asked)} {'has' if len(asked) == 1 else 'have'} no effect {where}."
+    return no_effect(asked, where, joined_by=" and ") if asked else None
 
 
 @rule(Stage.ADVICE, "on_nonfinite", "on_spike", *OF_ROLLBACKS)

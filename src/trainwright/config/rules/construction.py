@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from numbers import Real
 from typing import Any
 
 from trainwright.config.coerce import parse_factor, parse_steps
+from trainwright.config.enums import word
 from trainwright.config.fields import SETTINGS, batch_formers, value_of
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, rule
 from trainwright.distributed.world import PARALLEL_SIZES
 
 # -- intervals --------------------------------------------------------------------------------------------------------
-
-
-@rule(Stage.CONSTRUCTION, "logging_strategy", "logging_steps")
-def logging_interval(args: Arguments) -> str | None:
-    return _interval(args, "logging")
-
-
-@rule(Stage.CONSTRUCTION, "eval_strategy", "eval_steps")
-def eval_interval(args: Arguments) -> str | None:
-    return _interval(args, "eval")
-
-
-@rule(Stage.CONSTRUCTION, "save_strategy", "save_steps")
-def save_interval(args: Arguments) -> str | None:
-    return _interval(args, "save")
 
 
 def _interval(args: Arguments, what: str) -> str | None:
@@ -45,6 +32,11 @@ def _interval(args: Arguments, what: str) -> str | None:
     if steps > 1 and steps != int(steps):
         return f"{what}_steps={steps!r}: a number of steps is whole; only a share of all steps, below 1, is not."
     return None
+
+
+for _what in ("logging", "eval", "save"):
+    _names = (f"{_what}_strategy", f"{_what}_steps")
+    rule(Stage.CONSTRUCTION, *_names, called=f"{_what}_interval")(partial(_interval, what=_what))
 
 
 @rule(Stage.CONSTRUCTION, "hub_token")
@@ -72,30 +64,27 @@ def profiled_steps(args: Arguments) -> str | None:
 def best_needs_evaluation(args: Arguments) -> str | None:
     if args.load_best_model_at_end and args.eval_strategy == "no" and args.save_strategy in ("steps", "epoch"):
         return (
-            f"load_best_model_at_end=True needs evaluations at the saves of save_strategy={_word(args.save_strategy)}, "
-            "and eval_strategy='no' has none. Set eval_strategy='epoch' or 'steps', or load_best_model_at_end=False."
+            "load_best_model_at_end=True needs evaluations at the saves of "
+            f"save_strategy={word(args.save_strategy)!r}, and eval_strategy='no' has none. Set eval_strategy='epoch' or 'steps', or load_best_model_at_end=False."
         )
     return None
 
 
 @rule(Stage.CONSTRUCTION, "eval_strategy", "save_strategy", "load_best_model_at_end")
 def best_needs_matching_saves(args: Arguments) -> str | None:
-    if not args.load_best_model_at_end or args.eval_strategy == "no" or args.save_strategy == "best":
-        return None
-    if args.eval_strategy == args.save_strategy:
+    is_asked = args.load_best_model_at_end and args.eval_strategy != "no"
+    if not is_asked or args.save_strategy in ("best", args.eval_strategy):
         return None
     return (
-        f"load_best_model_at_end=True needs a checkpoint at evaluations, but eval_strategy={_word(args.eval_strategy)} "
-        f"and save_strategy={_word(args.save_strategy)} differ. Make them equal, or set save_strategy='best'."
+        "load_best_model_at_end=True needs a checkpoint at evaluations, but "
+        f"eval_strategy={word(args.eval_strategy)!r} and save_strategy={word(args.save_strategy)!r} differ. Make them equal, or set save_strategy='best'."
     )
 
 
 @rule(Stage.CONSTRUCTION, "eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end")
 def best_saves_are_multiples(args: Arguments) -> str | None:
-    both_steps = args.eval_strategy == "steps" and args.save_strategy == "steps"
-    if args.eval_steps is None or not args.load_best_model_at_end or not both_steps:
-        return None
-    if _is_multiple(args.save_steps, args.eval_steps):
+    both_steps = args.eval_strategy == "steps" and args.save_strategy == "steps" and args.eval_steps is not None
+    if not args.load_best_model_at_end or not both_steps or _is_multiple(args.save_steps, args.eval_steps):
         return None
     reason = "is a share of all steps and the other a number"
     if (args.save_steps < 1) == (args.eval_steps < 1):
@@ -125,7 +114,7 @@ def saving_the_best_needs_a_metric(args: Arguments) -> str | None:
 def schedule_needs_evaluation(args: Arguments) -> str | None:
     if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy") and args.eval_strategy == "no":
         return (
-            f"lr_scheduler_type={_word(args.lr_scheduler_type)} follows the evaluations, and eval_strategy='no' has "
+            f"lr_scheduler_type={word(args.lr_scheduler_type)!r} follows the evaluations, and eval_strategy='no' has "
             "none. Set eval_strategy='epoch' or 'steps', or another schedule."
         )
     return None
@@ -199,8 +188,7 @@ def one_accumulation(args: Arguments) -> str | None:
 def sharded_best_needs_full_checkpoints(args: Arguments) -> str | None:
     if args.deepspeed and args.save_only_model and args.load_best_model_at_end:
         return (
-            "save_only_model=True leaves out what load_best_model_at_end=True loads under deepspeed. "
-            "Set either to False."
+            "save_only_model=True leaves out what load_best_model_at_end=True loads under deepspeed. Set one to False."
         )
     return None
 
@@ -238,21 +226,6 @@ def rates_by_pattern(args: Arguments) -> str | None:
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
-@rule(Stage.CONSTRUCTION, "dataloader_num_workers", "dataloader_prefetch_factor")
-def prefetch_needs_workers(args: Arguments) -> str | None:
-    return _needs_workers(args, "dataloader_prefetch_factor")
-
-
-@rule(Stage.CONSTRUCTION, "dataloader_num_workers", "dataloader_persistent_workers")
-def persistence_needs_workers(args: Arguments) -> str | None:
-    return _needs_workers(args, "dataloader_persistent_workers")
-
-
-@rule(Stage.CONSTRUCTION, "dataloader_num_workers", "dataloader_multiprocessing_context")
-def start_method_needs_workers(args: Arguments) -> str | None:
-    return _needs_workers(args, "dataloader_multiprocessing_context")
-
-
 def _needs_workers(args: Arguments, name: str) -> str | None:
     value = getattr(args, name)
     if args.dataloader_num_workers == 0 and value not in (None, False):
@@ -261,6 +234,15 @@ def _needs_workers(args: Arguments, name: str) -> str | None:
             f"Raise dataloader_num_workers, or drop {name}."
         )
     return None
+
+
+for _what, _name in (
+    ("prefetch", "dataloader_prefetch_factor"),
+    ("persistence", "dataloader_persistent_workers"),
+    ("start_method", "dataloader_multiprocessing_context"),
+):
+    _check = partial(_needs_workers, name=_name)
+    rule(Stage.CONSTRUCTION, "dataloader_num_workers", _name, called=f"{_what}_needs_workers")(_check)
 
 
 @rule(Stage.CONSTRUCTION, "max_tokens_per_batch", "packing")
@@ -323,7 +305,8 @@ def packing_needs_a_length(args: Arguments) -> str | None:
 @rule(Stage.CONSTRUCTION, "parallelism_config")
 def sizes_are_accelerates(args: Arguments) -> str | None:
     config = args.parallelism_config
-    wrong = [name for name in PARALLEL_SIZES if not _is_size(getattr(config, name, None))]
+    sizes = {name: getattr(config, name, None) for name in PARALLEL_SIZES}
+    wrong = [name for name, size in sizes.items() if not (type(size) is int and size >= 1)]
     if config is None or not wrong:
         return None
     return (
@@ -332,14 +315,5 @@ def sizes_are_accelerates(args: Arguments) -> str | None:
     )
 
 
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, Real)
-
-
-def _word(value: Any) -> str:
-    """The value of an enum as a user writes it."""
-    return repr(getattr(value, "value", value))

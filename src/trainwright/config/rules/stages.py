@@ -48,6 +48,7 @@ class RunFacts:
 class Rule:
     """One check. It returns a message that names a cause and a cure, or None."""
 
+    name: str
     stage: Stage
     fields: frozenset[str]  # all fields that the check reads
     check: Callable[..., str | None]  # takes the arguments; where the run shows something, its facts too
@@ -59,16 +60,24 @@ class Rule:
 RULES: list[Rule] = []
 
 
-def rule(stage: Stage, *names: str) -> Callable[[Check], Check]:
-    """Registers a function as a rule of a stage about these fields; ValueError where there is no such field."""
+def rule(stage: Stage, *names: str, called: str | None = None) -> Callable[[Check], Check]:
+    """Registers a function as a rule of a stage about these fields; ValueError where there is no such field.
+
+    A function that several rules call, each with other arguments in a `partial`, is `called` by the name of each rule.
+    """
     if unknown := set(names) - set(SETTINGS):
         raise ValueError(f"A rule is about {sorted(unknown)}, which are no fields.")
 
     def register(check: Check) -> Check:
-        RULES.append(Rule(stage, frozenset(names), check))
+        RULES.append(Rule(called or check.__name__, stage, frozenset(names), check))
         return check
 
     return register
+
+
+def no_effect(names: Sequence[str], where: str, *, joined_by: str = ", ") -> str:
+    """Returns the message about settings without effect."""
+    return f"{joined_by.join(names)} {'has' if len(names) == 1 else 'have'} no effect {where}."
 
 
 def of_stage(stage: Stage) -> list[Rule]:

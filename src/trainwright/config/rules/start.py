@@ -7,11 +7,13 @@ a rule is a warning, said once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from trainwright.config.coerce import parse_steps
+from trainwright.config.enums import word
 from trainwright.config.fields import defaults_of, value_of
 from trainwright.config.protocol import Arguments
-from trainwright.config.rules.stages import RunFacts, Stage, rule
+from trainwright.config.rules.stages import RunFacts, Stage, no_effect, rule
 
 # Schedules whose rate at a step is the same however long the run is.
 WITHOUT_LENGTH = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy")
@@ -48,7 +50,7 @@ def resolve_best_metric(args: Arguments, eval_names: tuple[str, ...] = ()) -> Re
 def needs_length(args: Arguments, *, has_own_schedule: bool = False) -> str | None:
     """The first setting that only a run of known length can obey, as a person reads it; None if there is none."""
     if args.lr_scheduler_type not in WITHOUT_LENGTH and not has_own_schedule:
-        return f"lr_scheduler_type={str(getattr(args.lr_scheduler_type, 'value', args.lr_scheduler_type))!r}"
+        return f"lr_scheduler_type={word(args.lr_scheduler_type)!r}"
     names = ["warmup_steps", *(f"{w}_steps" for w in ("logging", "eval", "save") if is_by_steps(args, w))]
     for name in names:
         if 0 < (getattr(args, name) or 0) < 1:
@@ -83,8 +85,8 @@ def open_end_is_possible(args: Arguments, facts: RunFacts) -> str | None:
 @rule(Stage.START, "eval_strategy")
 def evaluation_needs_data(args: Arguments, facts: RunFacts) -> str | None:
     if facts.has_eval_dataset is False and args.eval_strategy != "no":
-        word = getattr(args.eval_strategy, "value", args.eval_strategy)
-        return f"eval_strategy={word!r} needs an eval_dataset, and none was given. Pass one, or set eval_strategy='no'."
+        asked = f"eval_strategy={word(args.eval_strategy)!r}"
+        return f"{asked} needs an eval_dataset, and none was given. Pass one, or set eval_strategy='no'."
     return None
 
 
@@ -118,9 +120,8 @@ def best_metric_names_its_set(args: Arguments, facts: RunFacts) -> str | None:
 )  # fmt: skip
 def best_metric_is_computed(args: Arguments, facts: RunFacts) -> str | None:
     metric = str(args.metric_for_best_model)
-    if facts.has_compute_metrics is not False or not _decides_by_metric(args):
-        return None
-    if metric.endswith(COMPUTED_BY_EVALUATION):
+    is_computed = facts.has_compute_metrics is not False or metric.endswith(COMPUTED_BY_EVALUATION)
+    if is_computed or not _decides_by_metric(args):
         return None
     return (
         f"metric_for_best_model={metric!r} is computed by nobody: there is no compute_metrics. "
@@ -156,11 +157,9 @@ def tf32_is_supported(args: Arguments, facts: RunFacts) -> str | None:
 
 @rule(Stage.START, "gradient_accumulation_steps", "accelerator_config", "ddp_static_graph")
 def static_graph_sees_every_batch(args: Arguments, facts: RunFacts) -> str | None:
-    config = args.accelerator_config
-    accumulation = getattr(config, "gradient_accumulation_kwargs", None) or {}
-    if facts.num_processes == 1 or not args.ddp_static_graph or accumulation.get("sync_each_batch"):
-        return None
-    if args.gradient_accumulation_steps == 1:
+    accumulation = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
+    averages_each = args.gradient_accumulation_steps == 1 or accumulation.get("sync_each_batch")
+    if facts.num_processes == 1 or not args.ddp_static_graph or averages_each:
         return None
     return (
         f"ddp_static_graph=True with gradient_accumulation_steps={args.gradient_accumulation_steps}: torch records the "
@@ -171,18 +170,16 @@ def static_graph_sees_every_batch(args: Arguments, facts: RunFacts) -> str | Non
 
 @rule(Stage.START, "optim")
 def updates_in_backward_stay_in_one_process(args: Arguments, facts: RunFacts) -> str | None:
-    if facts.num_processes > 1 and str(getattr(args.optim, "value", args.optim)) in ("lomo", "adalomo"):
+    if facts.num_processes > 1 and word(args.optim) in ("lomo", "adalomo"):
         return (
-            f"optim={str(getattr(args.optim, 'value', args.optim))!r} updates the weights during the backward pass, "
-            f"before the {facts.num_processes} processes have averaged their gradients, so their weights would part. "
+            f"optim={word(args.optim)!r} updates the weights during the backward pass, before the "
+            f"{facts.num_processes} processes have averaged their gradients, so their weights would part. "
             "Use another optimizer, or one process."
         )
     return None
 
 
-BY_LENGTH = ("group_by_length", "batch_rebalance")
-
-# -- the length of the run --------------------------------------------------------------------------------------------
+# -- warnings: the length of the run ----------------------------------------------------------------------------------
 
 
 @rule(Stage.WARNING, "num_train_epochs", "max_steps")
@@ -212,25 +209,6 @@ def warmup_is_whole(args: Arguments, facts: RunFacts) -> str | None:
     return None
 
 
-@rule(Stage.WARNING, "num_train_epochs", "max_steps", "logging_strategy", "logging_steps")
-def logging_is_reached(args: Arguments, facts: RunFacts) -> str | None:
-    return _never(args, facts, "logging")
-
-
-@rule(
-    Stage.WARNING, "num_train_epochs", "max_steps", "logging_strategy", "logging_steps", "eval_strategy", "eval_steps"
-)
-def evaluation_is_reached(args: Arguments, facts: RunFacts) -> str | None:
-    if args.eval_steps == args.logging_steps:
-        return None if args.logging_strategy == "steps" else _never(args, facts, "eval")
-    return _never(args, facts, "eval")
-
-
-@rule(Stage.WARNING, "num_train_epochs", "max_steps", "save_strategy", "save_steps")
-def saving_is_reached(args: Arguments, facts: RunFacts) -> str | None:
-    return _never(args, facts, "save")
-
-
 def _never(args: Arguments, facts: RunFacts, what: str) -> str | None:
     steps = getattr(args, f"{what}_steps")
     if facts.max_steps is None or getattr(args, f"{what}_strategy") != "steps" or not isinstance(steps, (int, float)):
@@ -247,18 +225,26 @@ def _never(args: Arguments, facts: RunFacts, what: str) -> str | None:
     )
 
 
+for _called, _what in (("logging_is_reached", "logging"), ("saving_is_reached", "save")):
+    _names = ("num_train_epochs", "max_steps", f"{_what}_strategy", f"{_what}_steps")
+    rule(Stage.WARNING, *_names, called=_called)(partial(_never, what=_what))
+
+
+@rule(
+    Stage.WARNING, "num_train_epochs", "max_steps", "logging_strategy", "logging_steps", "eval_strategy", "eval_steps"
+)
+def evaluation_is_reached(args: Arguments, facts: RunFacts) -> str | None:
+    is_told = args.eval_steps == args.logging_steps and args.logging_strategy == "steps"
+    return None if is_told else _never(args, facts, "eval")
+
+
 @rule(Stage.WARNING, "num_train_epochs", "max_steps", "profile")
 def profiled_steps_are_reached(args: Arguments, facts: RunFacts) -> str | None:
-    steps = value_of(args, "profile")
-    if facts.max_steps is None or steps is None:
+    steps, length = value_of(args, "profile"), facts.max_steps
+    last = None if steps is None else parse_steps(steps).last
+    if length is None or last is None or last <= length:
         return None
-    last = parse_steps(steps).last
-    if last is None or last <= facts.max_steps:
-        return None
-    return (
-        f"profile={steps!r} names steps beyond the run of {facts.max_steps} steps ({_length_field(args)}). "
-        "Name earlier ones."
-    )
+    return f"profile={steps!r} names steps beyond the run of {length} steps ({_length_field(args)}). Name earlier ones."
 
 
 @rule(Stage.WARNING, "num_train_epochs", "max_steps", "eval_strategy", "eval_delay")
@@ -279,12 +265,12 @@ def _length_field(args: Arguments) -> str:
     return f"max_steps={args.max_steps}" if args.max_steps >= 0 else f"num_train_epochs={args.num_train_epochs}"
 
 
-# -- data and evaluation ----------------------------------------------------------------------------------------------
+# -- warnings: data and evaluation ------------------------------------------------------------------------------------
 
 
 @rule(Stage.WARNING, "train_sampling_strategy")
 def lengths_need_a_map(args: Arguments, facts: RunFacts) -> str | None:
-    if facts.is_stream and args.train_sampling_strategy in BY_LENGTH:
+    if facts.is_stream and args.train_sampling_strategy in ("group_by_length", "batch_rebalance"):
         return (
             f"train_sampling_strategy={args.train_sampling_strategy!r} has no effect: the training data is a stream, "
             "which is read in its own order. Use 'random', or a dataset with a length."
@@ -296,11 +282,7 @@ def lengths_need_a_map(args: Arguments, facts: RunFacts) -> str | None:
 def best_is_evaluated(args: Arguments, facts: RunFacts) -> str | None:
     if args.eval_strategy != "no":
         return None
-    asked = [name for name in ("load_best_model_at_end=True",) if args.load_best_model_at_end]
-    asked += ["save_strategy='best'"] if args.save_strategy == "best" else []
-    if not asked:
-        return None
-    return (
-        f"{' and '.join(asked)} {'has' if len(asked) == 1 else 'have'} no effect with eval_strategy='no': no model is "
-        "ever judged. Set eval_strategy='epoch' or 'steps'."
-    )
+    asked = ["load_best_model_at_end=True"] * args.load_best_model_at_end
+    asked += ["save_strategy='best'"] * (args.save_strategy == "best")
+    where = "with eval_strategy='no': no model is ever judged. Set eval_strategy='epoch' or 'steps'"
+    return no_effect(asked, where, joined_by=" and ") if asked else None

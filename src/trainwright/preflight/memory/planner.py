@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainwright._types import Batch
 from trainwright.config import resolve
+from trainwright.config.enums import word
 from trainwright.config.fields import batch_formers
 from trainwright.config.protocol import Arguments
 from trainwright.engine.precision import supports_bf16
@@ -279,8 +280,7 @@ def changes(args: Arguments, *, can_bf16: bool) -> Iterator[tuple[Settings, str]
     ]
     rounded: list[Settings] = [{"bf16": True}] if can_bf16 and args.mixed_precision == "no" else []
     recomputed: list[Settings] = [] if args.activation_checkpointing else [{"activation_checkpointing": True}]
-    optim = str(getattr(args.optim, "value", args.optim))
-    another: list[Settings] = [{"optim": "adafactor"}] if optim.startswith("adamw") else []
+    another: list[Settings] = [{"optim": "adafactor"}] if word(args.optim).startswith("adamw") else []
     for single, price in ((smaller, SMALLER), (rounded, ROUNDED), (recomputed, RECOMPUTED)):
         yield from ((settings, price) for settings in single)
     together: Settings = {}
