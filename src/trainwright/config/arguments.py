@@ -52,16 +52,10 @@ class FieldSignature:
 def accept_old_names(kind: type) -> None:
     """Wrap the generated `__init__` of `kind`, once. Does nothing to one written by hand, or inherited."""
     init = vars(kind).get("__init__")
-    if init is not None and not hasattr(init, "accepts_old_names") and _is_generated(kind, init):
+    if init is None or hasattr(init, "accepts_old_names") or "__dataclass_fields__" not in vars(kind):
+        return
+    if set(inspect.signature(init).parameters) - {"self"} == {field.name for field in fields(kind) if field.init}:
         kind.__init__ = _accepting(kind, init)  # type: ignore[misc]  # replacing it is the purpose
-
-
-def _is_generated(kind: type, init: Callable[..., None]) -> bool:
-    """A dataclass' own `__init__` takes exactly the fields."""
-    if "__dataclass_fields__" not in vars(kind):
-        return False
-    names = set(inspect.signature(init).parameters) - {"self"}
-    return names == {field.name for field in fields(kind) if field.init}
 
 
 def _accepting(kind: type, init: Callable[..., None]) -> Callable[..., None]:

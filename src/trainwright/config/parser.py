@@ -170,8 +170,10 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         default = field.default_factory()
     has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
     settings: dict[str, Any] = {"default": default} if has_default else {"required": True}
-    if members == [bool]:
-        return _bool_option(hint is bool, settings)
+    if members == [bool]:  # False when nothing is said, and True by its bare name; a bool or None says it with a word
+        if hint is bool or default is not None:
+            settings = {"default": default or False, "nargs": "?", "const": True}
+        return {**settings, "type": string_to_bool}
     if lists:
         inner = (get_args(lists[0]) or (str,))[0]
         action = {"action": OneOrMore} if str in members else {}
@@ -184,14 +186,6 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     if bool in members and isinstance(default, str):  # argparse converts a text default too: "no" is none of a bool
         return {**settings, "type": lambda text: text if text == default else convert(text)}
     return {**settings, "type": convert}
-
-
-def _bool_option(is_certain: bool, settings: dict[str, Any]) -> dict[str, Any]:
-    """A bool is False when nothing is said, and True by its bare name; a bool or None says it with a word."""
-    default = settings.get("default")
-    if is_certain or default is not None:
-        return {"type": string_to_bool, "default": default or False, "nargs": "?", "const": True}
-    return {**settings, "type": string_to_bool}
 
 
 def _members(name: str, hint: Any) -> list[Any]:
@@ -264,11 +258,8 @@ class HfArgumentParser(ArgumentParser):
     def __init__(self, dataclass_types: DataClassType | Iterable[DataClassType] | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(**kwargs)
-        if dataclass_types is None:
-            dataclass_types = []
-        elif not isinstance(dataclass_types, Iterable):
-            dataclass_types = [dataclass_types]
-        self.dataclass_types: list[DataClassType] = list(dataclass_types)
+        types_ = () if dataclass_types is None else dataclass_types
+        self.dataclass_types: list[DataClassType] = list(types_ if isinstance(types_, Iterable) else [types_])
         for kind in self.dataclass_types:
             self._add_dataclass_arguments(kind)
 
@@ -300,10 +291,14 @@ class HfArgumentParser(ArgumentParser):
             ArgumentError: there are remaining words, and they were not asked for.
         """
         words = list(sys.argv[1:] if args is None else args)
-        files = _default_files(args_filename, look_for_args_file)
+        files = [Path(args_filename)] if args_filename else []
+        if not files and look_for_args_file and sys.argv and sys.argv[0]:
+            files = [Path(sys.argv[0]).with_suffix(".args")]
         if args_file_flag:
-            named, words = _named_files(args_file_flag, words)
-            files += named
+            finder = ArgumentParser(add_help=False, allow_abbrev=False)
+            finder.add_argument(args_file_flag, dest="files", action="append", default=[])
+            named, words = finder.parse_known_args(words)
+            files += map(Path, named.files)
         from_files = [word for file in files if file.exists() for word in file.read_text(encoding="utf-8").split()]
         older, words = self._older_names([*from_files, *words])
         namespace, remaining = self.parse_known_args(words)
@@ -388,17 +383,12 @@ class HfArgumentParser(ArgumentParser):
                 "its module, or import what its annotations name."
             ) from error
         if title := getattr(kind, "_argument_group_name", None):
-            group = self.add_argument_group(title)
-            for field in dataclasses.fields(kind):
-                if field.init:
-                    add_field(group, field, hints[field.name])
+            groups = {title: [field for field in dataclasses.fields(kind) if field.init]}
         else:
-            self._add_by_group(kind, hints)
-
-    def _add_by_group(self, kind: DataClassType, hints: dict[str, Any]) -> None:
-        groups = {group.title: group for group in self._action_groups}
-        for title, members in grouped(kind).items():
-            group = groups.get(title) or self.add_argument_group(title)
+            groups = grouped(kind)
+        there = {} if title else {group.title: group for group in self._action_groups}
+        for name, members in groups.items():
+            group = there.get(name) or self.add_argument_group(name)
             for field in members:
                 add_field(group, field, hints[field.name])
 
@@ -435,16 +425,3 @@ def _take(namespace: Namespace, kind: DataClassType) -> dict[str, Any]:
     for name in given:
         delattr(namespace, name)
     return given
-
-
-def _default_files(filename: str | None, look: bool) -> list[Path]:
-    if filename:
-        return [Path(filename)]
-    return [Path(sys.argv[0]).with_suffix(".args")] if look and sys.argv and sys.argv[0] else []
-
-
-def _named_files(flag: str, words: list[str]) -> tuple[list[Path], list[str]]:
-    finder = ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument(flag, dest="files", action="append", default=[])
-    found, rest = finder.parse_known_args(words)
-    return [Path(file) for file in found.files], rest

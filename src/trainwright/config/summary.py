@@ -23,6 +23,7 @@ from trainwright.config.protocol import Arguments
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+VERBS = (("logs", "logging"), ("evaluates", "eval"), ("saves", "save"))
 SIMPLE = (str, int, float, bool, type(None))
 
 
@@ -118,11 +119,8 @@ def run_summary(args: Arguments, plan: StepPlan, state: Any, *, device: Any, num
     batch = f"{plan.micro_batches} accumulated x {_replicas(args, num_replicas)}{total}"
     warmup = f"{args.get_warmup_steps(plan.max_steps)} warm-up steps, on {device}"
     lines = _lines(args, batch=batch, length=_length(args, plan), warmup=warmup, steps=state)
-    others = [
-        f"{name}={value!r}"
-        for name, value in differing(args).items()
-        if name not in SETTINGS or not SETTINGS[name].summarized
-    ]
+    summarized = {name for name, one in SETTINGS.items() if one.summarized}
+    others = [f"{name}={value!r}" for name, value in differing(args).items() if name not in summarized]
     return [*lines, f"also      {', '.join(others)}"] if others else lines
 
 
@@ -133,7 +131,7 @@ def _lines(args: Arguments, *, batch: str, length: str, warmup: str, steps: Any)
         f"length    {length}",
         f"optimizer {word(args.optim)}, learning rate {args.learning_rate:g}, {word(args.lr_scheduler_type)} after "
         f"{warmup} in {precision}",
-        f"rhythm    {_rhythms(args, steps)}",
+        f"rhythm    {', '.join(f'{verb} {_rhythm(args, steps, name)}' for verb, name in VERBS)}",
     ]
 
 
@@ -167,12 +165,6 @@ def _batch(args: Arguments) -> str:
     return str(args.per_device_train_batch_size)
 
 
-def _rhythms(args: Arguments, steps: Any) -> str:
-    verbs = (("logs", "logging"), ("evaluates", "eval"), ("saves", "save"))
-    said = (f"{verb} {_rhythm(getattr(args, f'{n}_strategy'), getattr(steps, f'{n}_steps'))}" for verb, n in verbs)
-    return ", ".join(said)
-
-
 def _length(args: Arguments, plan: StepPlan) -> str:
     if plan.has_open_end:
         return f"until the data ends, {args.num_train_epochs:g} passes over data of unknown length"
@@ -182,8 +174,8 @@ def _length(args: Arguments, plan: StepPlan) -> str:
     return f"{plan.max_steps} steps, {args.num_train_epochs:g} epochs of {each}"
 
 
-def _rhythm(strategy: object, steps: float | None) -> str:
-    kind = word(strategy)
+def _rhythm(args: Arguments, steps_of: object, name: str) -> str:
+    kind, steps = word(getattr(args, f"{name}_strategy")), getattr(steps_of, f"{name}_steps")
     if kind == "steps" and steps is not None and steps < 1:
         return f"every {steps:g} of all steps"
     return {"no": "never", "epoch": "every epoch", "best": "at each best evaluation"}.get(kind, f"every {steps} steps")

@@ -64,8 +64,8 @@ def profiled_steps(args: Arguments) -> str | None:
 def best_needs_evaluation(args: Arguments) -> str | None:
     if args.load_best_model_at_end and args.eval_strategy == "no" and args.save_strategy in ("steps", "epoch"):
         return (
-            "load_best_model_at_end=True needs evaluations at the saves of "
-            f"save_strategy={word(args.save_strategy)!r}, and eval_strategy='no' has none. Set eval_strategy='epoch' or 'steps', or load_best_model_at_end=False."
+            f"load_best_model_at_end=True needs evaluations at the saves of save_strategy={word(args.save_strategy)!r}"
+            ", and eval_strategy='no' has none. Set eval_strategy='epoch' or 'steps', or load_best_model_at_end=False."
         )
     return None
 
@@ -76,8 +76,9 @@ def best_needs_matching_saves(args: Arguments) -> str | None:
     if not is_asked or args.save_strategy in ("best", args.eval_strategy):
         return None
     return (
-        "load_best_model_at_end=True needs a checkpoint at evaluations, but "
-        f"eval_strategy={word(args.eval_strategy)!r} and save_strategy={word(args.save_strategy)!r} differ. Make them equal, or set save_strategy='best'."
+        "load_best_model_at_end=True needs a checkpoint at evaluations, but eval_strategy="
+        f"{word(args.eval_strategy)!r} and save_strategy={word(args.save_strategy)!r} differ. Make them equal, or set "
+        "save_strategy='best'."
     )
 
 
@@ -188,7 +189,8 @@ def one_accumulation(args: Arguments) -> str | None:
 def sharded_best_needs_full_checkpoints(args: Arguments) -> str | None:
     if args.deepspeed and args.save_only_model and args.load_best_model_at_end:
         return (
-            "save_only_model=True leaves out what load_best_model_at_end=True loads under deepspeed. Set one to False."
+            "save_only_model=True leaves out what load_best_model_at_end=True loads under deepspeed. "
+            "Set either to False."
         )
     return None
 
