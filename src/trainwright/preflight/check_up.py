@@ -6,22 +6,18 @@ the same with it or without. A full check works on a copy of the trainer, so tha
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 
 from trainwright import model_facts
 from trainwright._types import Batch, Optimizer
-from trainwright.callbacks.dispatch import CallbackHandler
-from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.checkpoint import disk_space
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
@@ -32,13 +28,10 @@ from trainwright.loop.context import NULL_OBSERVER
 from trainwright.optim.optimizer_class import steps_in_backward
 from trainwright.preflight import data_checks, model_checks  # noqa: F401 -- registers their checks
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
+from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build
-from trainwright.run.training import TrainingRun
-from trainwright.state.model_modes import unchanged_model
 
 logger = logging.getLogger(__name__)
-
-AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
 
 MAX_ELEMENTS = 300_000_000  # parameters that are looked at before every run: a fraction of a second
 
@@ -218,35 +211,3 @@ def _timed_step(copied: AnyTrainer, batches: Any) -> tuple[float, float]:
         copied.current_gradient_accumulation_steps = len(window)
         losses = [copied.training_step(copied.model, dict(batch), num_items) for batch in window]
     return float(sum(losses)), time.perf_counter() - start
-
-
-# -- copies ------------------------------------------------------------------------------------------------------------
-
-
-def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **parts: Any) -> AnyTrainer:
-    """A trainer like this one, with services and a run of its own; trackers and the user's callbacks stay out.
-
-    `settings` are fields of the arguments that differ, `parts` attributes that do: `model`, `optimizer`, ...
-    """
-    args = copy.copy(trainer.args)
-    for name, value in (settings or {}).items():
-        setattr(args, name, value)
-    services = build.Services.for_arguments(args, measures_memory=False)
-    services.use_engine(trainer._engine)
-    run = TrainingRun.idle(args)
-    size = args.train_batch_size if settings else trainer._train_batch_size
-    parts = {"args": args, "_services": services, "_run": run, "_train_batch_size": size, **parts}
-    copied = build.with_parts(trainer, **parts, model_wrapped=parts.get("model", trainer.model))
-    model, optimizer, schedule = copied.model, copied.optimizer, copied.lr_scheduler
-    handler = CallbackHandler([DefaultFlowCallback], model, trainer.processing_class, optimizer, schedule)
-    handler.args = args
-    services.use_callbacks(handler, run.progress.clock)
-    run.progress.state = copied._fresh_state()
-    return copied
-
-
-@contextmanager
-def left_as_it_was(model: Any) -> Iterator[None]:
-    """Whatever a step does to a model besides its weights is undone, and no random number is drawn."""
-    with unchanged_random_states(), unchanged_model(model):
-        yield

@@ -84,8 +84,8 @@ def best_needs_matching_saves(args: Arguments) -> str | None:
 
 @rule(Stage.CONSTRUCTION, "eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end")
 def best_saves_are_multiples(args: Arguments) -> str | None:
-    both_steps = args.eval_strategy == "steps" and args.save_strategy == "steps" and args.eval_steps is not None
-    if not args.load_best_model_at_end or not both_steps or _is_multiple(args.save_steps, args.eval_steps):
+    is_asked = args.load_best_model_at_end and args.eval_strategy == "steps" and args.save_strategy == "steps"
+    if not is_asked or args.eval_steps is None or _is_multiple(args.save_steps, args.eval_steps):
         return None
     reason = "is a share of all steps and the other a number"
     if (args.save_steps < 1) == (args.eval_steps < 1):

@@ -1,0 +1,46 @@
+"""Copies of a trainer: the same objects and hooks with records of their own, so that what is tried leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from trainwright.callbacks.dispatch import CallbackHandler
+from trainwright.callbacks.flow import DefaultFlowCallback
+from trainwright.checkpoint.rng import unchanged_random_states
+from trainwright.run import build
+from trainwright.run.training import TrainingRun
+from trainwright.state.model_modes import unchanged_model
+
+AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
+
+
+def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **parts: Any) -> AnyTrainer:
+    """A trainer like this one, with services and a run of its own; trackers and the user's callbacks stay out.
+
+    `settings` are fields of the arguments that differ, `parts` attributes that do: `model`, `optimizer`, ...
+    """
+    args = copy.copy(trainer.args)
+    for name, value in (settings or {}).items():
+        setattr(args, name, value)
+    services = build.Services.for_arguments(args, measures_memory=False)
+    services.use_engine(trainer._engine)
+    run = TrainingRun.idle(args)
+    size = args.train_batch_size if settings else trainer._train_batch_size
+    parts = {"args": args, "_services": services, "_run": run, "_train_batch_size": size, **parts}
+    copied = build.with_parts(trainer, **parts, model_wrapped=parts.get("model", trainer.model))
+    model, optimizer, schedule = copied.model, copied.optimizer, copied.lr_scheduler
+    handler = CallbackHandler([DefaultFlowCallback], model, trainer.processing_class, optimizer, schedule)
+    handler.args = args
+    services.use_callbacks(handler, run.progress.clock)
+    run.progress.state = copied._fresh_state()
+    return copied
+
+
+@contextmanager
+def left_as_it_was(model: Any) -> Iterator[None]:
+    """Whatever a step does to a model besides its weights is undone, and no random number is drawn."""
+    with unchanged_random_states(), unchanged_model(model):
+        yield
