@@ -63,16 +63,12 @@ def settled(config: Mapping[str, Any] | str, values: Mapping[str, Any]) -> JSONO
             problems.append(f"{place}={there!r} in the configuration, and {FIELDS[place]} says {value!r}")
     if problems:
         raise ArgumentError(
-            "The DeepSpeed configuration fights the arguments: "
-            + "; ".join(problems)
-            + ". Change one of each pair, or "
+            f"The DeepSpeed configuration fights the arguments: {'; '.join(problems)}. Change one of each pair, or "
             'write "auto" into the configuration.'
         )
-    for place, value in PLAIN.items():
-        if get(made, place) == AUTO:
-            put(made, place, value)
-    left = [place for place in autos(made) if place not in LATE]
-    if left:
+    for place in [place for place in autos(made) if place in PLAIN]:
+        put(made, place, PLAIN[place])
+    if left := [place for place in autos(made) if place not in LATE]:
         raise ArgumentError(
             f'The DeepSpeed configuration has "auto" where no argument says the value: {", ".join(left)}. '
             "Write the values there."

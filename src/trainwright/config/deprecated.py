@@ -58,10 +58,9 @@ def translate(given: Given, defaults: Given) -> Translation:
     every field.
     """
     result = Translation({name: value for name, value in given.items() if name in defaults})
-    for name in given:
-        if name not in defaults and name not in OLD_NAMES:
-            result.problems.append(unknown_message(name, [*defaults, *OLD_NAMES]))
-            result.has_unknown = True
+    unknown = [name for name in given if name not in defaults and name not in OLD_NAMES]
+    result.problems += [unknown_message(name, [*defaults, *OLD_NAMES]) for name in unknown]
+    result.has_unknown = bool(unknown)
     older = [name for name in given if name in OLD_NAMES and name not in defaults]
     for name in sorted(older, key=lambda name: isinstance(OLD_NAMES[name], TAKING_IN)):
         problem = _translate_one(name, given, result.given, defaults)

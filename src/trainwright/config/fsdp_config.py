@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright._types import JSONObject
-from trainwright.config.enums import FSDPOption
+from trainwright.config.enums import FSDPOption, word
 from trainwright.config.protocol import Arguments
 
 SHARDING = (
@@ -45,12 +45,17 @@ KEYS = frozenset(DEFAULTS) | {
 
 def coerce_fsdp(args: Arguments) -> list[str]:
     """Settle both fields of `args`, whose `fsdp` is set; returns the problems met."""
+    given: Any = args.fsdp_config  # what a user passed
     try:
-        config = _plain_config(args.fsdp_config)
+        given = json.loads(Path(given).read_text(encoding="utf-8")) if isinstance(given, str) else given or {}
     except (OSError, json.JSONDecodeError) as error:
         return [f"fsdp_config={args.fsdp_config!r} could not be read: {error}"]
-    given: Any = args.fsdp  # what a user passed
-    problems = [] if given is True else _apply_words(_words(given), config)
+    config: JSONObject = {key.removeprefix("fsdp_"): setting for key, setting in given.items()}
+    words: Any = args.fsdp  # what a user passed
+    problems = []
+    if words is not True:
+        parts = words.split() if isinstance(words, str) else words
+        problems = _apply_words([word(part).lower() for part in parts], config)
     if isinstance(config.get("transformer_layer_cls_to_wrap"), str):
         config["transformer_layer_cls_to_wrap"] = [config["transformer_layer_cls_to_wrap"]]
     policy = config.get("auto_wrap_policy", WRAP_POLICIES[0])
@@ -62,31 +67,19 @@ def coerce_fsdp(args: Arguments) -> list[str]:
     return problems
 
 
-def _plain_config(value: JSONObject | str | None) -> JSONObject:
-    config = json.loads(Path(value).read_text(encoding="utf-8")) if isinstance(value, str) else value or {}
-    return {key.removeprefix("fsdp_"): setting for key, setting in config.items()}
-
-
-def _words(value: str | Sequence[Any]) -> list[str]:
-    parts = value.split() if isinstance(value, str) else value
-    return [str(getattr(part, "value", part)).lower() for part in parts]
-
-
 def _apply_words(words: Sequence[str], config: JSONObject) -> list[str]:
     """Adds the meaning of the older words to `config`, without a change of its entries; returns problems."""
     problems = []
     is_version_2 = version_of(config) == 2
-    for word in words:
-        if word in ("true", FSDPOption.AUTO_WRAP):
-            continue
-        if word == FSDPOption.OFFLOAD:
+    for name in words:
+        if name == FSDPOption.OFFLOAD:
             config.setdefault("cpu_offload", True)
-        elif word not in [option.value for option in SHARDING]:
+        elif name in [option.value for option in SHARDING]:
+            plain = is_version_2 and name in SHARDING[:2]
+            config.setdefault("reshard_after_forward", RESHARDS[FSDPOption(name)] if plain else name)
+        elif name not in ("true", FSDPOption.AUTO_WRAP):
             known = ", ".join(option.value for option in FSDPOption)
-            problems.append(f"fsdp: {word!r} is not an option. Allowed: True, or words of {known}.")
-        else:
-            plain = is_version_2 and word in SHARDING[:2]
-            config.setdefault("reshard_after_forward", RESHARDS[FSDPOption(word)] if plain else word)
+            problems.append(f"fsdp: {name!r} is not an option. Allowed: True, or words of {known}.")
     return problems
 
 

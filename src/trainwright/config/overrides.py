@@ -81,31 +81,21 @@ def problem_of_value(args: DataclassInstance, name: str, value: Any) -> str | No
 def converted(args: DataclassInstance, name: str, value: Any) -> Any:
     """A value as its field holds it (Python's numbers, whole for whole fields); ValueError for another kind."""
     value = python_number(value)
-    kinds = _kinds(args, name)
-    is_plain = kinds & {"bool", "int", "float", "str"}
-    if value is None or isinstance(value, Enum) or not is_plain:
+    kinds = set(re.findall(r"\w+", next((str(one.type) for one in dataclasses.fields(args) if one.name == name), "")))
+    if value is None or isinstance(value, Enum) or not kinds & {"bool", "int", "float", "str"}:
         return value
     if isinstance(value, bool):
         if "bool" in kinds:
             return value
     elif isinstance(value, (int, float)):
         if kinds & {"int", "float"}:
-            return _number(name, value, is_whole="float" not in kinds or (name in RANGES and RANGES[name].whole))
+            if not math.isfinite(value):
+                raise ValueError(f"{name}={value!r} is not a finite number.")
+            is_whole = "float" not in kinds or (name in RANGES and RANGES[name].whole)
+            return int(value) if is_whole else float(value)  # a fraction too: spaces of Ray draw seeds from a range
         if "bool" in kinds and value in (0, 1):
             return bool(value)
     elif isinstance(value, str) == ("str" in kinds) or not kinds & {"bool", "int", "float"}:
         return value
     wanted = " or ".join(word for word in ("bool", "int", "float", "str") if word in kinds)
     raise ValueError(f"{name}={value!r} is of type {type(value).__name__}, and {name} takes {wanted}.")
-
-
-def _number(name: str, value: float, *, is_whole: bool) -> float:
-    """Whole for a whole field, a fraction too: spaces of Ray draw seeds from a range of numbers."""
-    if not math.isfinite(value):
-        raise ValueError(f"{name}={value!r} is not a finite number.")
-    return int(value) if is_whole else float(value)
-
-
-def _kinds(args: DataclassInstance, name: str) -> set[str]:
-    text = next((str(field.type) for field in dataclasses.fields(args) if field.name == name), "")
-    return set(re.findall(r"\w+", text))

@@ -68,17 +68,15 @@ def engine(args: Arguments, layout: ModelLayout | None = None) -> plans.EnginePl
 
         if fsdp_config.version_of(shards.settings) == 2 and fsdp_config.word_of(shards.settings) in fsdp_config.HYBRID:
             each = world_of(args).local_world_size
-    mixed = args.mixed_precision
+    compiles = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else {}
     return plans.EnginePlan(
         device=args.device,
         world_size=args.world_size,
         num_devices=max(1, args.n_gpu),
         keeps_state=_accelerator(args).use_configured_state,
         use_cpu=args.use_cpu,
-        precision=plans.PrecisionPlan(mixed=mixed, tf32=args.tf32),
-        compile=plans.CompilePlan(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
-        if args.torch_compile
-        else plans.CompilePlan(),
+        precision=plans.PrecisionPlan(mixed=args.mixed_precision, tf32=args.tf32),
+        compile=plans.CompilePlan(**compiles),
         non_blocking=_accelerator(args).non_blocking,
         ddp=ddp(args),
         hang_timeout_s=value_of(args, "hang_timeout"),
@@ -122,25 +120,20 @@ def deepspeed(args: Arguments) -> plans.DeepSpeedPlan | None:
     from trainwright.config.deepspeed_config import settled
 
     steps, size = micro_batches(args), args.per_device_train_batch_size
-    mixed = args.mixed_precision
-    return plans.DeepSpeedPlan(
-        config=settled(
-            source,
-            {
-                "train_micro_batch_size_per_gpu": size,
-                "gradient_accumulation_steps": steps,
-                "train_batch_size": size * steps * args.world_size,
-                "gradient_clipping": clipping,
-                "optimizer.params.lr": args.learning_rate,
-                "optimizer.params.betas": [args.adam_beta1, args.adam_beta2],
-                "optimizer.params.eps": args.adam_epsilon,
-                "optimizer.params.weight_decay": args.weight_decay,
-                "scheduler.params.warmup_max_lr": args.learning_rate,
-                "fp16.enabled": mixed == "fp16",
-                "bf16.enabled": mixed == "bf16",
-            },
-        )
-    )
+    values = {
+        "train_micro_batch_size_per_gpu": size,
+        "gradient_accumulation_steps": steps,
+        "train_batch_size": size * steps * args.world_size,
+        "gradient_clipping": clipping,
+        "optimizer.params.lr": args.learning_rate,
+        "optimizer.params.betas": [args.adam_beta1, args.adam_beta2],
+        "optimizer.params.eps": args.adam_epsilon,
+        "optimizer.params.weight_decay": args.weight_decay,
+        "scheduler.params.warmup_max_lr": args.learning_rate,
+        "fp16.enabled": args.mixed_precision == "fp16",
+        "bf16.enabled": args.mixed_precision == "bf16",
+    }
+    return plans.DeepSpeedPlan(config=settled(source, values))
 
 
 def zero3_config(args: Arguments) -> dict[str, Any] | None:
@@ -342,20 +335,14 @@ def parallel(
     sizes = {name.removesuffix("_size"): size for name, size in (asked or {}).items()}
     plan = plans.ParallelPlan(**sizes, in_model=layout is not None, given=given)
     problems = [] if layout is None else list(_of_the_model(plan, layout, is_asked=asked is not None))
-    if layout is not None and not problems:
-        plan = _laid_out(plan, layout)
+    if layout is not None and layout.tp is not None and layout.dp is not None and not problems:
+        is_said = plan.dp_replicate * plan.dp_shard == layout.dp
+        plan = replace(plan, tp=layout.tp, dp_shard=plan.dp_shard if is_said else layout.dp)
     if plan.num_in_all == 1 and layout is None:  # nobody shares anything: each process has a copy
         return replace(plan, dp_replicate=args.world_size)
     problems += _between_settings(plan, args, has_fsdp=has_fsdp, has_deepspeed=has_deepspeed)
     refuse([*problems, *(() if problems else _of_the_launcher(plan, args.world_size))])
     return plan
-
-
-def _laid_out(plan: plans.ParallelPlan, layout: ModelLayout) -> plans.ParallelPlan:
-    if layout.tp is None or layout.dp is None:
-        return plan
-    is_said = plan.dp_replicate * plan.dp_shard == layout.dp
-    return replace(plan, tp=layout.tp, dp_shard=plan.dp_shard if is_said else layout.dp)
 
 
 def _of_the_model(plan: plans.ParallelPlan, layout: ModelLayout, *, is_asked: bool) -> Iterator[str]:

@@ -35,33 +35,27 @@ def mark(config: Mapping[str, Any], *, on_cpu: bool) -> Any:  # transformers' Hf
 @contextmanager
 def whole_models() -> Iterator[None]:
     """Models made within the context are whole, whatever is marked."""
-    module = sys.modules.get(MARKER_MODULE)
-    before = _marked(module)
-    if module is None or before is None:
+    with keeping_the_mark() as module:
+        if module is not None:
+            module.unset_hf_deepspeed_config()
         yield
-        return
-    module.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        module.set_hf_deepspeed_config(before)
 
 
 @contextmanager
-def keeping_the_mark() -> Iterator[None]:
-    """Restores the marker at the end; accelerate replaces it by one that lives as long as its Accelerator."""
-    before = _marked(sys.modules.get(MARKER_MODULE))
+def keeping_the_mark() -> Iterator[ModuleType | None]:
+    """Restores the marker at the end; accelerate replaces it by one that lives as long as its Accelerator.
+
+    Yields:
+        The module that has the marker; None where nothing is marked.
+    """
+    module = sys.modules.get(MARKER_MODULE)
+    reference = getattr(module, "_hf_deepspeed_config_weak_ref", None)
+    before = None if reference is None else reference()
     try:
-        yield
+        yield None if before is None else module
     finally:
-        if before is not None:
-            sys.modules[MARKER_MODULE].set_hf_deepspeed_config(before)
-
-
-def _marked(module: ModuleType | None) -> Any:
-    """Object that is marked now; None where there is none."""
-    reference = None if module is None else module._hf_deepspeed_config_weak_ref
-    return None if reference is None else reference()
+        if module is not None and before is not None:
+            module.set_hf_deepspeed_config(before)
 
 
 def load(*, on_cpu: bool) -> None:

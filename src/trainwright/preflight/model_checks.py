@@ -64,10 +64,8 @@ def in_the_optimizer(facts: CheckFacts) -> Iterator[Finding]:
             "Put them into a group, or freeze them with requires_grad_(False) to save their gradients.",
         )  # fmt: skip
     if not trainable:
-        yield Finding(
-            "error", "No parameter is trainable: all have requires_grad=False.",
-            "Unfreeze the head, or add an adapter.",
-        )  # fmt: skip
+        said = "No parameter is trainable: all have requires_grad=False."
+        yield Finding("error", said, "Unfreeze the head, or add an adapter.")
 
 
 @check(when="start", about="embeddings that should be tied and are not")
@@ -204,10 +202,8 @@ def hub_token(facts: CheckFacts) -> Iterator[Finding]:
     from huggingface_hub import get_token
 
     if get_token() is None:
-        yield Finding(
-            "error", "push_to_hub=True, and there is no token for the hub.",
-            "Run `hf auth login`, set HF_TOKEN, or pass hub_token.",
-        )  # fmt: skip
+        cure = "Run `hf auth login`, set HF_TOKEN, or pass hub_token."
+        yield Finding("error", "push_to_hub=True, and there is no token for the hub.", cure)
 
 
 @check(when="start", about="number formats: of the weights, of the arithmetic, and what the hardware has")
@@ -228,10 +224,8 @@ def precision(facts: CheckFacts) -> Iterator[Finding]:
             "Load the model with dtype=torch.float32 and set bf16=True or fp16=True.",
         )  # fmt: skip
     if sizes[torch.float64]:
-        yield Finding(
-            "warning", f"{sizes[torch.float64]} trainable weights are float64: twice the memory, and slow.",
-            "model.float(), unless you need it.",
-        )  # fmt: skip
+        said = f"{sizes[torch.float64]} trainable weights are float64: twice the memory, and slow."
+        yield Finding("warning", said, "model.float(), unless you need it.")
     if sizes[torch.bfloat16] and not facts.is_brief:
         yield Finding(
             "note", f"{sizes[torch.bfloat16]} trainable weights are bf16: an update below 1/256 of a weight "
@@ -270,14 +264,11 @@ def time_left(facts: CheckFacts) -> Iterator[Finding]:
             "Raise max_train_time, or plan to resume.",
         )  # fmt: skip
         return
-    yield Finding(
-        "note", f"About {_duration(total)} for {plan.max_steps} steps of {seconds:.3g} s, without "
-        "evaluations and saves.",
-    )  # fmt: skip
+    length = f"About {_duration(total)} for {plan.max_steps} steps of {seconds:.3g} s"
+    yield Finding("note", f"{length}, without evaluations and saves.")
 
 
 def _duration(seconds: float) -> str:
-    unit, name = next(
-        (one for one in ((86400, "days"), (3600, "hours"), (60, "minutes")) if seconds >= one[0]), (1, "s")
-    )
+    units = ((86400, "days"), (3600, "hours"), (60, "minutes"))
+    unit, name = next((one for one in units if seconds >= one[0]), (1, "s"))
     return f"{seconds / unit:.3g} {name}"

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class Proof:
     cure: str = ""
 
     def to_dict(self) -> JSONObject:
-        return {name: getattr(self, name) for name in ("name", "law", "holds", "evidence", "cure")}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +201,11 @@ def resume(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
     return False, f"{len(names)} weights differ after {num_steps} steps, by {largest:.2g} of the largest", cure
 
 
+def _check_samples(trainer: AnyTrainer) -> None:
+    if not has_length(trainer.train_dataset) or len(trainer.train_dataset) < WINDOW:
+        raise ModelError(f"the training data have no {WINDOW} samples that can be taken in order")
+
+
 def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().float().cpu() for name, value in model.state_dict().items()}
 
@@ -209,8 +214,7 @@ def _gradients(trainer: AnyTrainer, **settings: Any) -> dict[str, torch.Tensor]:
     """The gradients of a step over the first samples, in their order."""
     if steps_in_backward(trainer.args):
         raise ModelError(f"optim={trainer.args.optim!r} uses gradients up during the backward pass")
-    if not has_length(trainer.train_dataset) or len(trainer.train_dataset) < WINDOW:
-        raise ModelError(f"the training data have no {WINDOW} samples that can be taken in order")
+    _check_samples(trainer)
     keeper = GradientCapture()
     with tempfile.TemporaryDirectory() as folder:
         copied = short_copy(trainer, folder, has_dropout=False, **IN_ORDER, **settings)
@@ -293,8 +297,7 @@ def processes(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
 def _recipe(trainer: AnyTrainer, sizes: JSONObject) -> JSONObject:
     """Returns the recipe by which another process makes this trainer, on the CPU, for a short run."""
     _check_alone(trainer)
-    if not has_length(trainer.train_dataset) or len(trainer.train_dataset) < WINDOW:
-        raise ModelError(f"the training data have no {WINDOW} samples that can be taken in order")
+    _check_samples(trainer)
     settings = SHORT | IN_ORDER | sizes | {"use_cpu": True, "bf16": False, "fp16": False, "log_level": "error"}
     known = {name: value for name, value in settings.items() if hasattr(trainer.args, name)}
     names = ("train_dataset", "data_collator", "processing_class", "compute_loss_func", "optimizer_cls_and_kwargs")
@@ -349,10 +352,8 @@ def without_dropout(model: nn.Module) -> nn.Module:
     """Sets all dropout of a model to 0 in place, since its draws depend on the split into batches."""
     for module in model.modules():
         for name, value in vars(module).items():
-            is_rate = isinstance(value, float) and (
-                "drop" in name or (name == "p" and "Dropout" in type(module).__name__)
-            )
-            if is_rate:
+            is_rate = "drop" in name or (name == "p" and "Dropout" in type(module).__name__)
+            if is_rate and isinstance(value, float):
                 setattr(module, name, 0.0)
     return model
 
@@ -372,9 +373,8 @@ def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = T
     """
     text = pickle.dumps(recipe)
     with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            _start(rank, num_processes, port, folder) for port in [_free_port()] for rank in range(num_processes)
-        ]
+        port = _free_port()
+        processes = [_start(rank, num_processes, port, folder) for rank in range(num_processes)]
         try:
             for process in processes:
                 assert process.stdin is not None

@@ -58,15 +58,10 @@ def checked(tree: Tree, base: FilePath) -> Recipe:
     tree.refuse([*(wrong := list(_problems(tree))), *(_values_of_known_names(value, base) if wrong else ())])
     data, model, training = dict(value["data"]), dict(value.get("model") or {}), dict(value.get("training") or {})
     problems = list(_resolve(data, model, training, base, value["task"]))
-    made = Recipe(
-        task=value["task"],
-        model=_made(ModelPart, model, ("model",)),
-        data=_made(DataPart, data, ("data",)),
-        training=training,
-    )
-    tree.refuse(
-        [*problems, *_contradictions(made), *problems_of_training(made.training, generates=made.spec.generates)]
-    )
+    parts = {"model": _made(ModelPart, model, ("model",)), "data": _made(DataPart, data, ("data",))}
+    made = Recipe(task=value["task"], **parts, training=training)
+    problems += [*_contradictions(made), *problems_of_training(training, generates=made.spec.generates)]
+    tree.refuse(problems)
     return made
 
 

@@ -75,21 +75,18 @@ def _default_config(material: TaskSource, kind: str) -> ModelConfig:
 def _check_names(material: TaskSource, given: JSONObject, config: ModelConfig) -> None:
     """Refuses names that the model does not read; a configuration takes any name without an error."""
     known = set(config.to_dict()) | set(getattr(config, "attribute_map", {}))
-    problems = []
-    for name in given:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            said = f"model.config.{name}: a {config.model_type} model has no such setting.{hint}"
-            problems.append((("model", "config", name), said))
-    material.tree.refuse(problems)
+    said = f"a {config.model_type} model has no such setting."
+    unknown = [name for name in given if name not in known]
+    material.tree.refuse(
+        (("model", "config", name), f"model.config.{name}: {said}{did_you_mean(name, known)}") for name in unknown
+    )
 
 
 def _of_tokenizer(tokenizer: PreTrainedTokenizerBase | None, config: ModelConfig) -> JSONObject:
     if tokenizer is None:
         return {}
-    found: JSONObject = {"vocab_size": len(tokenizer)}
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        found[name] = getattr(tokenizer, name)
+    names = ("pad_token_id", "bos_token_id", "eos_token_id")
+    found: JSONObject = {"vocab_size": len(tokenizer), **{name: getattr(tokenizer, name) for name in names}}
     if config.is_encoder_decoder:
         first = tokenizer.bos_token_id
         found["decoder_start_token_id"] = tokenizer.pad_token_id if first is None else first
@@ -117,11 +114,8 @@ def load_tokenizer(
         where = model.tokenizer or model.path
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, revision=model.revision)
     except (OSError, ValueError, KeyError) as error:
-        material.wrong(
-            f"no tokenizer can be loaded from there: {first_line(error)}",
-            "model",
-            "tokenizer" if model.tokenizer else "path",
-        )
+        said = f"no tokenizer can be loaded from there: {first_line(error)}"
+        material.wrong(said, "model", "tokenizer" if model.tokenizer else "path")
     if found.pad_token is None:
         found.pad_token = found.eos_token or found.unk_token
     return found
@@ -190,7 +184,4 @@ def learn(corpus: Iterable[str], part: LearnPart, *, begins: bool = True) -> Pre
     )
     named = {"pad": PAD, "bos": BEGIN, "eos": END, "unk": UNKNOWN, "mask": MASK, "cls": BEGIN, "sep": END}
     kind: Any = PreTrainedTokenizerFast
-    made: PreTrainedTokenizerBase = kind(
-        tokenizer_object=backend, **{f"{name}_token": token for name, token in named.items()}
-    )
-    return made
+    return kind(tokenizer_object=backend, **{f"{name}_token": token for name, token in named.items()})  # type: ignore[no-any-return]

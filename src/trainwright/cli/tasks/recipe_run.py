@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from trainwright.trainer import Trainer
 
 
+RECIPE_NAME = "recipe.yaml"
+HEAD = "# What this run was started with; `trainwright resume` reads it. Paths are absolute, tokens are left out.\n"
+NOT_SHOWN = ("_runtime", "_per_second", "epoch")
+
+Say = Callable[[str, str], None]  # a word for what it is about, and the line
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Turns off transformers' bars and reports of loading: a new head is expected."""
@@ -42,7 +49,7 @@ def quiet_transformers() -> Iterator[None]:
             logs.enable_progress_bar()
 
 
-def make_trainer(recipe: Recipe, tree: Tree, say: Callable[[str, str], None]) -> Trainer:
+def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     """Puts data and model into a trainer; RecipeError: they do not fit the settings, and nothing was trained."""
     from trainwright.data.seeding import set_seed
     from trainwright.seq2seq_trainer import Seq2SeqTrainer
@@ -72,13 +79,6 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Callable[[str, str], None]) ->
         compute_metrics=parts.compute_metrics,
         preprocess_logits_for_metrics=parts.preprocess_logits,
     )
-
-
-RECIPE_NAME = "recipe.yaml"
-HEAD = "# What this run was started with; `trainwright resume` reads it. Paths are absolute, tokens are left out.\n"
-NOT_SHOWN = ("_runtime", "_per_second", "epoch")
-
-Say = Callable[[str, str], None]  # a word for what it is about, and the line
 
 
 def run(recipe: Recipe, tree: Tree, say: Say) -> dict[str, float]:

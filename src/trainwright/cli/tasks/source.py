@@ -114,18 +114,14 @@ def _check_columns(material: TaskSource, rows: Rows) -> None:
     if len(rows) == 0:
         return
     there = list(rows.column_names) if hasattr(rows, "column_names") else list(rows[0])
+    roles = (*recipe.spec.needs, *(role for role in recipe.spec.takes if material.has(role)))
+    asked = [("columns", role, recipe.column(role)) for role in roles]
+    asked = [one for one in asked if one[1] != "image" or not is_range(one[2])]
     problems = []
-    for role in (*recipe.spec.needs, *(role for role in recipe.spec.takes if material.has(role))):
-        name = recipe.column(role)
-        if role == "image" and is_range(name):
-            continue
+    for part, entry, name in (*asked, *(("where", str(name), name) for name in recipe.data.where)):
         if name not in there:
             said = f"no column is called {name!r}.{did_you_mean(name, there)} There are: {', '.join(there[:20])}."
-            problems.append((("data", "columns", role), f"data.columns.{role}: {said}"))
-    for name in recipe.data.where:
-        if name not in there:
-            said = f"no column is called {name!r}.{did_you_mean(name, there)} There are: {', '.join(there[:20])}."
-            problems.append((("data", "where", str(name)), f"data.where.{name}: {said}"))
+            problems.append((("data", part, entry), f"data.{part}.{entry}: {said}"))
     material.tree.refuse(problems)
 
 
@@ -138,9 +134,7 @@ def is_range(name: str) -> bool:
 def _chosen(rows: Rows, where: JSONObject) -> Rows:
     if rows is None:
         return None
-    wanted = {
-        name: {str(one) for one in (value if isinstance(value, list) else [value])} for name, value in where.items()
-    }
+    wanted = {name: _values([value]) for name, value in where.items()}
 
     def fits(row: Row) -> bool:
         return all(str(row.get(name)) in values for name, values in wanted.items())

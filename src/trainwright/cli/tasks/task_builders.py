@@ -198,11 +198,9 @@ def image_classification(material: TaskSource, args: TrainingArguments) -> TaskO
     labels = find_labels(material, "label")
     config = load_config(material, **labels.for_config)
     processor = _processor(material)
-    column = material.recipe.column("image")
-    reader = (
-        _of_pixels(material, column, config) if is_range(column) else _of_files(material, column, processor, config)
-    )
-    label_column = material.recipe.column("label")
+    column, label_column = material.recipe.column("image"), material.recipe.column("label")
+    is_of_pixels = is_range(column)
+    reader = _of_pixels(material, column, config) if is_of_pixels else _of_files(material, column, processor, config)
     parts = {name: Images(rows, reader, label_column, labels) for name, rows in material.parts}
     try:
         parts["train"][0]

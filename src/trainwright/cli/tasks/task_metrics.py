@@ -92,10 +92,7 @@ def exact_match(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPrediction]
             tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
             for ids in (prediction.predictions, prediction.label_ids)
         )
-        return {
-            "exact_match": float(
-                np.mean([one.strip() == other.strip() for one, other in zip(written, true, strict=True)])
-            )
-        }
+        right = [one.strip() == other.strip() for one, other in zip(written, true, strict=True)]
+        return {"exact_match": float(np.mean(right))}
 
     return scores

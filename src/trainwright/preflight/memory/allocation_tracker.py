@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,10 +39,6 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._path: list[str] = []
         self._total = 0
         self.peaks: dict[str, PeakMemory] = {}
-
-    def forget_peaks(self) -> None:
-        """Resets the peaks."""
-        self.peaks = {}
 
     def count(self, tensors: Iterable[object], kind: str) -> None:
         """Counts existing tensors as of a kind, or changes the kind of counted ones."""
@@ -93,10 +90,9 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _look(self, moment: str) -> None:
         before = self.peaks.get(moment)
         if before is None or self._total > before.total_bytes:
-            by_module = {name: size for name, size in self._modules.items() if size > 0}
-            by_kind = {kind: size for kind, size in self._kinds.items() if size > 0}
+            modules, kinds = +self._modules, +self._kinds  # those above 0
             self.peaks[moment] = PeakMemory(
-                total_bytes=self._total, by_kind=by_kind, by_module=by_module, moment=moment
+                total_bytes=self._total, by_kind=dict(kinds), by_module=dict(modules), moment=moment
             )
 
     @contextmanager
@@ -104,26 +100,23 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Counts tensors of a module's forward as its own, and gradients as gradients, while entered."""
         handles = []
         for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(self._enters(block_of(name))))
-            handles.append(module.register_forward_hook(self._leaves, always_call=True))
+            handles.append(module.register_forward_pre_hook(partial(self._enter, block_of(name))))
+            handles.append(module.register_forward_hook(self._leave, always_call=True))
         for parameter in model.parameters():
             if parameter.requires_grad:
                 register: Callable[..., RemovableHandle] = parameter.register_post_accumulate_grad_hook
-                handles.append(register(self._gradient_is_there))
+                handles.append(register(lambda with_gradient: self.count([with_gradient.grad], "gradients")))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _enters(self, name: str) -> Callable[..., None]:
-        return lambda *_: self._path.append(name)
+    def _enter(self, name: str, *_: object) -> None:
+        self._path.append(name)
 
-    def _leaves(self, *_: object) -> None:
+    def _leave(self, *_: object) -> None:
         self._path.pop()
-
-    def _gradient_is_there(self, parameter: torch.Tensor) -> None:
-        self.count([parameter.grad], "gradients")
 
 
 def block_of(name: str) -> str:

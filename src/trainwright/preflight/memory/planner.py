@@ -51,18 +51,16 @@ def plan_memory(trainer: AnyTrainer, budget: int | float | str | None) -> Memory
         with left_as_it_was(trainer.model), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about stand-ins
             peak = _peak_or_measured(trainer)
-            tried = [] if budget is None or peak.total_bytes <= (limit or 0) else _tried(trainer, limit)
-            if budget is None:
-                tried = _tried(trainer, None)
+            fits = budget is not None and peak.total_bytes <= (limit or 0)
+            tried = [] if fits else _tried(trainer, None if budget is None else limit)
     finally:
         build.make_engine(trainer.args)  # accelerate's state is one per process: it belongs to the trainer again
     return MemoryPlan(peak=peak, changes=tuple(tried), budget_bytes=limit, device=device.type)
 
 
 def _memory_of(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return available_bytes()
+    is_cuda = device.type == "cuda"
+    return int(torch.cuda.get_device_properties(device).total_memory) if is_cuda else available_bytes()
 
 
 def _tried(trainer: AnyTrainer, budget: int | None) -> list[SettingsChange]:
@@ -186,8 +184,7 @@ def _track(copied: AnyTrainer, samples: Sequence[Batch], num_items: Any) -> dict
             _make_states(session, model, keeps_gradients=resolve.micro_batches(copied.args) > 1)
         tracker.count(tensors_of([*getattr(session.optimizer, "state", {}).values()]), "optimizer")
         tracker.count([parameter.grad for parameter in model.parameters()], "gradients")
-        tracker.forget_peaks()
-        tracker.moment = "forward"
+        tracker.peaks, tracker.moment = {}, "forward"
         take_step(session, copied._run.progress, hooks, window, epoch=0.0)
     return tracker.peaks
 
