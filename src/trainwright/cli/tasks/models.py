@@ -24,13 +24,16 @@ def load_config(
     Raises:
         RecipeError: there is none, its kind is not known, or the recipe sets what it does not have.
     """
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     model = material.recipe.model
     given = dict(model.config)
     if model.path is None:
         kind = given.pop("model_type")
-        known = _default_config(material, kind)
+        if kind not in CONFIG_MAPPING:
+            hint = did_you_mean(kind, CONFIG_MAPPING)
+            material.wrong(f"transformers knows no model {kind!r}.{hint}", "model", "config", "model_type")
+        known = CONFIG_MAPPING[kind]()
         _check_names(material, given, known)
         return AutoConfig.for_model(kind, **{**settings, **_of_tokenizer(tokenizer, known), **given})
     try:
@@ -61,15 +64,6 @@ def load_model(material: TaskSource, config: ModelConfig) -> PreTrainedModel:
     except (OSError, ValueError, RuntimeError) as error:
         material.wrong(f"{config.model_type} cannot be used for {material.recipe.task}: {first_line(error)}",
                        "model", "path" if model.path is not None else "config")  # fmt: skip
-
-
-def _default_config(material: TaskSource, kind: str) -> ModelConfig:
-    from transformers import CONFIG_MAPPING
-
-    if kind not in CONFIG_MAPPING:
-        hint = did_you_mean(kind, CONFIG_MAPPING)
-        material.wrong(f"transformers knows no model {kind!r}.{hint}", "model", "config", "model_type")
-    return CONFIG_MAPPING[kind]()
 
 
 def _check_names(material: TaskSource, given: JSONObject, config: ModelConfig) -> None:

@@ -103,16 +103,9 @@ def tagging(material: TaskSource, args: TrainingArguments) -> TaskObjects:
                             for word, first in zip(word_of, is_first, strict=True)])  # fmt: skip
         return {**found, "labels": of_rows}
 
-    return text_objects(
-        material,
-        config,
-        tokenizer,
-        encode,
-        data_collator=DataCollatorForTokenClassification(tokenizer),
-        compute_metrics=task_metrics.of_spans(labels.names),
-        preprocess_logits=task_metrics.best_guess,
-        about=f"tags: {shown(labels.names)}",
-    )
+    collator, about = DataCollatorForTokenClassification(tokenizer), f"tags: {shown(labels.names)}"
+    scores = {"compute_metrics": task_metrics.of_spans(labels.names), "preprocess_logits": task_metrics.best_guess}
+    return text_objects(material, config, tokenizer, encode, data_collator=collator, about=about, **scores)
 
 
 def _check_lengths(material: TaskSource) -> None:
@@ -150,16 +143,10 @@ def masked(material: TaskSource, args: TrainingArguments) -> TaskObjects:
         found = tokenizer(texts(columns[column]), truncation=True, max_length=length, return_overflowing_tokens=True)
         return {name: list(found[name]) for name in ("input_ids", "attention_mask")}
 
-    return text_objects(
-        material,
-        config,
-        tokenizer,
-        encode,
-        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=material.recipe.data.mask_share),
-        compute_metrics=task_metrics.guessed_tokens,
-        preprocess_logits=task_metrics.best_guess,
-        about=f"{len(tokenizer)} tokens in the vocabulary",
-    )
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=material.recipe.data.mask_share)
+    scores = {"compute_metrics": task_metrics.guessed_tokens, "preprocess_logits": task_metrics.best_guess}
+    about = f"{len(tokenizer)} tokens in the vocabulary"
+    return text_objects(material, config, tokenizer, encode, data_collator=collator, about=about, **scores)
 
 
 def translation(material: TaskSource, args: TrainingArguments) -> TaskObjects:

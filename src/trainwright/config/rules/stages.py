@@ -125,7 +125,8 @@ def cautions(args: Arguments, facts: RunFacts) -> list[str]:
 
 def _contradictions(args: Arguments, facts: RunFacts, *, wrong: set[str]) -> Iterator[str]:
     """`wrong`: fields that hold what they must not. A rule may fail over them; they have been named already."""
-    facts = _with_length(facts, args)
+    if facts.max_steps is None and isinstance(args.max_steps, int) and args.max_steps > 0:
+        facts = replace(facts, max_steps=args.max_steps)
     for one in [*of_stage(Stage.CONSTRUCTION), *of_stage(Stage.START)]:
         try:
             message = one.message(args, facts)
@@ -135,9 +136,3 @@ def _contradictions(args: Arguments, facts: RunFacts, *, wrong: set[str]) -> Ite
         else:
             if message:
                 yield message
-
-
-def _with_length(facts: RunFacts, args: Arguments) -> RunFacts:
-    if facts.max_steps is None and isinstance(args.max_steps, int) and args.max_steps > 0:
-        return replace(facts, max_steps=args.max_steps)
-    return facts

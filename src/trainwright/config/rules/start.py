@@ -51,17 +51,14 @@ def needs_length(args: Arguments, *, has_own_schedule: bool = False) -> str | No
     """The first setting that only a run of known length can obey, as a person reads it; None if there is none."""
     if args.lr_scheduler_type not in WITHOUT_LENGTH and not has_own_schedule:
         return f"lr_scheduler_type={word(args.lr_scheduler_type)!r}"
-    names = ["warmup_steps", *(f"{w}_steps" for w in ("logging", "eval", "save") if is_by_steps(args, w))]
+    by_steps = [one for one in ("logging", "eval", "save") if getattr(args, f"{one}_strategy") == "steps"]
+    names = ["warmup_steps", *(f"{one}_steps" for one in by_steps)]
     for name in names:
         if 0 < (getattr(args, name) or 0) < 1:
             return f"{name}={getattr(args, name):g} (a share of all steps)"
     if args.num_train_epochs != int(args.num_train_epochs):
         return f"num_train_epochs={args.num_train_epochs:g} (a part of a pass)"
     return None
-
-
-def is_by_steps(args: Arguments, what: str) -> bool:
-    return bool(getattr(args, f"{what}_strategy") == "steps")
 
 
 @rule(

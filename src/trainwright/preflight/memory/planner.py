@@ -123,7 +123,8 @@ def measured_peak(trainer: AnyTrainer, error: Exception) -> PeakMemory:
 def _measured(trainer: AnyTrainer, num_rows: int) -> dict[str, PeakMemory]:
     """The peaks of a step with the first rows of its batch, on a copy of the model."""
     copied = _with_settings(trainer, copy.deepcopy(trainer.model), {})
-    batches = [{name: _rows(value, num_rows) for name, value in batch.items()} for batch in _batches(copied)]
+    cut = (torch.Tensor, list)
+    batches = [{n: v[:num_rows] if isinstance(v, cut) else v for n, v in batch.items()} for batch in _batches(copied)]
     window, num_items = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
     return _track(copied, window, num_items)
 
@@ -144,10 +145,6 @@ def _grown(one: PeakMemory, two: PeakMemory, steps: float) -> PeakMemory:
         moment=two.moment,
         is_measured=True,
     )
-
-
-def _rows(value: Any, number: int) -> Any:
-    return value[:number] if isinstance(value, (torch.Tensor, list)) else value
 
 
 def _with_settings(trainer: AnyTrainer, model: Any, settings: dict[str, Any]) -> Any:
