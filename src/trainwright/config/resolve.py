@@ -341,7 +341,14 @@ def parallel(
     if plan.num_in_all == 1 and layout is None:  # nobody shares anything: each process has a copy
         return replace(plan, dp_replicate=args.world_size)
     problems += _between_settings(plan, args, has_fsdp=has_fsdp, has_deepspeed=has_deepspeed)
-    refuse([*problems, *(() if problems else _of_the_launcher(plan, args.world_size))])
+    if plan.num_in_all != args.world_size and not problems:
+        processes = "process was" if args.world_size == 1 else "processes were"
+        problems = [
+            f"{_words(plan)} comes to {plan.num_in_all} processes, and {args.world_size} {processes} started. Start "
+            f"{plan.num_in_all} (torchrun --nproc-per-node ..., or accelerate launch --num_processes ...), or change "
+            "the sizes."
+        ]
+    refuse(problems)
     return plan
 
 
@@ -391,16 +398,6 @@ def _between_settings(
                 f"parallelism_config.{name}={size} is not there yet: this version does not cut sequences into parts. "
                 "Use fsdp or tp_size for what does not fit, or packing with a shorter packing_length."
             )
-
-
-def _of_the_launcher(plan: plans.ParallelPlan, world_size: int) -> Iterator[str]:
-    if plan.num_in_all != world_size:
-        processes = "process was" if world_size == 1 else "processes were"
-        yield (
-            f"{_words(plan)} comes to {plan.num_in_all} processes, and {world_size} {processes} started. Start "
-            f"{plan.num_in_all} (torchrun --nproc-per-node ..., or accelerate launch --num_processes ...), or change "
-            "the sizes."
-        )
 
 
 def _words(plan: plans.ParallelPlan) -> str:

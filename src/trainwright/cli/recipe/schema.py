@@ -81,10 +81,9 @@ class DataPart:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """Requirements of a task."""
+    """Requirements of a task. The function of its name in cli/tasks/task_builders.py makes its objects."""
 
     title: str
-    builder: str  # function in cli/tasks/task_builders.py that makes the objects of the task
     model_class: str  # class of transformers that loads the model
     needs: tuple[str, ...]  # roles that must have a column
     takes: tuple[str, ...] = ()  # roles that may have a column
@@ -94,28 +93,25 @@ class TaskSpec:
 
 TASKS: dict[str, TaskSpec] = {
     "text-classification": TaskSpec(
-        title="one label for a text", builder="text_classification",
-        model_class="AutoModelForSequenceClassification", needs=("text", "label"), takes=("text_pair",),
-        only=("labels", "max_length")),
+        title="one label for a text", model_class="AutoModelForSequenceClassification", needs=("text", "label"),
+        takes=("text_pair",), only=("labels", "max_length")),
     "token-classification": TaskSpec(
-        title="a tag for each word", builder="tagging",
-        model_class="AutoModelForTokenClassification", needs=("words", "tags"), only=("labels", "max_length")),
+        title="a tag for each word", model_class="AutoModelForTokenClassification", needs=("words", "tags"),
+        only=("labels", "max_length")),
     "causal-lm": TaskSpec(
-        title="go on with a text", builder="causal", model_class="AutoModelForCausalLM",
-        needs=("text",), only=("max_length",)),
+        title="go on with a text", model_class="AutoModelForCausalLM", needs=("text",), only=("max_length",)),
     "masked-lm": TaskSpec(
-        title="fill in hidden words", builder="masked", model_class="AutoModelForMaskedLM",
-        needs=("text",), only=("max_length", "mask_share")),
+        title="fill in hidden words", model_class="AutoModelForMaskedLM", needs=("text",),
+        only=("max_length", "mask_share")),
     "seq2seq": TaskSpec(
-        title="a text from a text", builder="translation", model_class="AutoModelForSeq2SeqLM",
-        needs=("source", "target"), generates=True, only=("max_length", "max_target_length")),
+        title="a text from a text", model_class="AutoModelForSeq2SeqLM", needs=("source", "target"), generates=True,
+        only=("max_length", "max_target_length")),
     "image-classification": TaskSpec(
-        title="one label for an image", builder="image_classification",
-        model_class="AutoModelForImageClassification", needs=("image", "label"), only=("labels", "image")),
+        title="one label for an image", model_class="AutoModelForImageClassification", needs=("image", "label"),
+        only=("labels", "image")),
     "regression": TaskSpec(
-        title="a number for a text", builder="regression",
-        model_class="AutoModelForSequenceClassification", needs=("text", "label"), takes=("text_pair",),
-        only=("max_length",)),
+        title="a number for a text", model_class="AutoModelForSequenceClassification", needs=("text", "label"),
+        takes=("text_pair",), only=("max_length",)),
 }  # fmt: skip
 
 

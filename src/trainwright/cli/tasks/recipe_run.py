@@ -61,7 +61,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     if not len(material.eval) and args.eval_strategy != "no":
         tree.refuse([(("training", "eval_strategy"), "training.eval_strategy: there are no rows to evaluate on. "
                       "Name them in data.eval, or set data.eval_share above 0.")])  # fmt: skip
-    build: Callable[..., TaskObjects] = getattr(task_builders, recipe.spec.builder)
+    build: Callable[..., TaskObjects] = getattr(task_builders, recipe.task.replace("-", "_"))
     with quiet_transformers():
         parts = build(material, args)
     held = "" if parts.eval is None else f", {len(parts.eval)} to evaluate on"

@@ -81,7 +81,7 @@ def _number(material: TaskSource, cell: Any) -> float:
     return number
 
 
-def tagging(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+def token_classification(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     """Makes the objects of a token classification."""
     _check_lengths(material)
     labels = find_labels(material, "tags")
@@ -118,7 +118,7 @@ def _check_lengths(material: TaskSource) -> None:
                 material.wrong(f"a row has {said}", "data", "columns")
 
 
-def causal(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+def causal_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     """Makes the objects of a causal model: samples are texts with an end token; long texts are several samples."""
     tokenizer, config, length = text_parts(material, args, ["text"])
     column, end = material.recipe.column("text"), [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
@@ -132,7 +132,7 @@ def causal(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     return text_objects(material, config, tokenizer, encode, data_collator=collator, about=about)
 
 
-def masked(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+def masked_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     """Makes the objects of a masked model: tokens are hidden again whenever a sample is read."""
     tokenizer, config, length = text_parts(material, args, ["text"])
     if tokenizer.mask_token is None:
@@ -149,7 +149,7 @@ def masked(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     return text_objects(material, config, tokenizer, encode, data_collator=collator, about=about, **scores)
 
 
-def translation(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+def seq2seq(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     """Makes the objects of a translation, or any text from a text."""
     tokenizer, config, source_length = text_parts(material, args, ["source", "target"], begins=False)
     target_length = max_length(material, tokenizer, config, name="max_target_length")
