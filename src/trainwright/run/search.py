@@ -22,21 +22,10 @@ from trainwright.run import build
 from trainwright.run.console import show_lines
 from trainwright.run.resume import find_checkpoint, restore_callbacks
 from trainwright.run.training import TrainingRun
-from trainwright.search import search_record, validation
+from trainwright.search import base, search_record
 from trainwright.search.backends import select_backend
-from trainwright.search.base import (
-    BestRun,
-    SearchPlan,
-    SearchState,
-    TrainerHandle,
-    TrialResult,
-    TrialSpec,
-    default_compute_objective,
-    drawn,
-    values_of,
-)
-from trainwright.search.search_record import SearchRecord, TrialRecord
-from trainwright.search.trial_runner import MODEL_FOLDER
+from trainwright.search.base import BestRun, SearchState, TrainerHandle, TrialResult, TrialSpec
+from trainwright.search.search_record import MODEL_FOLDER, SearchRecord, TrialRecord
 from trainwright.state.trainer_state import collect_states
 from trainwright.trackers.registry import get_reporting_integration_callbacks
 
@@ -44,69 +33,48 @@ from trainwright.trackers.registry import get_reporting_integration_callbacks
 
 
 def search(
-    trainer: Any,
-    *,
-    space: Any,
-    compute_objective: Any,
-    num_trials: int,
-    direction: Any,
-    backend: Any,
-    hp_name: Any,
+    trainer: Any, *, space: Any, compute_objective: Any, num_trials: int, direction: Any, backend: Any, hp_name: Any,
     options: Mapping[str, Any],
-) -> BestRun | list[BestRun]:
+) -> BestRun | list[BestRun]:  # fmt: skip
     """All trials of a search; see `Trainer.hyperparameter_search`."""
     name, chosen = select_backend(backend)
-    validation.check_trainer_objects(
+    base.check_trainer_objects(
         model_init=trainer.model_init, train_dataset=trainer.train_dataset, eval_dataset=trainer.eval_dataset
     )
     space = chosen.default_space if space is None else space
-    plan = validation.make_plan(space=space, num_trials=num_trials, direction=direction,
+    plan = base.make_plan(space=space, num_trials=num_trials, direction=direction,
                            compute_objective=compute_objective, options=options)  # fmt: skip
     chosen.check(host_of(trainer), plan)
-    trainer._search = SearchState(
-        backend=chosen,
-        plan=plan,
-        args=trainer.args,
-        callback_states=copy.deepcopy(collect_states(trainer._stateful())),
-        name=name,
-        space=space,
-        hp_name=hp_name,
-        compute_objective=default_compute_objective if compute_objective is None else compute_objective,
-    )
-    with _restored_afterwards(trainer), _also_tracked_by(trainer.callback_handler, chosen.tracker):
-        best = chosen.run(host_of(trainer), plan)
-        _show_best(trainer.args, plan, best)
+    running = trainer._search = SearchState(
+        backend=chosen, plan=plan, args=trainer.args,
+        callback_states=copy.deepcopy(collect_states(trainer._stateful())), name=name, space=space, hp_name=hp_name,
+        compute_objective=base.default_compute_objective if compute_objective is None else compute_objective,
+    )  # fmt: skip
+    try:
+        with _also_tracked_by(trainer.callback_handler, chosen.tracker):
+            best = chosen.run(host_of(trainer), plan)
+        for one in best if isinstance(best, list) else [best]:
+            entry = TrialRecord(one.run_id, search_record.FINISHED, one.hyperparameters, base.values_of(one.objective))
+            show_lines(trainer.args, search_record.table(entry, plan.directions))
+    finally:  # the trainer is as it was made, with a new model
+        restore_callbacks(running.callback_states, trainer.callback_handler.callbacks, with_settings=True)
+        use_arguments(trainer, running.args)
+        trainer._renew_model(None)
+        trainer._search = build.NoSearch()
     if plan.settings.load_best_trial:
         _load_best_trial(trainer, chosen.frozen, best)
     return best
 
 
-@contextmanager
-def _restored_afterwards(trainer: Any) -> Iterator[None]:
-    """Around all trials: afterwards the trainer is as it was made, with a new model."""
-    search = trainer._search
-    try:
-        yield
-    finally:
-        restore_callbacks(search.callback_states, trainer.callback_handler.callbacks, with_settings=True)
-        use_arguments(trainer, search.args)
-        trainer._renew_model(None)
-        trainer._search = build.NoSearch()
-
-
 def host_of(trainer: Any) -> TrainerHandle:
     """Facts that the backend may ask for."""
     args, output_dir = trainer.args, trainer.args.output_dir
-
-    def check(params: Mapping[str, Any]) -> None:
-        with_overrides(trainer._search.args, params)
-
     return TrainerHandle(
         args=args,
         is_main=trainer.is_world_process_zero(),
         num_processes=trainer._engine.num_processes,
         run=partial(run_trial, trainer),
-        check=check,
+        check=lambda params: with_overrides(trainer._search.args, params),
         folder_of=lambda offer, trial: folder_of_trial(output_dir, offer, trial, hp_name=trainer.hp_name),
         find_checkpoint=lambda folder: find_checkpoint("auto", folder),
         agree=lambda decide: trainer._engine.agree(decide),
@@ -154,7 +122,9 @@ def release(trainer: Any) -> None:
     """Lets go of all that holds a model, an optimizer or batches, and gives their memory back."""
     trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
     trainer._run = TrainingRun.after(trainer._run, trainer.args)
-    trainer._services.release_model()
+    handler = trainer.callback_handler
+    handler.model = handler.optimizer = handler.lr_scheduler = handler.train_dataloader = handler.eval_dataloader = None
+    trainer._services.eval_dataloaders.clear()
     trainer._engine.accelerator.free_memory()
     gc.collect()
     trainer._engine.empty_cache()
@@ -177,7 +147,7 @@ def _hear(trainer: Any, metrics: dict[str, float]) -> None:
     search: SearchState = trainer._search
     outcome = search.outcome
     outcome.metrics = dict(metrics)
-    search.objective = validation.checked_objective(search.compute_objective, dict(metrics), search.plan)
+    search.objective = base.checked_objective(search.compute_objective, dict(metrics), search.plan)
     outcome.objective = search.objective
     outcome.curve.append((trainer.state.global_step, search.objective))
 
@@ -201,17 +171,10 @@ def folder_of_trial(output_dir: str, offer: TrialSpec, trial: Trial, *, hp_name:
 def name_and_params(trial: Trial, search: Any) -> tuple[str | None, dict[str, Any]]:
     """Returns what the record of a run says of its trial; `search` may be none at all."""
     given = search.offer.name if search.is_under_way else None
-    return (given if search.hp_name is None else search.hp_name(trial)), drawn(trial)
+    return (given if search.hp_name is None else search.hp_name(trial)), base.drawn(trial)
 
 
 # -- the best trial ---------------------------------------------------------------------------------------------------
-
-
-def _show_best(args: Any, plan: SearchPlan, best: BestRun | list[BestRun]) -> None:
-    """Shows the best trials of a search, as tables."""
-    for one in best if isinstance(best, list) else [best]:
-        entry = TrialRecord(one.run_id, search_record.FINISHED, one.hyperparameters, values_of(one.objective))
-        show_lines(args, search_record.table(entry, plan.directions))
 
 
 def _load_best_trial(trainer: Any, freeze: Callable[[TrialSpec], Any], best: BestRun | list[BestRun]) -> None:

@@ -43,19 +43,14 @@ def select_backend(name: object) -> tuple[HPSearchBackend, SearchBackend]:
     Raises:
         ArgumentError, MissingPackageError: the name is unknown, or its package is not installed.
     """
-    chosen = _installed() if name is None else _known(getattr(name, "value", name))
+    chosen = _installed() if name is None else str(getattr(name, "value", name))
+    if chosen not in BACKENDS:
+        reason = f": {GONE[chosen]}" if chosen in GONE else " is no backend of a search"
+        raise ArgumentError(f"backend={chosen!r}{reason}. Use {', '.join(map(repr, BACKENDS))}.")
     is_available, module, kind, package = BACKENDS[chosen]
     if not is_available():
         raise MissingPackageError(f"backend={chosen!r} needs a package that is not there: pip install {package}")
     return HPSearchBackend(chosen), getattr(importlib.import_module(f"trainwright.search.{module}"), kind)()
-
-
-def _known(name: object) -> str:
-    if name in GONE:
-        raise ArgumentError(f"backend={name!r}: {GONE[name]}. Use {', '.join(map(repr, BACKENDS))}.")
-    if name not in BACKENDS:
-        raise ArgumentError(f"backend={name!r} is no backend of a search. Use {', '.join(map(repr, BACKENDS))}.")
-    return str(name)
 
 
 def _installed() -> str:

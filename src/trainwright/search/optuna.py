@@ -10,17 +10,15 @@ from collections.abc import Callable, Iterator
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.study import StudyDirection
-from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
+from optuna.trial import FixedTrial, TrialState, create_trial
 
-from trainwright._types import JSONObject
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.host import is_process_alive
-from trainwright.search import validation
+from trainwright.search import base
 from trainwright.search.backends import default_hp_space_optuna
 from trainwright.search.base import BestRun, Objective, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
-from trainwright.search.trial_runner import TrialRunner, follow
+from trainwright.search.search_record import TrialRunner, follow
 
-STUDY_NAME = "search"
 OF_OPTIMIZE = ("timeout", "n_jobs", "gc_after_trial", "catch")
 OF_THE_STUDY = tuple(name for name in inspect.signature(optuna.create_study).parameters if "direction" not in name)
 
@@ -38,7 +36,7 @@ class OptunaBackend:
         return default_hp_space_optuna(trial)
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
-        validation.check_options(plan.options, (*OF_THE_STUDY, *OF_OPTIMIZE), backend=self.name)
+        base.check_options(plan.options, (*OF_THE_STUDY, *OF_OPTIMIZE), backend=self.name)
         if plan.options.get("n_jobs", 1) != 1:
             raise SearchSpaceError(
                 f"n_jobs={plan.options['n_jobs']}: trials in threads would share one trainer. Run the script several "
@@ -54,8 +52,8 @@ class OptunaBackend:
         finally:
             optuna.logging.set_verbosity(optuna_is_loud)
         params = plan.space(probe)
-        validation.check_names(host.args, params)
-        validation.check_values(host.args, [*params.items(), *_ends(probe, params)])
+        base.check_names(host.args, params)
+        base.check_values(host.args, [*params.items(), *_ends(probe, params)])
 
     def report(self, trial: Trial, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
         study = getattr(trial, "study", None)
@@ -77,9 +75,11 @@ class OptunaBackend:
         how = {name: options.pop(name) for name in OF_OPTIMIZE if name in options}
         goes_on = plan.settings.failed_trials == "continue" and host.num_processes == 1
         how["catch"] = how.get("catch", (Exception,)) if goes_on else ()
-        study = open_study(plan, options)
-        num_trials = plan.num_trials
-        if plan.settings.resume_search:
+        num_trials, resumes = plan.num_trials, plan.settings.resume_search
+        if resumes:
+            options = {"study_name": "search", **options, "load_if_exists": True}
+        study = optuna.create_study(directions=_directions(plan), **options)
+        if resumes:
             num_trials -= take_up(study)
         one = _Objective(host, plan, attempts)
         with attempts.ending_together():
@@ -116,14 +116,16 @@ class _Objective:
 
     def _attempt(self, trial: optuna.Trial) -> Objective:
         params = self._plan.space(trial)
-        validation.check_names(self._host.args, params)
-        validation.check_values(self._host.args, params.items())
+        base.check_names(self._host.args, params)
+        base.check_values(self._host.args, params.items())
         folders = trial.user_attrs.get(GOES_ON, {}).get("folders", [])
         checkpoint = next((found for folder in folders if (found := self._host.find_checkpoint(folder))), None)
         offer = TrialSpec(id=str(trial.number), params=dict(params), checkpoint=checkpoint)
         trial.set_user_attr(FOLDER, self._host.folder_of(offer, trial))
         outcome = self._attempts.run(offer, trial)
-        trial.set_user_attr(METRICS, {name: value for name, value in outcome.metrics.items() if _is_number(value)})
+        metrics = outcome.metrics.items()
+        numbers = {n: v for n, v in metrics if isinstance(v, (int, float)) and not isinstance(v, bool)}
+        trial.set_user_attr(METRICS, numbers)
         if outcome.was_pruned:
             raise optuna.TrialPruned
         return outcome.objective
@@ -131,13 +133,6 @@ class _Objective:
 
 def _directions(plan: SearchPlan) -> list[StudyDirection]:
     return [StudyDirection[direction.upper()] for direction in plan.directions]
-
-
-def open_study(plan: SearchPlan, options: JSONObject) -> optuna.Study:
-    """Creates the study, or loads it for a resumed search; `options` are keywords of `create_study`."""
-    if plan.settings.resume_search:
-        options = {"study_name": STUDY_NAME, **options, "load_if_exists": True}
-    return optuna.create_study(directions=_directions(plan), **options)
 
 
 def take_up(study: optuna.Study) -> int:
@@ -156,16 +151,13 @@ def take_up(study: optuna.Study) -> int:
         elif trial.number not in taken and trial.params:
             earlier = trial.user_attrs.get(GOES_ON, {}).get("folders", [])
             folders = [trial.user_attrs[FOLDER], *earlier] if FOLDER in trial.user_attrs else earlier
-            study.add_trial(_once_more(trial, {GOES_ON: {"number": trial.number, "folders": folders}}))
+            # A waiting trial with the notes of its sampler, which `enqueue_trial` would leave out.
+            noted = {**trial.system_attrs, "fixed_params": trial.params}
+            notes = {GOES_ON: {"number": trial.number, "folders": folders}}
+            study.add_trial(create_trial(state=TrialState.WAITING, system_attrs=noted, user_attrs=notes))
     if study.trials:
         study.sampler.reseed_rng()  # a seeded one would draw again what it drew before
     return num_done
-
-
-def _once_more(trial: FrozenTrial, user_attrs: JSONObject) -> FrozenTrial:
-    """Returns a waiting trial with the notes of its sampler, which `enqueue_trial` would leave out."""
-    noted = {**trial.system_attrs, "fixed_params": trial.params}
-    return create_trial(state=TrialState.WAITING, system_attrs=noted, user_attrs=user_attrs)
 
 
 def best_of(study: optuna.Study, attempts: TrialRunner) -> BestRun | list[BestRun]:
@@ -195,7 +187,3 @@ def _is_dead(owner: object) -> bool:
     if not isinstance(owner, list) or len(owner) != 2 or owner[0] != socket.gethostname():
         return False
     return owner[1] == os.getpid() or not is_process_alive(owner[1])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

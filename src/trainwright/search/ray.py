@@ -20,10 +20,9 @@ from ray.tune.schedulers import FIFOScheduler
 from trainwright._types import JSONObject, json_value
 from trainwright.config.fields import value_of
 from trainwright.errors import SearchError, SearchSpaceError
-from trainwright.search import search_record, validation
+from trainwright.search import base, search_record
 from trainwright.search.base import BestRun, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
-from trainwright.search.search_record import SearchRecord, TrialRecord
-from trainwright.search.trial_runner import MODEL_FOLDER
+from trainwright.search.search_record import MODEL_FOLDER, SearchRecord, TrialRecord
 
 OBJECTIVE = "objective"
 TRIAL_NAME = "trial.json"  # in a trial's directory: what came of it, as its own process saw it
@@ -52,7 +51,7 @@ class RayBackend:
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
         known = [name for name in inspect.signature(ray.tune.run).parameters if name not in OURS]
-        validation.check_options(plan.options, known, backend=self.name)
+        base.check_options(plan.options, known, backend=self.name)
         if host.num_processes > 1:
             raise SearchSpaceError(
                 "backend='ray' starts the processes of its trials itself. Run the script without a launcher."
@@ -68,8 +67,8 @@ class RayBackend:
                 "Set it to 'steps' or 'epoch'."
             )
         domains = plan.space(None)
-        validation.check_names(host.args, domains)
-        validation.check_values(host.args, _draws(domains))
+        base.check_names(host.args, domains)
+        base.check_values(host.args, _draws(domains))
 
     def report(self, trial: Trial, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
         """Reports metrics and checkpoint to Ray, which ends the process of a pruned trial itself."""
@@ -137,14 +136,11 @@ def _record_of(trial: Trial, folder: str) -> TrialRecord:
     objective = (trial.last_result or {}).get(OBJECTIVE)
     error = trial.get_pickled_error() if trial.status == "ERROR" else None
     return TrialRecord(
-        id=trial.trial_id,
-        state=search_record.FAILED if trial.status == "ERROR" else search_record.PRUNED,
-        params=json_value(trial.config),
-        values=[] if objective is None else [float(objective)],
-        error=None if trial.status != "ERROR" else str(error or "it failed").strip().splitlines()[-1],
-        folder=folder,
+        id=trial.trial_id, state=search_record.FAILED if trial.status == "ERROR" else search_record.PRUNED,
+        params=json_value(trial.config), values=[] if objective is None else [float(objective)],
+        error=None if trial.status != "ERROR" else str(error or "it failed").strip().splitlines()[-1], folder=folder,
         seconds=seconds,
-    )
+    )  # fmt: skip
 
 
 def _draws(domains: Params) -> Iterator[tuple[str, object]]:

@@ -1,11 +1,17 @@
-"""The record of a search, `search.json` in its output directory, written as a whole after each trial."""
+"""The record of a search, `search.json` in its output directory, written as a whole after each trial; and TrialRunner,
+which runs the trials of a backend one after the other and records their results.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
-from collections.abc import Sequence
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +19,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainwright._types import JSONObject, json_value, read_json, write_text
-from trainwright.search.base import TrialResult, is_better, values_of
+from trainwright._types import JSONObject, json_value, read_json, without_tokens, write_text
+from trainwright.errors import SearchError, SearchSpaceError
+from trainwright.search.base import (
+    SearchPlan,
+    TrainerHandle,
+    Trial,
+    TrialResult,
+    TrialSpec,
+    drawn,
+    is_better,
+    values_of,
+)
+
+logger = logging.getLogger(__name__)
 
 SEARCH_NAME = "search.json"
 MAX_BYTES = 1 << 28
+MODEL_FOLDER = "model"  # in a trial's directory: its model, while it is the best one and is wanted
 FINISHED, PRUNED, FAILED, INTERRUPTED = "finished", "pruned", "failed", "interrupted"
 
 
@@ -87,15 +106,10 @@ def finished(id: str, params: JSONObject, outcome: TrialResult) -> TrialRecord:
     values = [] if outcome.objective is None else values_of(outcome.objective)
     is_bad = not all(math.isfinite(value) for value in values)
     return TrialRecord(
-        id=id,
-        state=FAILED if is_bad else PRUNED if outcome.was_pruned else FINISHED,
-        params=params,
-        values=values,
-        curve=[[step, values_of(objective)] for step, objective in outcome.curve],
-        metrics=outcome.metrics,
-        error=f"the objective is {outcome.objective}" if is_bad else None,
-        folder=outcome.folder,
-    )
+        id=id, state=FAILED if is_bad else PRUNED if outcome.was_pruned else FINISHED, params=params, values=values,
+        curve=[[step, values_of(objective)] for step, objective in outcome.curve], metrics=outcome.metrics,
+        error=f"the objective is {outcome.objective}" if is_bad else None, folder=outcome.folder,
+    )  # fmt: skip
 
 
 def importance(trials: Sequence[TrialRecord], objective: int = 0) -> dict[str, float]:
@@ -140,3 +154,80 @@ def table(trial: TrialRecord, directions: Sequence[str]) -> list[str]:
     rows += [(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in trial.params.items()]
     width = max(len(name) for name, _ in rows)
     return ["best trial", *(f"  {name:<{width}}  {value}" for name, value in rows)]
+
+
+class TrialRunner:
+    """Runs trials of a backend by the functions of the trainer, and keeps the record of the search."""
+
+    def __init__(self, host: TrainerHandle, plan: SearchPlan, *, backend: str) -> None:
+        self._host = host
+        self._plan = plan
+        self._is_under_way = False
+        self.record = SearchRecord(directions=list(plan.directions), backend=backend)
+        if plan.settings.resume_search:
+            with suppress(FileNotFoundError):
+                self.record.trials = SearchRecord.read(host.args.output_dir).trials
+
+    def run(self, offer: TrialSpec, trial: Trial) -> TrialResult:
+        """Runs one trial in all processes that train together; its error is raised, and in the record then."""
+        begun = time.monotonic()
+
+        def note(entry: TrialRecord) -> None:
+            entry.seconds = round(time.monotonic() - begun, 3)
+            self.note(entry)
+
+        params = dict(offer.params)
+        try:
+            self._host.check(params)  # before the others hear of it: what fails here fails without them
+            self._host.agree(lambda: offer)
+            self._is_under_way = True
+            outcome = self._host.run(offer, trial)
+        except (KeyboardInterrupt, SystemExit):
+            note(TrialRecord(offer.id, INTERRUPTED, params))
+            raise
+        except SearchSpaceError:
+            raise
+        except Exception as error:
+            reason = without_tokens(f"{type(error).__name__}: {error}")
+            note(TrialRecord(offer.id, FAILED, params, error=reason))
+            logger.warning("Trial %s failed: %s", offer.id, reason)
+            raise
+        self._is_under_way = False
+        note(finished(offer.id, params | drawn(trial), outcome))  # with what model_init drew
+        return outcome
+
+    @contextmanager
+    def ending_together(self) -> Iterator[None]:
+        """Ends the other processes, which wait for the next trial, when all trials are done.
+
+        Processes of a failed trial have failed with it.
+        """
+        try:
+            yield
+        finally:
+            if not self._is_under_way or self._host.num_processes == 1:
+                self._host.agree(lambda: None)
+
+    def note(self, entry: TrialRecord) -> None:
+        """Records a trial, and deletes the models of trials that are no longer the best."""
+        self.record.add(entry)
+        self.record.write(self._host.args.output_dir)
+        best = {one.folder for one in self.record.best()}
+        for one in self.record.trials if self._plan.settings.load_best_trial else ():
+            if one.folder and one.folder not in best:
+                shutil.rmtree(Path(one.folder) / MODEL_FOLDER, ignore_errors=True)
+
+    def require_one(self) -> None:
+        """Raises SearchError with the reasons if, after the last trial, none was completed."""
+        if not self.record.finished():
+            reasons = self.record.errors()
+            raise SearchError(
+                f"None of {len(self.record.trials)} trials came to its end, so there is no best one. "
+                + ("\n  ".join(["They failed with:", *reasons]) if reasons else "All were pruned or cut off.")
+            )
+
+
+def follow(host: TrainerHandle, freeze: Callable[[TrialSpec], Trial]) -> None:
+    """Trains each trial that the main process offers, in the other processes, until there are no more."""
+    while (offer := host.agree(lambda: None)) is not None:
+        host.run(offer, freeze(offer))

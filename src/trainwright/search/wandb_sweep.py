@@ -7,13 +7,10 @@ from collections.abc import Callable, Mapping
 import wandb
 
 from trainwright.errors import SearchSpaceError
-from trainwright.search import validation
+from trainwright.search import base
 from trainwright.search.backends import default_hp_space_wandb
 from trainwright.search.base import BestRun, Objective, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
-from trainwright.search.trial_runner import TrialRunner
-
-OPTIONS = ("sweep_id", "project", "entity", "name", "metric")
-NO_PARAMETERS = ("assignments", "metric", "_wandb")
+from trainwright.search.search_record import TrialRunner
 
 
 class WandbBackend:
@@ -29,7 +26,7 @@ class WandbBackend:
         return default_hp_space_wandb(trial)
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
-        validation.check_options(plan.options, OPTIONS, backend=self.name)
+        base.check_options(plan.options, ("sweep_id", "project", "entity", "name", "metric"), backend=self.name)
         if plan.is_multi or plan.settings.resume_search:
             what = "several objectives" if plan.is_multi else "resume_search (pass sweep_id to go on with a sweep)"
             raise SearchSpaceError(f"backend='wandb' has no {what}.")
@@ -39,13 +36,13 @@ class WandbBackend:
         if not isinstance(sweep, Mapping) or not isinstance(sweep.get("parameters"), Mapping):
             raise SearchSpaceError("hp_space must return a sweep's configuration, with 'method' and 'parameters'.")
         parameters = sweep["parameters"]
-        validation.check_names(host.args, parameters)
+        base.check_names(host.args, parameters)
         values = [
             (name, value)
             for name, how in parameters.items()
             for value in (how.get("values") or [how[key] for key in ("value", "min", "max") if key in how])
         ]
-        validation.check_values(host.args, values)
+        base.check_values(host.args, values)
 
     def report(self, trial: Trial, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
         """Does nothing: the tracker logs evaluations, and a sweep that ends a run early ends its process."""
@@ -81,7 +78,8 @@ class WandbBackend:
 
     def _attempt(self, attempts: TrialRunner, metric: str, *, goes_on: bool) -> Objective:
         run: Trial = wandb.run if wandb.run is not None else wandb.init()
-        params = {name: value for name, value in dict(run.config).items() if name not in NO_PARAMETERS}
+        others = ("assignments", "metric", "_wandb")
+        params = {name: value for name, value in dict(run.config).items() if name not in others}
         run.config.update({"assignments": {}, "metric": metric}, allow_val_change=True)
         try:
             return attempts.run(TrialSpec(id=run.id, params=params, name=run.name), params).objective
