@@ -49,14 +49,11 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "is_wandb_available",
     ),
     "trainwright.trackers.platforms": ("AzureMLCallback", "CodeCarbonCallback", "FlyteCallback", "KubeflowCallback"),
-    "trainwright.trackers.clearml": ("ClearMLCallback",),
-    "trainwright.trackers.comet": ("CometCallback",),
+    "trainwright.trackers.services": (
+        "ClearMLCallback", "CometCallback", "DVCLiveCallback", "NeptuneCallback", "SwanLabCallback",
+        "TensorBoardCallback", "TrackioCallback",
+    ),
     "trainwright.trackers.mlflow": ("DagsHubCallback", "MLflowCallback"),
-    "trainwright.trackers.dvclive": ("DVCLiveCallback",),
-    "trainwright.trackers.neptune": ("NeptuneCallback",),
-    "trainwright.trackers.swanlab": ("SwanLabCallback",),
-    "trainwright.trackers.tensorboard": ("TensorBoardCallback",),
-    "trainwright.trackers.trackio": ("TrackioCallback",),
     "trainwright.trackers.wandb": ("WandbCallback",),
     "trainwright.state.trainer_state": ("ExportableState", "TrainerControl", "TrainerState"),
     "trainwright.evaluation.outputs": (

@@ -153,14 +153,10 @@ from trainwright.tensor_tree import (
     torch_pad_and_concatenate,
 )
 from trainwright.trackers.base import rewrite_logs
-from trainwright.trackers.clearml import ClearMLCallback
-from trainwright.trackers.comet import CometCallback
-from trainwright.trackers.dvclive import DVCLiveCallback
 from trainwright.trackers.mlflow import (
     DagsHubCallback,
     MLflowCallback,
 )
-from trainwright.trackers.neptune import NeptuneCallback
 from trainwright.trackers.platforms import (
     AzureMLCallback,
     CodeCarbonCallback,
@@ -185,9 +181,15 @@ from trainwright.trackers.registry import (
     is_trackio_available,
     is_wandb_available,
 )
-from trainwright.trackers.swanlab import SwanLabCallback
-from trainwright.trackers.tensorboard import TensorBoardCallback
-from trainwright.trackers.trackio import TrackioCallback
+from trainwright.trackers.services import (
+    ClearMLCallback,
+    CometCallback,
+    DVCLiveCallback,
+    NeptuneCallback,
+    SwanLabCallback,
+    TensorBoardCallback,
+    TrackioCallback,
+)
 from trainwright.trackers.wandb import WandbCallback
 from trainwright.trainer import Trainer
 

@@ -104,13 +104,9 @@ def check_head(model: Model, base_model_names: Iterable[str]) -> None:
 
 
 def check_datasets(
-    args: Any,
-    train_dataset: DatasetLike,
-    eval_dataset: DatasetLike,
-    data_collator: Any,
-    *,
+    args: Any, train_dataset: DatasetLike, eval_dataset: DatasetLike, data_collator: Any, *,
     has_own_schedule: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Raises DataError for data of unknown length or nothing to evaluate on, TypeError for a collator that is none."""
     if not callable(data_collator):
         raise TypeError(

@@ -37,16 +37,9 @@ class TrainHooks(Protocol):
     def _save_checkpoint(self, model: Model, trial: Trial) -> None: ...
     def _evaluate(self, trial: Trial, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]: ...
     def _maybe_log_save_evaluate(
-        self,
-        tr_loss: torch.Tensor,
-        grad_norm: Any,
-        model: Model,
-        trial: Trial,
-        epoch: float,
-        ignore_keys_for_eval: Any,
-        start_time: float,
-        learning_rate: float | None = None,
-    ) -> None: ...
+        self, tr_loss: torch.Tensor, grad_norm: Any, model: Model, trial: Trial, epoch: float,
+        ignore_keys_for_eval: Any, start_time: float, learning_rate: float | None = None,
+    ) -> None: ...  # fmt: skip
 
 
 class SaveHooks(Protocol):
@@ -168,25 +161,18 @@ def accept_older_signatures(trainer: object) -> None:
             is_static = isinstance(value, staticmethod)
             function = value.__func__ if is_static else value
             base = None if _is_ours(function) else _base_of(name, classes[place + 1 :])
-            if inspect.isfunction(function) and base is not None and isinstance(base, staticmethod) == is_static:
-                adapter = _adapter(function, _parameters(base))
-                if adapter is not None:
-                    setattr(cls, name, staticmethod(adapter) if is_static else adapter)
+            is_hook = inspect.isfunction(function) and base is not None and isinstance(base, staticmethod) == is_static
+            if is_hook and (adapter := _adapter(function, _parameters(base))):
+                setattr(cls, name, staticmethod(adapter) if is_static else adapter)
     for name, function in list(vars(trainer).items()):
-        base = _base_of(name, classes) if callable(function) else None
-        if base is not None:
+        if callable(function) and (base := _base_of(name, classes)) is not None:
             parameters = _parameters(base)
-            adapter = _adapter(function, parameters if isinstance(base, staticmethod) else parameters[1:])
-            if adapter is not None:
+            if adapter := _adapter(function, parameters if isinstance(base, staticmethod) else parameters[1:]):
                 vars(trainer)[name] = adapter
 
 
 def takes_no_grad_norm_too(hook: Callable[..., None]) -> Callable[..., None]:
-    """Lets `_maybe_log_save_evaluate` be called with the parameters of 4.34 to 4.37, which had no `grad_norm`.
-
-    Args:
-        hook: the method; an override with the older parameters calls it through `super()`.
-    """
+    """Lets an override of `_maybe_log_save_evaluate` call it with the parameters of 4.34 to 4.37: no `grad_norm`."""
     others = frozenset(("model", "trial", "epoch", "ignore_keys_for_eval"))
 
     @functools.wraps(hook)
@@ -219,9 +205,8 @@ def _base_of(name: str, classes: Sequence[type]) -> object:
 
 def _parameters(base: Any) -> list[str]:
     function = base.__func__ if isinstance(base, staticmethod) else base
-    return [
-        n for n, p in inspect.signature(function).parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
+    parameters = inspect.signature(function).parameters.values()
+    return [one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
 
 
 def _adapter(function: Any, wanted: Sequence[str]) -> Callable[..., Any] | None:

@@ -36,11 +36,7 @@ def _clean(record: logging.LogRecord) -> None:
 
 
 def for_log(text: str) -> str:
-    """Returns text of several lines without control characters and without what looks like a key.
-
-    Args:
-        text: a message or a traceback.
-    """
+    """Returns text of several lines without control characters and without what looks like a key."""
     return without_tokens(printable(text, lines=True))
 
 

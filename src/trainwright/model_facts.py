@@ -44,18 +44,13 @@ def model_layout(model: Model) -> ModelLayout | None:
     if getattr(core, "is_distributed_loading_by_transformers", False):
         sizes = core.config.distributed_config
         return ModelLayout(tp=sizes.tp_size, dp=sizes.dp_size, pp=sizes.pp_size)
-    return ModelLayout() if has_sharded_parameters(core) else None
+    parameters = core.parameters() if hasattr(core, "parameters") else ()  # a DTensor: each process holds a part
+    return ModelLayout() if any(hasattr(parameter, "device_mesh") for parameter in parameters) else None
 
 
 def num_devices(model: Model) -> int:
     """Devices over which transformers laid a model out when it loaded it; 0: it was not asked to."""
     return len(set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"})
-
-
-def has_sharded_parameters(model: Model) -> bool:
-    """Returns True if parameters are DTensors, of which each process holds a part."""
-    parameters = model.parameters() if hasattr(model, "parameters") else ()
-    return any(hasattr(parameter, "device_mesh") for parameter in parameters)
 
 
 def forward_parameters(model: Model) -> dict[str, inspect.Parameter]:

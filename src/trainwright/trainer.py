@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from trainwright import checks, model_facts
 from trainwright._types import TRAINER_STATE_NAME, Batch, TailBatch, has_length, metric_number, output_loss
@@ -31,7 +31,7 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.fields import value_of
-from trainwright.data import bad_sample
+from trainwright.data import bad_sample, columns
 from trainwright.data import batch_sampler as batch_order
 from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES, eval_precision
@@ -44,10 +44,9 @@ from trainwright.loop.fit import fit, run_epoch
 from trainwright.loss_normalization import LossRule
 from trainwright.optim import schedule_resume, schedules
 from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERNS, get_parameter_names
-from trainwright.run import build, checkpointing, console, copies, input_pipeline, resume
+from trainwright.run import build, checkpointing, console, input_pipeline, resume
 from trainwright.run.checkpointing import Checkpointer
-from trainwright.run.training import TrainingRun
-from trainwright.run.uploads import result_of
+from trainwright.run.training import TrainingRun, restore, state_of
 from trainwright.state import model_modes
 from trainwright.state.clock import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.throughput import count_tokens, speed_metrics, step_logs, utilisation
@@ -56,6 +55,7 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 if TYPE_CHECKING:
     from trainwright.preflight.check_registry import CheckReport
     from trainwright.preflight.prove import ProofReport
+    from trainwright.run.incident_bundles import IncidentRecorder
     from trainwright.search.base import BestRun
 
 Items = torch.Tensor | int | None
@@ -168,7 +168,7 @@ class Trainer:
         if model_facts.num_devices(model) > 1:
             self.args._n_gpu = 1  # the model has the GPUs: it is not copied to them
         build.seed_everything(self.args)
-        self._services = build.Services.for_arguments(self.args, measures_memory=not self.args.skip_memory_metrics)
+        self._services = build.Services.for_arguments(self.args)
         self._services.memory_tracker.start("init")
         console.use_log_level(self.args)
         self._run = TrainingRun.idle(self.args)
@@ -192,10 +192,10 @@ class Trainer:
         names = self.args.label_names
         self.label_names = model_facts.find_label_names(model) if names is None else names
         self.label_smoother = build.label_smoother(model, self.args.label_smoothing_factor)
-        self._default_collator = input_pipeline.make_default_collator(self.args, self.processing_class)
+        multiple_of = value_of(self.args, "pad_to_multiple_of")
+        self._default_collator = columns.default_collator(self.processing_class, multiple_of)
         self.data_collator = self._default_collator if data_collator is None else data_collator
-        self.compute_loss_func = compute_loss_func
-        self.compute_metrics = compute_metrics
+        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
@@ -213,7 +213,7 @@ class Trainer:
         self._services.memory_tracker.stop_and_update_metrics(stage="init")
 
     # Pickles and copies: a deep one gets an engine and other services of its own, a shallow one shares them.
-    __getstate__, __setstate__, __copy__ = copies.state_of, copies.restore, build.with_parts
+    __getstate__, __setstate__, __copy__ = state_of, restore, build.with_parts
 
     def create_accelerator_and_postprocess(self) -> None:
         """Makes the engine, and with it `accelerator`."""
@@ -246,7 +246,8 @@ class Trainer:
         if self.place_model_on_device:
             self._move_model_to_device(model, self.args.device)
         self.model = self.model_wrapped = model
-        build.set_use_cache(model, self.args.use_cache)
+        if getattr(model, "config", None) is not None:
+            model.config.use_cache = self.args.use_cache
 
     def _use_callbacks(self, callbacks: list[Any] | None) -> None:
         """Makes the handler: default callbacks, trackers, and these."""
@@ -395,13 +396,9 @@ class Trainer:
             self.label_smoother = build.label_smoother(self.model, self.args.label_smoothing_factor)
 
     def _inner_training_loop(
-        self,
-        batch_size: int | None = None,
-        args: Any = None,
-        resume_from_checkpoint: str | None = None,
-        trial: Any = None,
-        ignore_keys_for_eval: list[str] | None = None,
-    ) -> TrainOutput:
+        self, batch_size: int | None = None, args: Any = None, resume_from_checkpoint: str | None = None,
+        trial: Any = None, ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:  # fmt: skip
         """Runs a whole training, from the dataloader to the last metric; what wraps it sees all of it.
 
         Args:
@@ -429,7 +426,7 @@ class Trainer:
         console.begin_journal(
             self._services.journal, context, args, run.progress, folder=folder, run_id=run.run_id, **data
         )
-        self._services.uploads.start()
+        self._services.uploads.take_up()
         fit(context, run.progress, self, eval_on_start=args.eval_on_start)
         return self._finalize_training(trial, context.plan.num_train_samples, run.progress.start_time)
 
@@ -454,25 +451,16 @@ class Trainer:
         run = self._run
         plan = run.plan
         assert plan is not None
-        run.recorder = run.make_recorder(self, self._engine, self._get_output_dir(trial))
+        run.recorder = self._make_recorder(trial)
         start = self._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, checkpoint, trial)
         model, loader = self._prepare_for_training(plan.max_steps, run.loader, checkpoint)
         return run.begin(
-            self._engine,
-            args,
-            rule=self._loss_rule(),
-            start=start,
-            checkpoint=checkpoint,
+            self._engine, args, rule=self._loss_rule(), start=start, checkpoint=checkpoint,
             first_look=self._first_look(trial),
-            load_newest=lambda: self._checkpointer.load_newest(self, self._get_output_dir(trial), run),
-            model=model,
-            loader=loader,
-            optimizer=self.optimizer,
-            scheduler=self.lr_scheduler,
-            events=self.callback_handler,
-            trial=trial,
-            ignore_keys_for_eval=ignore_keys_for_eval,
-        )
+            load_newest=lambda: self._checkpointer.load_newest(self, self._get_output_dir(trial), run), model=model,
+            loader=loader, optimizer=self.optimizer, scheduler=self.lr_scheduler, events=self.callback_handler,
+            trial=trial, ignore_keys_for_eval=ignore_keys_for_eval,
+        )  # fmt: skip
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
@@ -523,14 +511,9 @@ class Trainer:
         return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, self._get_eval_sampler)
 
     def _get_dataloader(
-        self,
-        dataset: Any,
-        description: str,
-        batch_size: int,
-        sampler_fn: Callable[[Any], Any] | None = None,
-        is_training: bool = False,
-        dataloader_key: str | None = None,
-    ) -> DataLoader[Any]:
+        self, dataset: Any, description: str, batch_size: int, sampler_fn: Callable[[Any], Any] | None = None,
+        is_training: bool = False, dataloader_key: str | None = None,
+    ) -> DataLoader[Any]:  # fmt: skip
         """Makes a dataloader of any of the three kinds.
 
         Args:
@@ -552,7 +535,7 @@ class Trainer:
             dataset, sampler_fn, self.args, length_of=length_of, batch_size=batch_size, is_training=is_training
         )
         collate = input_pipeline.sample_collator(sampler, self.data_collator, default=self._default_collator)
-        if input_pipeline.is_columnar(dataset):
+        if columns.is_columnar(dataset) and dataset.format["type"] != "custom":
             dataset = self._remove_unused_columns(dataset, description=description)
         else:
             collate = self._get_collator_with_removed_columns(collate, description=description)
@@ -574,12 +557,10 @@ class Trainer:
             A `Sampler` of indices; None for a stream.
         """
         return input_pipeline.train_sampler(
-            self.args,
-            self.train_dataset if train_dataset is None else train_dataset,
-            input_pipeline.length_input(self.processing_class),
-            batch_size=self._train_batch_size,
+            self.args, self.train_dataset if train_dataset is None else train_dataset,
+            input_pipeline.length_input(self.processing_class), batch_size=self._train_batch_size,
             num_processes=self._engine.num_replicas,
-        )
+        )  # fmt: skip
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         """Returns the order of evaluation samples; None for a stream.
@@ -590,7 +571,8 @@ class Trainer:
         Returns:
             A `Sampler` over the indices, in the order of the data; None without a length.
         """
-        return input_pipeline.eval_sampler(eval_dataset)
+        is_stream = isinstance(eval_dataset, IterableDataset) or not has_length(eval_dataset)
+        return None if is_stream else SequentialSampler(eval_dataset)
 
     def _set_signature_columns_if_needed(self) -> None:
         """Fills `_signature_columns`: the entries of a sample that `forward` takes, and labels."""
@@ -614,9 +596,8 @@ class Trainer:
             return dataset
         self._set_signature_columns_if_needed()
         kept: Any = self._signature_columns
-        return input_pipeline.without_unused_columns(
-            dataset, kept, self.model, self.data_collator, description=description
-        )
+        name, is_own = type(self.model).__name__, columns.is_own(self.data_collator)
+        return columns.remove_unused(dataset, kept, model_name=name, description=description, for_own=is_own)
 
     def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
         """Returns the collator, given only the entries of each sample that `forward` takes.
@@ -632,7 +613,8 @@ class Trainer:
             return data_collator
         self._set_signature_columns_if_needed()
         kept: Any = self._signature_columns
-        return input_pipeline.column_removing_collator(data_collator, kept, self.model, description)
+        name = type(self.model).__name__
+        return columns.RemoveColumnsCollator(data_collator, kept, columns.module_logger, name, description)
 
     def num_examples(self, dataloader: Any) -> int:
         """Counts the samples behind a dataloader that are not in quarantine; estimates them without a length.
@@ -752,13 +734,9 @@ class Trainer:
         checkpointing.log_load_result(load_result)
 
     def _init_training_state(
-        self,
-        max_steps: int,
-        num_update_steps_per_epoch: int,
-        num_train_epochs: int,
-        resume_from_checkpoint: str | None,
-        trial: Any,
-    ) -> tuple[int, int]:
+        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int,
+        resume_from_checkpoint: str | None, trial: Any,
+    ) -> tuple[int, int]:  # fmt: skip
         """Fills `state`, from the checkpoint if there is one.
 
         Args:
@@ -825,8 +803,11 @@ class Trainer:
         wanted = schedule_resume.settings_of(self.optimizer, self.lr_scheduler)
         self._load_optimizer_and_scheduler(resume_from_checkpoint)
         self._load_scaler(resume_from_checkpoint)
-        is_own = not self._created_lr_scheduler
-        run.apply_new_settings(wanted, self.optimizer, self.lr_scheduler, self.args, max_steps=max_steps, is_own=is_own)
+        if run.checkpoint_args is not None:
+            run.changed_args = resume.apply_new_settings(
+                self.optimizer, self.lr_scheduler, wanted, run.checkpoint_args, args=self.args, num_steps=max_steps,
+                is_own=not self._created_lr_scheduler,
+            )  # fmt: skip
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         handler.train_dataloader = getattr(train_dataloader, "dataloader", train_dataloader)
         handler.rebuild()
@@ -918,12 +899,10 @@ class Trainer:
         """
         if self.lr_scheduler is None:
             self.lr_scheduler = schedules.make_schedule(
-                self.args.lr_scheduler_type,
-                self.optimizer if optimizer is None else optimizer,
+                self.args.lr_scheduler_type, self.optimizer if optimizer is None else optimizer,
                 num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
-                num_training_steps=num_training_steps,
-                options=self.args.lr_scheduler_kwargs,
-            )
+                num_training_steps=num_training_steps, options=self.args.lr_scheduler_kwargs,
+            )  # fmt: skip
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -962,19 +941,10 @@ class Trainer:
     # -- an epoch, and the micro-batches of a step ---------------------------------------------------------------------
 
     def _run_epoch(
-        self,
-        model: Any,
-        epoch: int,
-        train_dataloader: Any,
-        steps_in_epoch: int,
-        num_update_steps_per_epoch: int,
-        trial: Any,
-        ignore_keys_for_eval: list[str] | None,
-        start_time: float,
-        resume_from_checkpoint: str | None,
-        epochs_trained: int,
-        steps_trained_in_current_epoch: int,
-    ) -> None:
+        self, model: Any, epoch: int, train_dataloader: Any, steps_in_epoch: int, num_update_steps_per_epoch: int,
+        trial: Any, ignore_keys_for_eval: list[str] | None, start_time: float, resume_from_checkpoint: str | None,
+        epochs_trained: int, steps_trained_in_current_epoch: int,
+    ) -> None:  # fmt: skip
         """Trains one epoch, or the rest of one after a resume.
 
         The signature is the original's. What belongs to one run (`trial`, `start_time`, how much of the first epoch is
@@ -1174,15 +1144,13 @@ class Trainer:
         """The arithmetic of the loss, as the model and the arguments ask for it now."""
         is_mean = "num_items_in_batch" in left_out(self.compute_loss)  # an override of an older version
         return build.loss_rule(
-            self.model,
-            self.args,
-            accepts_loss_kwargs=self.model_accepts_loss_kwargs and not is_mean,
+            self.model, self.args, accepts_loss_kwargs=self.model_accepts_loss_kwargs and not is_mean,
             has_loss_func=self.compute_loss_func is not None,
             own_loss=self.compute_loss if is_overridden(self, "compute_loss") else None,
             smooths_labels=self.label_smoother is not None,
             is_scaled=False if is_mean and self.loss_is_scaled_for_ga is None else self.loss_is_scaled_for_ga,
             num_processes=self._engine.num_replicas,
-        )
+        )  # fmt: skip
 
     def _uses_outputs(self) -> bool:
         """Returns whether training looks at the model's outputs besides the loss that the model itself computed."""
@@ -1278,16 +1246,9 @@ class Trainer:
 
     @takes_no_grad_norm_too
     def _maybe_log_save_evaluate(
-        self,
-        tr_loss: torch.Tensor,
-        grad_norm: Any,
-        model: Any,
-        trial: Any,
-        epoch: float,
-        ignore_keys_for_eval: list[str] | None,
-        start_time: float | None = None,
-        learning_rate: float | None = None,
-    ) -> None:
+        self, tr_loss: torch.Tensor, grad_norm: Any, model: Any, trial: Any, epoch: float,
+        ignore_keys_for_eval: list[str] | None, start_time: float | None = None, learning_rate: float | None = None,
+    ) -> None:  # fmt: skip
         """Does what the flags of `control` ask for after a step.
 
         Args:
@@ -1459,13 +1420,9 @@ class Trainer:
         return output
 
     def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
+        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:  # fmt: skip
         """Runs the model over a dataloader; serves both `evaluate` and `predict`.
 
         Args:
@@ -1488,29 +1445,19 @@ class Trainer:
         mixed = NO_CONTEXT if self.is_in_train else engine.mixed_precision(self.model)
         with run.evaluating(run.loss_rule or self._loss_rule()), mixed:
             context = build.evaluation_context(
-                self.args,
-                self._services,
-                events=run.events(handler),
-                compute_metrics=self.compute_metrics,
-                is_prediction=description == "Prediction",
-                model=model,
-                rule=run.loss_rule,
-                label_names=self.label_names,
-                main_input=model_facts.main_input_name(self.model),
+                self.args, self._services, events=run.events(handler), compute_metrics=self.compute_metrics,
+                is_prediction=description == "Prediction", model=model, rule=run.loss_rule,
+                label_names=self.label_names, main_input=model_facts.main_input_name(self.model),
                 preprocess_logits=self.preprocess_logits_for_metrics,
                 loss_only=self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only,
                 ignore_keys=ignore_keys,
-            )
+            )  # fmt: skip
             return eval_loop.evaluation_loop(context, run.progress, self, dataloader, prefix=metric_key_prefix)
 
     def prediction_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
+        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:  # fmt: skip
         """Runs `evaluation_loop`, of which this is the older name.
 
         Args:
@@ -1555,14 +1502,11 @@ class Trainer:
 
         return_loss = inputs.get("return_loss")
         return prediction_step(
-            inputs,
-            label_names=self.label_names,
+            inputs, label_names=self.label_names,
             returns_loss=self.can_return_loss if return_loss is None else bool(return_loss),
-            loss_only=prediction_loss_only,
-            ignore_keys=ignore_keys,
-            loss_and_outputs=loss_and_outputs,
+            loss_only=prediction_loss_only, ignore_keys=ignore_keys, loss_and_outputs=loss_and_outputs,
             outputs_only=outputs_only,
-        )
+        )  # fmt: skip
 
     @property
     def only_loss_is_evaluated(self) -> bool:
@@ -1690,7 +1634,10 @@ class Trainer:
         Args:
             output_dir: directory of the checkpoint.
         """
-        self._checkpointer.write_optimizer_and_scheduler(self.optimizer, self.lr_scheduler, Path(output_dir))
+        checkpointer, folder = self._checkpointer, Path(output_dir)
+        checkpointer.form.write_optimizer(checkpointer, self.optimizer, folder)
+        if self.args.should_save:
+            training_state.save_scheduler(self.lr_scheduler, folder)
 
     def _save_scaler(self, output_dir: str) -> None:
         """Writes the state of the loss scale (fp16).
@@ -1748,7 +1695,7 @@ class Trainer:
             checkpointing.keep_only_best(CheckpointStore(self._get_output_dir(trial)), self.args, run)
         self.callback_handler.fire("on_train_end", progress)
         self._finish_current_push()
-        console.log_time_breakdown(self.args, services.journal)
+        console.show_lines(self.args, console.time_breakdown(services.journal.end()))
         return TrainOutput(progress.state.global_step, train_loss, metrics)
 
     def capture_incident(self, reason: str = "requested") -> Path:
@@ -1766,7 +1713,12 @@ class Trainer:
         Raises:
             BundleError: there is no step, or the bundle cannot be written.
         """
-        return self._run.make_recorder(self, self._engine, self._get_output_dir(self._trial)).request(reason)
+        return self._make_recorder(self._trial).request(reason)
+
+    def _make_recorder(self, trial: Any) -> IncidentRecorder:
+        from trainwright.run.incident_bundles import IncidentRecorder
+
+        return IncidentRecorder(self, self._run, self._engine, self._get_output_dir(trial))
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint, or of the next best one where its files were altered."""
@@ -1829,8 +1781,10 @@ class Trainer:
             private: of a new repository; default `args.hub_private_repo`.
         """
         if self.is_world_process_zero():
-            services = self._services
-            self.hub_model_id = services.uploads.open(self.args, services.journal, token=token, private=private)
+            from trainwright.hub.uploader import Uploader
+
+            uploader = Uploader.for_arguments(self.args, self._services.journal, token=token, private=private)
+            self.hub_model_id, self._services.uploads = uploader.open(), uploader
 
     def init_git_repo(self, at_init: bool = False) -> None:
         """Older name of `init_hf_repo`.
@@ -1842,17 +1796,11 @@ class Trainer:
         self.init_hf_repo()
 
     def create_model_card(
-        self,
-        language: str | None = None,
-        license: str | None = None,
-        tags: str | Sequence[str] | None = None,
-        model_name: str | None = None,
-        finetuned_from: str | None = None,
-        tasks: str | Sequence[str] | None = None,
-        dataset_tags: str | Sequence[str] | None = None,
-        dataset: str | Sequence[str] | None = None,
+        self, language: str | None = None, license: str | None = None, tags: str | Sequence[str] | None = None,
+        model_name: str | None = None, finetuned_from: str | None = None, tasks: str | Sequence[str] | None = None,
+        dataset_tags: str | Sequence[str] | None = None, dataset: str | Sequence[str] | None = None,
         dataset_args: str | Sequence[str] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Writes a model card, README.md, into the output directory; one that somebody edited is left alone.
 
         Args:
@@ -1877,14 +1825,9 @@ class Trainer:
         model_card.write_card(self.args.output_dir, known)
 
     def push_to_hub(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        self, commit_message: str | None = "End of training", blocking: bool = True, token: str | None = None,
+        revision: str | None = None, private: bool | None = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
         """Saves the model to the output directory, writes its card, and uploads both with what else lies there.
 
         Args:
@@ -1908,12 +1851,17 @@ class Trainer:
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero():
             return None
-        uploads = self._services.uploads
-        self.create_model_card(model_name=kwargs.pop("model_name", None) or uploads.model_name(self.args), **kwargs)
+        from trainwright.hub.outbox import repo_name
+
+        uploads: Any = self._services.uploads
+        name = kwargs.pop("model_name", None) or repo_name(self.args).rpartition("/")[2]
+        self.create_model_card(model_name=name, **kwargs)
         self._finish_current_push()
         in_train, step = self.is_in_train, self.state.global_step
         job = uploads.push_root(commit_message, token=token, revision=revision, is_training=in_train, step=step)
-        return result_of(job, raises=not in_train) if blocking else job
+        if not blocking:
+            return job
+        return None if in_train and job.exception() is not None else job.result()  # it was logged already
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Uploads a checkpoint as `hub_strategy` says, asynchronously, one at a time.
@@ -1924,25 +1872,18 @@ class Trainer:
         if self.is_world_process_zero():
             progress, handler = self._run.progress, self.callback_handler
             self._services.uploads.push_checkpoint(
-                Path(checkpoint_folder),
-                self.args,
-                progress.state,
-                when_there=self._services.writer.then,
+                Path(checkpoint_folder), self.args, progress.state, when_there=self._services.writer.then,
                 announce=lambda: handler.fire("on_push_begin", progress),
-            )
+            )  # fmt: skip
 
     # -- a search over hyperparameters ---------------------------------------------------------------------------------
 
     def hyperparameter_search(
-        self,
-        hp_space: Callable[..., Any] | None = None,
-        compute_objective: Callable[[dict[str, float]], float] | None = None,
-        n_trials: int = 20,
-        direction: str | list[str] = "minimize",
-        backend: Any = None,
-        hp_name: Callable[..., str] | None = None,
+        self, hp_space: Callable[..., Any] | None = None,
+        compute_objective: Callable[[dict[str, float]], float] | None = None, n_trials: int = 20,
+        direction: str | list[str] = "minimize", backend: Any = None, hp_name: Callable[..., str] | None = None,
         **kwargs: Any,
-    ) -> BestRun | list[BestRun]:
+    ) -> BestRun | list[BestRun]:  # fmt: skip
         """Searches for the best arguments; a new model is made for each trial, by `model_init`.
 
         Args:
@@ -1954,7 +1895,7 @@ class Trainer:
             backend: "optuna", "ray" or "wandb"; default the first that is installed.
             hp_name: from a trial to its name, which its directory gets too.
             kwargs: `failed_trials`, `pruned_checkpoints`, `load_best_trial`, `resume_search` (see
-                `search.base.Settings`); all others go to the backend's library.
+                `search.base.SearchSettings`); all others go to the backend's library.
 
         Returns:
             The best trial; with several objectives those that none is better than.

@@ -35,18 +35,18 @@ TRANSFORMERS = ("checkpoint.weights", "data.columns", "optim.schedules", "seq2se
 ACCELERATE = ("engine", "config.arguments", "compat.helpers")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
 BROUGHT_ALONG = {
-    "tensorboard": "trackers.tensorboard",
-    "tensorboardX": "trackers.tensorboard",
+    "tensorboard": "trackers.services",
+    "tensorboardX": "trackers.services",
     "mlflow": "trackers.mlflow",
-    "comet_ml": "trackers.comet",
-    "trackio": "trackers.trackio",
-    "neptune": "trackers.neptune",
-    "clearml": "trackers.clearml",
+    "comet_ml": "trackers.services",
+    "trackio": "trackers.services",
+    "neptune": "trackers.services",
+    "clearml": "trackers.services",
     "dagshub": "trackers.mlflow",
     "codecarbon": "trackers.platforms",
-    "dvclive": "trackers.dvclive",
+    "dvclive": "trackers.services",
     "flytekit": "trackers.platforms",
-    "swanlab": "trackers.swanlab",
+    "swanlab": "trackers.services",
     "azureml": "trackers.platforms",
     "kubeflow": "trackers.platforms",
     "optuna": "search.optuna",
@@ -107,7 +107,7 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
         elif one.package == "torchao":  # optimizers with 8-bit states, and a recipe for fp8
             allowed = ("optim", "engine.accelerate_setup")
         elif one.module.startswith("torch.utils.tensorboard"):
-            allowed = ("trackers.tensorboard",)
+            allowed = ("trackers.services",)
         elif one.package in BROUGHT_ALONG:
             allowed = (BROUGHT_ALONG[one.package],)
         if allowed is not None and not is_in(one.importer, allowed):

@@ -12,9 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from trainwright import TrainerCallback
-from trainwright.hub.file_selection import root_files
 from trainwright.hub.model_card import CURVE_NAME
-from trainwright.hub.outbox import OUTBOX_NAME, Outbox
+from trainwright.hub.outbox import OUTBOX_NAME, Outbox, root_files
 from trainwright.journal.record import read
 
 from .._support.small import OURS, REFERENCE, Side, StopAt, data, make_trainer, models, module, train, weights

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainwright import TrainerCallback
-from trainwright.journal.timeline import DataWait
+from trainwright.run.console import DataWait
 from trainwright.state.clock import DATA, OTHER, Clock
 
 from .._support.small import Diary, data, make_trainer
@@ -38,9 +38,9 @@ class Slow(Diary):
 
 def test_slow_data_is_said_once_with_advice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer = make_trainer(tmp_path, train_dataset=Slow(data.vectors(26)), logging_steps=6, num_train_epochs=2)
-    with caplog.at_level("WARNING", "trainwright.journal.timeline"):
+    with caplog.at_level("WARNING", "trainwright.run.console"):
         trainer.train()
-    said = [record.getMessage() for record in caplog.records if record.name == "trainwright.journal.timeline"]
+    said = [record.getMessage() for record in caplog.records if record.name == "trainwright.run.console"]
     assert len(said) == 1
     assert "Raise dataloader_num_workers, which is 0" in said[0]
     assert "loss" in trainer.state.log_history[0]
@@ -48,7 +48,7 @@ def test_slow_data_is_said_once_with_advice(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_quick_data_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("WARNING", "trainwright.journal.timeline"):
+    with caplog.at_level("WARNING", "trainwright.run.console"):
         make_trainer(tmp_path, num_train_epochs=1, callbacks=[Works]).train()
     assert "Training waited" not in caplog.text
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from trainwright import Trainer, TrainerCallback
-from trainwright.journal import record, timeline
+from trainwright.journal import record
+from trainwright.run.console import time_breakdown
 from trainwright.state.clock import Clock
 
 from .._support.small import data, make_trainer, train
@@ -114,15 +115,15 @@ def test_nested_phases_go_back_to_the_one_before(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_the_line_at_the_end_says_where_it_went_and_what_to_change(seconds: dict[str, float], said: str) -> None:
-    text = timeline.line(seconds)
+    text = "\n".join(time_breakdown(seconds))
     assert text.startswith("time      100.0 s: ")
     assert said in text
 
 
 def test_the_line_has_no_advice_where_there_is_nothing_to_change() -> None:
-    assert timeline.line({"forward": 60.0, "backward": 38.0, "data": 2.0}) == (
+    assert time_breakdown({"forward": 60.0, "backward": 38.0, "data": 2.0}) == [
         "time      100.0 s: forward 60%, backward 38%, data 2%"
-    )
+    ]
 
 
 def test_a_training_says_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

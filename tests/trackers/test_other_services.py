@@ -18,7 +18,7 @@ import pytest
 
 from trainwright import TrainerCallback
 from trainwright.journal.record import read
-from trainwright.trackers import platforms, tracker_thread
+from trainwright.trackers import base, platforms
 
 from .._support.small import data, make_trainer, train
 from .services import azure_values, enter_azure, enter_mlflow, into, mlflow_values
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker_thread, "FLUSH_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(base, "FLUSH_TIMEOUT_S", 60.0)
 
 
 class Controller:

@@ -15,7 +15,7 @@ import pytest
 
 from trainwright import TrainerCallback
 from trainwright.journal.record import read
-from trainwright.trackers import tracker_thread
+from trainwright.trackers import base
 from trainwright.trackers.base import ENDS
 from trainwright.trackers.registry import get_reporting_integration_callbacks
 
@@ -37,7 +37,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker_thread, "FLUSH_TIMEOUT_S", 60.0)  # a machine under load starts a client slowly
+    monkeypatch.setattr(base, "FLUSH_TIMEOUT_S", 60.0)  # a machine under load starts a client slowly
 
 
 @pytest.fixture(params=SERVICES, ids=lambda service: service.name)
@@ -118,7 +118,7 @@ def test_a_tracker_that_raises_is_said_once_and_gets_everything_at_the_end(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = service.enter(monkeypatch, tmp_path)
-    monkeypatch.setattr(tracker_thread, "PAUSE_S", 0.0)
+    monkeypatch.setattr(base, "PAUSE_S", 0.0)
     (kind,) = get_reporting_integration_callbacks(service.name)
     send, is_up = kind.send, [False]
 
@@ -150,7 +150,7 @@ def test_a_tracker_that_hangs_does_not_hold_up_the_training(
 ) -> None:
     """It hangs until the training is over, which therefore cannot have waited for it."""
     seen = service.enter(monkeypatch, tmp_path)
-    monkeypatch.setattr(tracker_thread, "FLUSH_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(base, "FLUSH_TIMEOUT_S", 0.01)
     (kind,) = get_reporting_integration_callbacks(service.name)
     is_over, send = threading.Event(), kind.send
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from trainwright.trackers import tracker_thread
-from trainwright.trackers.tracker_thread import PendingCalls, TrackerThread
+from trainwright.trackers import base
+from trainwright.trackers.base import PendingCalls, TrackerThread
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker_thread, "PAUSE_S", 0.0)
+    monkeypatch.setattr(base, "PAUSE_S", 0.0)
 
 
 def test_calls_are_made_in_order_on_one_other_thread() -> None:
@@ -53,7 +53,7 @@ def test_after_three_failed_calls_in_a_row_it_is_left_alone_until_reopened(caplo
         one.submit(fails, missed=lambda: missed.append(1))
     assert one.flush(30)
     assert one.is_disabled
-    assert (len(tries), len(missed)) == (tracker_thread.FAILURES_TO_STOP * tracker_thread.NUM_TRIES, 10)
+    assert (len(tries), len(missed)) == (base.FAILURES_TO_STOP * base.NUM_TRIES, 10)
     assert caplog.text.count("OSError: never") == 1
     one.reopen()
     one.submit(lambda: tries.clear())
@@ -62,7 +62,7 @@ def test_after_three_failed_calls_in_a_row_it_is_left_alone_until_reopened(caplo
 
 
 def test_what_does_not_fit_into_the_queue_is_missed_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker_thread, "QUEUE_LENGTH", 4)
+    monkeypatch.setattr(base, "QUEUE_LENGTH", 4)
     one, missed, go_on = TrackerThread("one"), [], threading.Event()
     for _ in range(20):
         one.submit(lambda: go_on.wait(30) and None, missed=lambda: missed.append(1))

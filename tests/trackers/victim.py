@@ -16,7 +16,7 @@ from tests._support.small import make_trainer
 from tests.trackers.test_tracker_laws import SETTINGS
 
 from trainwright import TrainerCallback
-from trainwright.trackers import tracker_thread
+from trainwright.trackers import base
 from trainwright.trackers.registry import get_reporting_integration_callbacks
 
 
@@ -27,7 +27,7 @@ class Dies(TrainerCallback):
 
 
 def main(folder: str, service: str, word: str) -> None:
-    tracker_thread.FLUSH_TIMEOUT_S = 60.0
+    base.FLUSH_TIMEOUT_S = 60.0
     (kind,) = get_reporting_integration_callbacks(service)
     send = kind.send
     arrived = threading.Event()

@@ -191,12 +191,11 @@ def push(
     token: Annotated[str | None, typer.Option(help="Of the Hub; by default that of the login.")] = None,
 ) -> None:
     """Upload to the Hub what a training with push_to_hub could not."""
-    from trainwright.hub.client import HubClient
     from trainwright.hub.outbox import Outbox
     from trainwright.hub.uploader import Uploader
 
     num_waiting = len(Outbox(run).waiting())
-    if Uploader(run, run.resolve().name, client=HubClient(token)).finish():
+    if Uploader(run, run.resolve().name, token=token).finish():
         raise typer.Exit(FAILED)
     echo(f"Uploaded: {num_waiting}")
 
@@ -269,7 +268,7 @@ def replay(
 
 def env() -> None:
     """Show versions and hardware, for a report of an error."""
-    from trainwright.journal.environment_info import environment
+    from trainwright.journal.record import environment
 
     found = environment(World.detect().device)
     found.pop("script")

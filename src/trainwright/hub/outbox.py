@@ -1,7 +1,8 @@
-"""Outbox of pending uploads: one directory for each, so that the next run finds those of a killed one.
+"""Files for the Hub: which of a directory are uploaded, and the outbox where they wait, one directory for each upload.
 
-The files are links to those of a checkpoint (copies where links cannot be, and of files that may change), so neither
-later saves nor the deletion of old checkpoints alter what will be uploaded. Nothing here knows the network.
+The outbox outlives a killed run. Its files are links to those of a checkpoint (copies where links cannot be, and of
+files that may change), so neither later saves nor the deletion of old checkpoints alter what will be uploaded. Nothing
+here knows the network.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
-from trainwright._types import read_json, write_text
+from trainwright import _types
+from trainwright._types import PREFIX_CHECKPOINT_DIR, read_json, write_text
+from trainwright.config.protocol import Arguments
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +30,48 @@ TICKET_NAME = "upload.json"
 FILES_NAME = "files"
 PARTIAL = ".partial"
 TICKET_BYTES = 1 << 20
+
+# Of an output directory: checkpoints go where the strategy says, the journal (which names paths and commits of this
+# machine) and what is half-written stay here.
+NOT_FROM_ROOT = ("_*", f"{PREFIX_CHECKPOINT_DIR}-*", "journal.jsonl", ".*.partial", f".{PREFIX_CHECKPOINT_DIR}-*",
+                 ".lease-*", "incidents/*", ".git/*", ".cache/*")  # fmt: skip
+# Of a checkpoint: what only a resume needs is no part of the model.
+NOT_OF_THE_MODEL = (
+    _types.OPTIMIZER_NAME, _types.SCHEDULER_NAME, _types.SCALER_NAME, _types.TRAINER_STATE_NAME, _types.MANIFEST_NAME,
+    _types.GUARD_STATE_NAME, "rng_state*.pth", "data_position*.pth", "optimizer.bin", "optimizer_*/*",
+    "pytorch_model_*", "global_step*/*", "latest",
+)  # fmt: skip
+
+
+def files_below(folder: Path, *, without: Iterable[str] = ()) -> dict[str, Path]:
+    """Relative path -> file, of all that fit none of the patterns.
+
+    Directories that a pattern covers are not looked into: others write and delete there meanwhile.
+    """
+    patterns, found = tuple(without), {}
+    for place, folders, names in os.walk(folder):
+        below = Path(place).relative_to(folder)
+        # A pattern that ends in a star covers a directory if it fits its name and a slash: a star fits slashes too.
+        folders[:] = [
+            name
+            for name in folders
+            if not any(one.endswith("*") and fnmatch(f"{(below / name).as_posix()}/", one) for one in patterns)
+        ]
+        for name in names:
+            path, relative = Path(place, name), (below / name).as_posix()
+            if not any(fnmatch(relative, one) for one in patterns) and path.is_file():
+                found[relative] = path
+    return dict(sorted(found.items()))
+
+
+def root_files(root: Path) -> dict[str, Path]:
+    """Returns the files of an output directory to publish."""
+    return files_below(root, without=NOT_FROM_ROOT)
+
+
+def repo_name(args: Arguments) -> str:
+    """Returns the name of the repository: `hub_model_id`, or that of the output directory."""
+    return str(args.hub_model_id or Path(args.output_dir).absolute().name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +83,6 @@ class Ticket:
     revision: str | None = None  # branch; None: the main one
     message: str = ""  # of the commit
     step: int = 0  # optimizer step that the files are of
-
-    @property
-    def place(self) -> tuple[str | None, str]:
-        """Place in the repository: a later upload to the same place makes an earlier one unnecessary."""
-        return self.revision, self.path
 
 
 @dataclass(frozen=True)
@@ -78,25 +119,24 @@ class Outbox:
         for path, source in {**(copied or {}), **linked}.items():
             target = partial / FILES_NAME / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            _link(source, target) if path in linked else shutil.copyfile(source, target)
+            try:
+                (os.link if path in linked else shutil.copyfile)(source, target)
+            except OSError:  # another file system, or one without links
+                shutil.copyfile(source, target)
         write_text(partial / TICKET_NAME, json.dumps(asdict(ticket)))
         partial.rename(final)
         return Upload(final, ticket)
 
     def waiting(self) -> list[Upload]:
         """Returns the complete pending uploads, without those that a killed process left incomplete."""
-        with self._lock:
-            return self._read()
-
-    def _read(self) -> list[Upload]:
         found = []
-        for folder in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
-            if folder.name.endswith(PARTIAL):
-                continue
-            try:
-                found.append(Upload(folder, Ticket(**read_json(folder / TICKET_NAME, max_bytes=TICKET_BYTES))))
-            except (OSError, ValueError, TypeError) as error:
-                logger.warning("%s is no upload that can be read, and is left where it is: %s", folder, error)
+        with self._lock:
+            folders = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+            for folder in (one for one in folders if not one.name.endswith(PARTIAL)):
+                try:
+                    found.append(Upload(folder, Ticket(**read_json(folder / TICKET_NAME, max_bytes=TICKET_BYTES))))
+                except (OSError, ValueError, TypeError) as error:
+                    logger.warning("%s is no upload that can be read, and is left where it is: %s", folder, error)
         return found
 
     def remove(self, uploads: Iterable[Upload]) -> None:
@@ -113,20 +153,8 @@ class Outbox:
         self.remove(())
 
 
-def superseded(uploads: Iterable[Upload]) -> list[Upload]:
-    """Returns the uploads that a later one to the same place replaces."""
-    ordered = list(uploads)
-    return [one for i, one in enumerate(ordered) if any(is_over(one, later.ticket) for later in ordered[i + 1 :])]
-
-
 def is_over(upload: Upload, later: Ticket) -> bool:
-    """Returns True if a later upload puts its files where this one would."""
+    """Returns True if a later upload puts its files where this one would, which makes this one unnecessary."""
     mine = upload.ticket
-    return mine.place == later.place and (mine.repo is None or later.repo is None or mine.repo == later.repo)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source, target)
+    is_same_place = (mine.revision, mine.path) == (later.revision, later.path)
+    return is_same_place and (mine.repo is None or later.repo is None or mine.repo == later.repo)

@@ -13,31 +13,37 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
 from trainwright._types import replacing, without_tokens
-from trainwright.hub import file_selection
-from trainwright.hub.client import HubClient, is_permanent_error, without_bars
-from trainwright.hub.outbox import Outbox, Ticket, Upload, is_over, superseded
+from trainwright.config.protocol import Arguments
+from trainwright.hub import outbox
+from trainwright.hub.outbox import Outbox, Ticket, Upload, is_over
+from trainwright.journal.record import JournalListener
+from trainwright.state.trainer_state import TrainerState
+
+logger = logging.getLogger(__name__)
 
 LOOK_S = 0.1  # how often a wait asks whether it should end
 
 Job: TypeAlias = "Future[object]"
 
 
+@dataclass
 class PushInProgress:
-    """Group of uploads, as `trainer.push_in_progress`.
+    """Group of uploads, as `trainer.push_in_progress`."""
 
-    Attributes:
-        jobs: a future for each.
-    """
-
-    def __init__(self, jobs: list[Job] | None = None) -> None:
-        self.jobs: list[Job] = [] if jobs is None else jobs
+    jobs: list[Job] = field(default_factory=list)  # a future for each
 
     def is_done(self) -> bool:
         return all(job.done() for job in self.jobs)
@@ -103,35 +109,41 @@ class UploadQueue:
             thread = self._thread
 
 
-logger = logging.getLogger(__name__)
-
 WhenThere = Callable[[Callable[[bool], None]], None]  # calls back when a checkpoint is there, or never will be
-Tell = Callable[..., None]
 
 
 class Uploader:
-    """Uploads one output directory to one repository.
+    """Uploads one output directory to one repository, as the first process of all.
 
     Args:
         root: the output directory.
         name: repository, with or without its owner.
+        token: of the Hub; None for that of the login.
         tell: gets what happens, for the journal: the step, where to, and what came of it.
-
-    Attributes:
-        repo: full name of the repository, once the Hub has told it.
-        progress: the uploads under way.
     """
 
     def __init__(
-        self, root: str | Path, name: str, *, client: HubClient, private: bool | None = None,
-        revision: str | None = None, tell: Tell = lambda **values: None,
+        self, root: str | Path, name: str, *, token: str | None = None, private: bool | None = None,
+        revision: str | None = None, tell: Callable[..., None] = lambda **values: None,
     ) -> None:  # fmt: skip
-        self.repo: str | None = None
-        self.progress = PushInProgress()
+        self.repo: str | None = None  # full name of the repository, once the Hub has told it
+        self.progress = PushInProgress()  # the uploads under way
+        self.in_progress: PushInProgress | None = None  # those of the last checkpoint; None before the first
         self._root, self._name = Path(root), name
-        self._client, self._private, self._revision = client, private, revision
+        self._api, self._private, self._revision = api_of(token), private, revision
         self._outbox, self._lane, self._tell = Outbox(root), UploadQueue(), tell
         self._in_lane: set[Path] = set()
+
+    @classmethod
+    def for_arguments(
+        cls, args: Arguments, keeper: JournalListener, *, token: str | None, private: bool | None
+    ) -> Uploader:
+        """Returns the uploader of a trainer; `token` and `private` win over the arguments."""
+        return cls(
+            args.output_dir, outbox.repo_name(args), token=args.hub_token if token is None else token,
+            private=args.hub_private_repo if private is None else private, revision=args.hub_revision,
+            tell=lambda **values: keeper.journal.write("push", **values),
+        )  # fmt: skip
 
     @property
     def is_busy(self) -> bool:
@@ -155,23 +167,40 @@ class Uploader:
             return self._name
 
     def _repo(self) -> str:
+        """Returns the full name of the repository; makes it, and the branch if one is named, unless they are there."""
         if self.repo is None:
-            self.repo = self._client.make_repo(self._name, private=self._private, revision=self._revision)
+            repo = str(self._api.create_repo(self._name, private=self._private, exist_ok=True).repo_id)
+            if self._revision not in (None, "main") and not str(self._revision).startswith("refs/"):
+                self._api.create_branch(repo, branch=str(self._revision), exist_ok=True)
+            self.repo = repo
         return self.repo
 
     def take_up(self) -> None:
-        """Sends the pending uploads of earlier trainings in this directory."""
+        """Sends the pending uploads of earlier trainings in this directory, when a training begins."""
         self._outbox.clean()
         self._tidy()
         self.progress = PushInProgress([self._submit(upload) for upload in self._outbox.waiting()])
 
     def push_checkpoint(
-        self, checkpoint: Path, *, strategy: str, message: str, step: int, when_there: WhenThere, starts: bool
-    ) -> None:
-        """Uploads the model of a checkpoint, by strategy all of it, once it is there (`starts`) or at the end."""
-        path = file_selection.path_of_checkpoint(strategy, checkpoint)
+        self, checkpoint: Path, args: Arguments, state: TrainerState, *, when_there: WhenThere,
+        announce: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """Uploads the model of a checkpoint, by `hub_strategy` all of it, asynchronously, one at a time.
+
+        What is saved while another upload is under way waits for the end of the training, unless `hub_always_push`.
+        `when_there` calls its argument when the checkpoint is on disk; `announce` is called if the upload starts now.
+        """
+        strategy = str(getattr(args.hub_strategy, "value", args.hub_strategy))
+        if strategy == "end":
+            return
+        starts = args.hub_always_push or not self.is_busy
+        if starts:
+            announce()
+        path = {"checkpoint": "last-checkpoint", "all_checkpoints": checkpoint.name}.get(strategy)
+        by_steps, step = getattr(args.save_strategy, "value", args.save_strategy) == "steps", state.global_step
+        message = f"Training in progress, {f'step {step}' if by_steps else f'epoch {int(state.epoch)}'}"
         jobs: list[Job] = [Future() for _ in range(1 if path is None else 2)] if starts else []
-        self.progress = self.progress if self.is_busy else PushInProgress()
+        self.in_progress = self.progress = self.progress if self.is_busy else PushInProgress()
         self.progress.jobs += jobs
 
         def ready(is_there: bool) -> None:
@@ -187,14 +216,13 @@ class Uploader:
     def _stage(self, checkpoint: Path, path: str | None, *, message: str, step: int) -> list[Upload]:
         """Puts the files into the outbox, and those of the model beside the checkpoints too."""
         try:
-            model = file_selection.model_files(checkpoint)
+            model = outbox.files_below(checkpoint, without=outbox.NOT_OF_THE_MODEL)
             ticket = Ticket(repo=self.repo, revision=self._revision, message=message, step=step)
-            others = {name: file for name, file in file_selection.root_files(self._root).items() if name not in model}
+            others = {name: file for name, file in outbox.root_files(self._root).items() if name not in model}
             staged = [self._outbox.put(ticket, linked=model, copied=others)]
             if path is not None:
-                words = f"{message}, checkpoint"
-                whole = Ticket(repo=self.repo, path=path, revision=self._revision, message=words, step=step)
-                staged.append(self._outbox.put(whole, linked=file_selection.files_below(checkpoint)))
+                whole = replace(ticket, path=path, message=f"{message}, checkpoint")
+                staged.append(self._outbox.put(whole, linked=outbox.files_below(checkpoint)))
             for name, file in model.items():
                 target = self._root / name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -212,50 +240,60 @@ class Uploader:
 
     def _tidy(self) -> None:
         """Removes pending uploads that a newer one to the same place replaces."""
-        self._outbox.remove(one for one in superseded(self._outbox.waiting()) if one.folder not in self._in_lane)
+        waiting = self._outbox.waiting()
+        old = [one for i, one in enumerate(waiting) if any(is_over(one, later.ticket) for later in waiting[i + 1 :])]
+        self._outbox.remove(one for one in old if one.folder not in self._in_lane)
 
     def _send(self, upload: Upload) -> object:
         """Uploads the files and removes them from the outbox; after a failure they stay."""
         ticket = upload.ticket
+        about = {"step": ticket.step, "message": ticket.message, "path": ticket.path}
         try:
             with without_bars():
-                repo = ticket.repo or self._repo()
-                done = self._client.upload_folder(
-                    repo, upload.root, message=ticket.message, path=ticket.path, revision=ticket.revision
-                )
+                done = self._upload(self._api, upload.root, ticket)
         except Exception as error:
             logger.warning("The upload of %r failed: %s. Training goes on; it is tried again when it ends.",
                            ticket.message, _words(error))  # fmt: skip
-            self._tell(step=ticket.step, message=ticket.message, path=ticket.path, error=_words(error))
+            self._tell(**about, error=_words(error))
             raise
         finally:
             self._in_lane.discard(upload.folder)
         self._forget(ticket, before=upload.folder.name)
         self._outbox.remove([upload])
-        self._tell(step=ticket.step, message=ticket.message, path=ticket.path, commit=getattr(done, "oid", None))
+        self._tell(**about, commit=getattr(done, "oid", None))
         return done
+
+    def _upload(self, api: HfApi, folder: Path, ticket: Ticket, *, ignored: Sequence[str] = ()) -> object:
+        """Uploads a directory as one commit: all of its files become visible, or none does.
+
+        It ends in `HfApi.upload_folder` as transformers does, where libraries and tests wrap it.
+        """
+        return api.upload_folder(
+            repo_id=ticket.repo or self._repo(), folder_path=str(folder), path_in_repo=ticket.path or None,
+            commit_message=ticket.message, token=api.token, ignore_patterns=list(ignored) or None,
+            revision=ticket.revision,
+        )  # fmt: skip
 
     def _forget(self, sent: Ticket, *, before: str) -> None:
         older = (one for one in self._outbox.waiting() if one.folder.name < before and is_over(one, sent))
         self._outbox.remove(one for one in older if one.folder not in self._in_lane)
 
-    def push_root(self, message: str | None, *, client: HubClient | None = None, revision: str | None = None,
-                  holds: bool = False, step: int = 0) -> Job:  # fmt: skip
-        """Uploads the output directory, by a `client` with another token than the run's if there is one.
+    def push_root(
+        self, message: str | None, *, token: str | None, revision: str | None, is_training: bool, step: int
+    ) -> Job:
+        """Uploads the output directory, with another `token` than the run's if one is given.
 
-        `holds` keeps a copy until the Hub has it: training goes on meanwhile and changes the files.
+        While it is trained a copy is kept until the Hub has it: training changes the files meanwhile.
         """
         revision = self._revision if revision is None else revision
         ticket = Ticket(repo=self.repo, revision=revision, message=message or "Upload model", step=step)
-        if holds:
-            return self._submit(self._outbox.put(ticket, linked={}, copied=file_selection.root_files(self._root)))
+        if is_training:
+            return self._submit(self._outbox.put(ticket, linked={}, copied=outbox.root_files(self._root)))
         now = f"{time.time_ns():020d}"
 
         def send() -> object:
-            sender, ignored = client or self._client, file_selection.NOT_FROM_ROOT
-            done = sender.upload_folder(
-                self._repo(), self._root, message=ticket.message, revision=revision, ignored=ignored
-            )
+            api = self._api if token is None else api_of(token)
+            done = self._upload(api, self._root, ticket, ignored=outbox.NOT_FROM_ROOT)
             self._forget(ticket, before=now)
             return done
 
@@ -278,23 +316,45 @@ class Uploader:
                     break  # it is away: it will be for the next one too
         left = self._outbox.waiting()
         if left:
-            logger.warning("%s", listed(left, self._root))
+            lines = [f"  {ticket.message!r} -> {ticket.path or 'the root'} of {ticket.repo or 'the repository'}"
+                     for ticket in (upload.ticket for upload in left)]  # fmt: skip
+            logger.warning(
+                "The Hub does not have %d upload(s) yet; their files are in %s:\n%s\nSend them with `trainwright push "
+                "%s`; the next training with this output_dir does too.",
+                len(left), self._outbox.folder, "\n".join(lines), self._root,
+            )  # fmt: skip
         return left
 
-    def abandon(self) -> None:
-        """Stops waiting for uploads at the end of the process: pending ones stay in the outbox."""
-        self._lane.abandon()
+    def abandon_after(self, error: BaseException) -> None:
+        """Lets the process end without waiting if a signal ended a training: pending uploads stay in the outbox."""
+        if not isinstance(error, Exception):
+            self._lane.abandon()
 
 
-def listed(uploads: list[Upload], root: Path) -> str:
-    """Returns the message about pending uploads."""
-    lines = [f"  {upload.ticket.message!r} -> {upload.ticket.path or 'the root'} of {upload.ticket.repo or 'the '}"
-             f"{'' if upload.ticket.repo else 'repository'}" for upload in uploads]  # fmt: skip
-    return (
-        f"The Hub does not have {len(uploads)} upload(s) yet; their files are in {root / '_uploads'}:\n"
-        + "\n".join(lines)
-        + f"\nSend them with `trainwright push {root}`; the next training with this output_dir does too."
-    )
+def api_of(token: str | None) -> HfApi:
+    """Returns the client of the Hub, with a token of the caller's or that of the login."""
+    return HfApi(library_name="trainwright", token=token)
+
+
+def is_permanent_error(error: BaseException) -> bool:
+    """Returns True if a retry is useless: the service refused, or the name is invalid."""
+    if isinstance(error, HfHubHTTPError):
+        status = getattr(error.response, "status_code", 500)
+        return 400 <= status < 500 and status not in (408, 409, 412, 425, 429)
+    return isinstance(error, ValueError)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Hides the client's progress bars, which would be drawn over the training's."""
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def _words(error: BaseException) -> str:

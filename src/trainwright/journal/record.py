@@ -1,4 +1,5 @@
-"""The journal of a run: one JSON object a line, appended and flushed at each log. It is the truth of what happened.
+"""The journal of a run: one JSON object a line, appended and flushed at each log. It is the truth of what happened. It
+begins with the environment of the run: versions, commit, hardware, data, arguments without tokens.
 
 A run that is killed and resumed writes to the same file; `read` then gives what an uninterrupted run would have
 written: what a dead run logged after the step that was resumed is superseded.
@@ -6,43 +7,47 @@ written: what a dead run logged after the step that was resumed is superseded.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
+import os
+import platform
+import socket
+import subprocess
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
-from trainwright._types import JSONObject, json_value, without_tokens
+import psutil
+import torch
+
+from trainwright._types import JSONObject, has_length, json_value, without_tokens
 from trainwright.config.protocol import Arguments
-from trainwright.journal.timeline import summary
 from trainwright.state.clock import Clock
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 logger = logging.getLogger(__name__)
 
 JOURNAL_NAME = "journal.jsonl"
+PACKAGES = ("trainwright", "torch", "transformers", "accelerate", "datasets", "peft", "numpy", "safetensors")
+SECRETS = ("token", "secret", "password", "api_key", "apikey")
 # Kinds of entries that belong to a step, so that a resume from an earlier one supersedes them.
 OF_A_STEP = ("log", "evaluation", "save", "delivered", "incident", "warning")
 
 Entry = dict[str, Any]  # Any: whatever JSON holds
 
 
-class Journal(Protocol):
-    """Destination of entries."""
-
-    def write(self, kind: str, **values: object) -> None: ...
-
-
 class NullJournal:
     """Writes nothing: the journal of a process that is not the first, and of a trainer that does not train."""
 
-    def write(self, kind: str, **values: object) -> None:
-        """Does nothing."""
+    def write(self, kind: str, **values: object) -> None: ...
 
 
 class FileJournal:
@@ -64,6 +69,9 @@ class FileJournal:
             is_first, self._has_failed = not self._has_failed, True  # set first: a warning is an entry itself
             if is_first:
                 logger.warning("%s cannot be written, so this run is not recorded there: %s", self.path, error)
+
+
+Journal: TypeAlias = NullJournal | FileJournal
 
 
 def _masked(value: Any) -> Any:  # JSON
@@ -111,6 +119,15 @@ class Record:
             for step, value in series.items():
                 steps.setdefault(step, {})[name] = value
         return sorted(steps.items())
+
+
+def flat(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Flattens nested mappings into one, with names joined by dots."""
+    result: dict[str, object] = {}
+    for name, value in values.items():
+        full = f"{prefix}{name}"
+        result |= flat(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
+    return result
 
 
 def number(value: Any) -> float:
@@ -164,16 +181,11 @@ def of_one_run(entries: Iterable[Entry]) -> Record:
 
 
 class JournalListener:
-    """Gets every event before the callbacks, so that the journal has the logs without their changes.
-
-    Attributes:
-        journal: of the run under way; none before the first `train()`, and none where output is not saved.
-        clock: of the run under way.
-    """
+    """Gets every event before the callbacks, so that the journal has the logs without their changes."""
 
     def __init__(self, clock: Clock) -> None:
-        self.journal: Journal = NullJournal()
-        self.clock = clock
+        self.journal: Journal = NullJournal()  # of the run under way, where its output is saved
+        self.clock = clock  # of the run under way
         self._warnings = WarningRecorder(self)
         self.step_now: Callable[[], int] = int
 
@@ -186,20 +198,15 @@ class JournalListener:
         self._warnings.listen()
 
     def on_log(
-        self,
-        args: Arguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any],
-        **kwargs: object,
+        self, args: Arguments, state: TrainerState, control: TrainerControl, logs: Mapping[str, Any], **kwargs: object
     ) -> None:
         self._warnings.write_down()
         values = dict(logs)
         is_evaluation = any(str(name).startswith("eval_") for name in values)
         self.journal.write("evaluation" if is_evaluation else "log", step=state.global_step, values=values)
-        if values.get("num_non_finite_losses"):
-            number = values["num_non_finite_losses"]
-            self.incident(state.global_step, f"{number} losses since the last log were not finite.")
+        if number := values.get("num_non_finite_losses"):
+            text = f"{number} losses since the last log were not finite."
+            self.journal.write("incident", step=state.global_step, text=text)
 
     def on_save(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._warnings.write_down()
@@ -213,7 +220,8 @@ class JournalListener:
         self._warnings.write_down()
         self._warnings.stop()
         seconds = self.clock.read()
-        self.journal.write("time", time_by_phase=summary(seconds))
+        phases = sorted(seconds.items(), key=lambda item: -item[1])
+        self.journal.write("time", time_by_phase={phase: round(value, 4) for phase, value in phases if value > 0})
         return seconds
 
     def on_exception(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
@@ -224,11 +232,7 @@ class JournalListener:
 
     def on_incident(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         incident: Any = kwargs["incident"]  # a guard.Incident, or what a user's code fires
-        self.incident(incident.step, incident.text)
-
-    def incident(self, step: int, text: str) -> None:
-        """Records an incident."""
-        self.journal.write("incident", step=step, text=text)
+        self.journal.write("incident", step=incident.step, text=incident.text)
 
 
 class WarningRecorder(logging.Handler):
@@ -262,3 +266,92 @@ class WarningRecorder(logging.Handler):
         waiting, self._waiting = self._waiting, []
         for entry in waiting:
             self._keeper.journal.write("warning", **entry)
+
+
+# -- the environment of a run ----------------------------------------------------------------------------------------
+
+
+def facts_of_run(args: Arguments, device: torch.device, data: Mapping[str, object]) -> JSONObject:
+    """Returns what the journal of a run says at its start; `data` are the datasets by name.
+
+    By host, id and start of the process a reader can tell whether it still runs.
+    """
+    own = psutil.Process()
+    return {
+        "arguments": without_secrets(args.to_dict()), "changed": changed_arguments(args),
+        "environment": environment(device), "data": {name: data_summary(dataset) for name, dataset in data.items()},
+        "process": {"host": socket.gethostname(), "pid": own.pid, "began": own.create_time()},
+    }  # fmt: skip
+
+
+def environment(device: torch.device) -> JSONObject:
+    """Returns versions, commit and hardware."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version for name in PACKAGES if (version := installed(name)) is not None},
+        "commit": commit(os.getcwd()),
+        "device": f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device),
+        "cpus": psutil.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "script": sys.argv[0] if sys.argv else "",
+    }
+
+
+@functools.cache  # the packages of a process do not change; reading their metadata takes milliseconds
+def installed(package: str) -> str | None:
+    """Returns the version of an installed package; None without it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache  # the code of a process is what it was when the process began
+def commit(folder: str) -> str | None:
+    """Returns the commit of the directory of the start, with a mark if files differ from it; None if unknown."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", folder, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+
+    try:
+        head = git("rev-parse", "HEAD")
+        return f"{head}, with changes" if git("status", "--porcelain", "--untracked-files=no") else head
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def changed_arguments(args: Arguments) -> JSONObject:
+    """Returns the arguments that differ from the defaults."""
+    from trainwright.config.summary import differing
+
+    try:
+        return without_secrets(dict(differing(args)))
+    except TypeError:  # arguments of another package: its defaults are not known
+        return {}
+
+
+def without_secrets(values: JSONObject) -> JSONObject:
+    """Replaces values whose names mean a secret by a mark."""
+    return {
+        name: f"<{name.upper()}>" if isinstance(value, str) and any(word in name.lower() for word in SECRETS)
+        else without_secrets(value) if isinstance(value, dict) else value
+        for name, value in values.items()
+    }  # fmt: skip
+
+
+def data_summary(dataset: object) -> JSONObject:
+    """Returns kind, size and columns of a dataset, without reading a sample."""
+    if dataset is None:
+        return {}
+    if isinstance(dataset, dict):
+        return {str(name): data_summary(part) for name, part in dataset.items()}
+    summary: JSONObject = {"type": f"{type(dataset).__module__}.{type(dataset).__name__}"}
+    summary["samples"] = len(dataset) if has_length(dataset) else None
+    for name in ("column_names", "_fingerprint"):
+        value = getattr(dataset, name, None)
+        if isinstance(value, (list, str)):
+            summary[name.strip("_")] = value
+    return summary

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import needs_package
-from trainwright.journal.record import Entry, Record, read
+from trainwright.journal.record import Record, flat, read
 from trainwright.search.search_record import FINISHED, PRUNED, SEARCH_NAME, SearchRecord, TrialRecord, importance
 
 SMOOTHING = (0.0, 0.6, 0.9)  # share of the running mean that the past has
@@ -42,8 +42,7 @@ def write_report(run: str | Path, output: str | Path | None = None) -> Path:
 
 def page(record: Record, *, title: str) -> str:
     """Returns the page as text."""
-    sections = [charts(record), *map(str, tables(record))]
-    return document(title, sections)
+    return document(title, [charts(record), *tables(record)])
 
 
 def document(title: str, sections: Iterable[str]) -> str:
@@ -125,18 +124,15 @@ def tables(record: Record) -> list[str]:
         table("Incidents", [(entry.get("step", ""), entry.get("text") or entry.get("traceback", ""))
                             for entry in record.entries if entry["kind"] in ("incident", "failed")
                             or (entry["kind"] == "warning" and entry.get("text") not in told)]),
-        table("Checkpoints", [(entry["step"], "best" if _is_best(entry) else "") for entry in record.of("save")]),
+        table("Checkpoints", [(step, "best" if str(best).endswith(f"checkpoint-{step}") else "")
+                              for step, best in ((save["step"], save.get("best")) for save in record.of("save"))]),
         table("Resumed", [(entry["step"], entry.get("checkpoint", "")) for entry in record.of("resume")]),
-        table("Arguments that differ from the defaults", flat(last.get("changed", {}))),
-        table("Environment", flat(last.get("environment", {}))),
-        table("Data", flat(last.get("data", {}))),
-        table("All arguments", flat(last.get("arguments", {}))),
+        table("Arguments that differ from the defaults", [*flat(last.get("changed", {})).items()]),
+        table("Environment", [*flat(last.get("environment", {})).items()]),
+        table("Data", [*flat(last.get("data", {})).items()]),
+        table("All arguments", [*flat(last.get("arguments", {})).items()]),
     ]  # fmt: skip
     return [part for part in parts if part]
-
-
-def _is_best(entry: Entry) -> bool:
-    return str(entry.get("best") or "").endswith(f"checkpoint-{entry['step']}")
 
 
 def table(title: str, rows: Sequence[Sequence[object]]) -> str:
@@ -144,14 +140,6 @@ def table(title: str, rows: Sequence[Sequence[object]]) -> str:
         return ""
     body = "\n".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<h2>{html.escape(title)}</h2>\n<table>{body}</table>"
-
-
-def flat(values: Entry, prefix: str = "") -> list[tuple[str, object]]:
-    """Flattens mappings into names and values; nested ones with both names."""
-    rows: list[tuple[str, object]] = []
-    for name, value in values.items():
-        rows += flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
-    return rows
 
 
 def plotly() -> Any:
@@ -219,7 +207,7 @@ def differing_arguments(records: dict[str, Record]) -> dict[str, list[object]]:
     given = []
     for record in records.values():
         starts = [*record.of("start"), *record.of("resume")]
-        given.append(dict(flat(starts[-1].get("arguments", {}) if starts else {})))
+        given.append(flat(starts[-1].get("arguments", {}) if starts else {}))
     names = dict.fromkeys(name for arguments in given for name in arguments if name != "output_dir")
     values = {name: [arguments.get(name) for arguments in given] for name in names}
     return {name: found for name, found in values.items() if any(value != found[0] for value in found[1:])}
@@ -262,8 +250,7 @@ def search_page(found: SearchRecord, *, title: str) -> str:
 
 def _history(found: SearchRecord, number: int, direction: str, *, title: str, is_first: bool) -> str:
     """The objective of each trial, and the best so far."""
-    go = plotly()
-    chart = go.Figure()
+    chart = plotly().Figure()
     scored = [(i, one) for i, one in enumerate(found.trials) if _value(one, number) is not None]
     for state, colour in COLOURS.items():
         chosen = [(i, one) for i, one in scored if one.state == state]
@@ -291,12 +278,9 @@ def _scatter(trials: Sequence[TrialRecord], name: str, number: int) -> str:
     values = [one.params[name] for one in done]
     chart = go.Figure(go.Scatter(x=values, y=[one.values[number] for one in done], mode="markers",
                                  text=[f"trial {one.id}" for one in done]))  # fmt: skip
-    return drawn(chart, name, xaxis_title=name, height=320, xaxis_type="log" if _spans_decades(values) else None)
-
-
-def _spans_decades(values: Sequence[object]) -> bool:
     numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    return len(numbers) == len(values) > 0 and min(numbers) > 0 and max(numbers) / min(numbers) >= 10
+    is_wide = len(numbers) == len(values) > 0 and min(numbers) > 0 and max(numbers) / min(numbers) >= 10
+    return drawn(chart, name, xaxis_title=name, height=320, xaxis_type="log" if is_wide else None)
 
 
 def _value(trial: TrialRecord, number: int) -> float | None:

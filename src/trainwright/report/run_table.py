@@ -64,14 +64,11 @@ def summary(record: Record, name: str) -> RunSummary:
     steps = [entry.get("step", 0) for entry in record.entries if isinstance(entry.get("step"), int)]
     max_steps = last.get("plan", {}).get("max_steps")
     return RunSummary(
-        name=name,
-        state=_state(record.entries, last),
-        step=max(steps, default=0),
+        name=name, state=_state(record.entries, last), step=max(steps, default=0),
         max_steps=max_steps if isinstance(max_steps, int) and 0 < max_steps < 1 << 60 else None,
-        best=_best(record, last.get("arguments", {})),
-        seconds=sum(_lengths(record.entries)),
+        best=_best(record, last.get("arguments", {})), seconds=sum(_lengths(record.entries)),
         written_at=record.entries[-1].get("time", 0.0) if record.entries else 0.0,
-    )
+    )  # fmt: skip
 
 
 def _state(entries: list[Entry], last: Entry) -> str:

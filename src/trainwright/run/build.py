@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +17,6 @@ from trainwright import model_facts
 from trainwright._types import Model, Trial, has_length, is_instance_of
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback, TimeLimits
-from trainwright.checkpoint import rng
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve
 from trainwright.config.coerce import WARM_UP
@@ -31,15 +31,14 @@ from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
 from trainwright.hooks import Events
 from trainwright.journal.record import JournalListener
-from trainwright.loop.micro_batch_retry import MicroBatchRetry
 from trainwright.loss_normalization import LabelSmoother, LossRule
-from trainwright.run.uploads import Uploads
 from trainwright.state.clock import Clock
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 
 if TYPE_CHECKING:
     from trainwright.callbacks.preemption import JITCheckpointCallback
     from trainwright.evaluation.eval_loop import EvalContext
+    from trainwright.hub.uploader import Uploader
 
 WITH_OPTIMIZER = 3  # times the weights: two moments of Adam
 SLOW_DISK = 100e6  # bytes a second that a save is expected to write before one has been seen
@@ -52,7 +51,7 @@ class Services:
     writer: CheckpointWriter  # writes checkpoints, one at a time
     memory_tracker: TrainerMemoryTracker
     journal: JournalListener = field(default_factory=lambda: JournalListener(Clock()))
-    uploads: Uploads = field(default_factory=Uploads)
+    uploads: Uploader | NoUploads = field(default_factory=lambda: NoUploads())  # an uploader once a repository is open
     eval_dataloaders: dict[str, Any] = field(default_factory=dict)  # by the name of their set, where workers are kept
     # `is_<backend>_enabled` and a backend's own engine, as others read them from the trainer
     flags: SimpleNamespace = field(default_factory=SimpleNamespace)
@@ -62,11 +61,10 @@ class Services:
     callback_handler: CallbackHandler = field(init=False)  # whom events are told
 
     @classmethod
-    def for_arguments(cls, args: Any, *, measures_memory: bool) -> Services:
-        return cls(
-            writer=CheckpointWriter(goes_on=getattr(args, "save_failure", "stop") == "continue"),
-            memory_tracker=TrainerMemoryTracker(not measures_memory),
-        )
+    def for_arguments(cls, args: Any, *, measures_memory: bool = True) -> Services:
+        writer = CheckpointWriter(goes_on=getattr(args, "save_failure", "stop") == "continue")
+        skips = args.skip_memory_metrics or not measures_memory
+        return cls(writer=writer, memory_tracker=TrainerMemoryTracker(skips))
 
     def use_engine(self, engine: Engine) -> None:
         self.engine, self.gather_function = engine, engine.gather
@@ -86,24 +84,27 @@ class Services:
         """The clock of a run times its callbacks and its journal."""
         self.callback_handler.clock = self.journal.clock = clock
 
-    def release_model(self) -> None:
-        """Lets go of all that holds a model, an optimizer or batches."""
-        self.eval_dataloaders.clear()
-        handler = self.callback_handler
-        handler.model = handler.optimizer = handler.lr_scheduler = None
-        handler.train_dataloader = handler.eval_dataloader = None
+
+class NoUploads:
+    """Stands in for the uploader until a repository is opened, and in all processes but the first."""
+
+    in_progress = None
+
+    def take_up(self) -> None:
+        """Does nothing, as the others."""
+
+    def abandon_after(self, error: BaseException) -> None: ...
+
+    def push_checkpoint(self, checkpoint: Path, *args: object, **kwargs: object) -> None: ...
+
+    def finish(self, *, unless: Callable[[], bool]) -> None: ...
 
 
-@dataclass
 class NoSearch:
-    """Stands where a search over hyperparameters would, while none is under way; `search.base.Searching` is one."""
+    """Stands in for `search.base.SearchState` while no search over hyperparameters is under way."""
 
-    name: Any = None
-    space: Any = None
-    hp_name: Any = None
-    compute_objective: Any = None
-    objective: Any = None
-    is_under_way: ClassVar[bool] = False
+    name = space = hp_name = compute_objective = objective = None
+    is_under_way = False
 
 
 def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass of the user's
@@ -130,7 +131,12 @@ def make_callbacks(
     args: Any, callbacks: Iterable[Any] | None, *, engine: Engine, writer: CheckpointWriter, **context: Any
 ) -> CallbackHandler:
     """The handler with the flow, trackers, the user's callbacks, those of the arguments, and what shows progress."""
-    handler = CallbackHandler([DefaultFlowCallback, *_trackers(args), *(callbacks or ())], **context)
+    trackers: list[type[Any]] = []
+    if args.report_to not in ([], None):
+        from trainwright.trackers.registry import get_reporting_integration_callbacks
+
+        trackers += get_reporting_integration_callbacks(args.report_to)
+    handler = CallbackHandler([DefaultFlowCallback, *trackers, *(callbacks or ())], **context)
     handler.args = args
     if (limits := time_limits(args, context["model"], engine=engine, writer=writer)) is not None:
         handler.add_callback(limits)
@@ -159,22 +165,10 @@ def time_limits(args: Any, model: Any, *, engine: Engine, writer: CheckpointWrit
     plan = resolve.checkpoint(args)
     if plan.max_train_s is None and plan.save_every_s is None:
         return None
+    first_s = num_bytes(model) * WITH_OPTIMIZER / SLOW_DISK
     return TimeLimits(
-        plan.max_train_s,
-        plan.save_every_s,
-        save_s=lambda: writer.longest_s,
-        first_save_s=num_bytes(model) * WITH_OPTIMIZER / SLOW_DISK,
-        agree=engine.agree,
+        plan.max_train_s, plan.save_every_s, save_s=lambda: writer.longest_s, first_save_s=first_s, agree=engine.agree
     )
-
-
-def _trackers(args: Any) -> list[type[Any]]:
-    """The classes of the trackers that `report_to` names."""
-    if args.report_to in ([], None):
-        return []
-    from trainwright.trackers.registry import get_reporting_integration_callbacks
-
-    return get_reporting_integration_callbacks(args.report_to)
 
 
 @contextmanager
@@ -229,12 +223,6 @@ def names_of_base_models(model: Model) -> frozenset[str]:
     return frozenset(names)
 
 
-def set_use_cache(model: Model, use_cache: Any) -> None:
-    """Tells a model with a config whether to return the cache of its attention layers."""
-    if getattr(model, "config", None) is not None:
-        model.config.use_cache = use_cache
-
-
 def num_bytes(model: Model) -> int:
     """Memory of a model's parameters."""
     return sum(p.numel() * p.element_size() for p in model.parameters()) if hasattr(model, "parameters") else 0
@@ -243,25 +231,20 @@ def num_bytes(model: Model) -> int:
 @contextmanager
 def patched(args: Any, model: Model, engine: Engine, *, keeps_outputs: bool) -> Iterator[None]:
     """The model as it is in training: with what the arguments change in it, and in mixed precision."""
-    with ExitStack() as stack:
-        for patch in _patches(args, model):
-            stack.enter_context(patch)
-        stack.enter_context(engine.mixed_precision(model, keeps_outputs=keeps_outputs))
-        yield
-
-
-def _patches(args: Any, model: Model) -> Iterator[Any]:
-    """Context managers, in the order to enter them."""
     from trainwright import patches
 
-    if args.use_liger_kernel:
-        patches.apply_liger_kernel(model, args.liger_kernel_config)
-    if value_of(args, "activation_checkpointing"):
-        yield patches.checkpointed_activations(model, value_of(args, "activation_checkpointing_kwargs"))
-    if args.neftune_noise_alpha is not None:
-        yield patches.noisy_embeddings(model, args.neftune_noise_alpha)
-    if "underflow_overflow" in args.debug:
-        yield patches.overflow_detection(model)
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        if args.use_liger_kernel:
+            patches.apply_liger_kernel(model, args.liger_kernel_config)
+        if value_of(args, "activation_checkpointing"):
+            enter(patches.checkpointed_activations(model, value_of(args, "activation_checkpointing_kwargs")))
+        if args.neftune_noise_alpha is not None:
+            enter(patches.noisy_embeddings(model, args.neftune_noise_alpha))
+        if "underflow_overflow" in args.debug:
+            enter(patches.overflow_detection(model))
+        enter(engine.mixed_precision(model, keeps_outputs=keeps_outputs))
+        yield
 
 
 # -- a loss -----------------------------------------------------------------------------------------------------------
@@ -272,31 +255,19 @@ def label_smoother(model: Model, epsilon: float) -> LabelSmoother | None:
     if epsilon == 0:
         return None
     if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
-        warnings.warn(
-            f"label_smoothing_factor={epsilon} has no effect on multi-label classification.",
-            TrainwrightWarning,
-            stacklevel=4,
-        )
+        message = f"label_smoothing_factor={epsilon} has no effect on multi-label classification."
+        warnings.warn(message, TrainwrightWarning, stacklevel=4)
         return None
     return LabelSmoother(epsilon=epsilon)
 
 
 def loss_rule(
-    model: Model,
-    args: Any,
-    *,
-    accepts_loss_kwargs: bool,
-    has_loss_func: bool,
-    own_loss: Callable[..., object] | None,
-    smooths_labels: bool,
-    is_scaled: bool | None,
-    num_processes: int,
-) -> LossRule:
+    model: Model, args: Any, *, accepts_loss_kwargs: bool, has_loss_func: bool,
+    own_loss: Callable[..., object] | None, smooths_labels: bool, is_scaled: bool | None, num_processes: int,
+) -> LossRule:  # fmt: skip
     """The arithmetic of a run's loss.
 
     Args:
-        model: the user's model.
-        args: of any class.
         accepts_loss_kwargs: the model is given `num_items_in_batch`.
         has_loss_func: `compute_loss_func` makes the loss.
         own_loss: `compute_loss` where a subclass defines it, else None.
@@ -310,13 +281,11 @@ def loss_rule(
     by_items = weighting == "items"
     return LossRule(
         counts_items=(accepts_loss_kwargs and not is_mean) or has_loss_func or (by_items and smooths_labels),
-        shifts_labels=model_facts.shifts_labels(model),
-        is_scaled=is_scaled,
-        has_loss_func=has_loss_func,
+        shifts_labels=model_facts.shifts_labels(model), is_scaled=is_scaled, has_loss_func=has_loss_func,
         weights_items=(by_items and not smooths_labels) or (is_mean and weighting is None),
         aux_coefficient=model_facts.auxiliary_coefficient(model),
         num_processes=num_processes if args.average_tokens_across_devices else 1,
-    )
+    )  # fmt: skip
 
 
 def note_of_mean(model: Model, args: Any, rule: LossRule) -> str:
@@ -329,10 +298,6 @@ def note_of_mean(model: Model, args: Any, rule: LossRule) -> str:
         f"mean over the {factor} micro-batches of a step, since {name} ignores num_items_in_batch; "
         "loss_weighting='original' adds up their means, as transformers does"
     )
-
-
-def smaller_batches(args: Any, engine: Engine) -> MicroBatchRetry | None:
-    return MicroBatchRetry(engine, rng) if args.auto_find_batch_size else None
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------
@@ -348,18 +313,14 @@ def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> RunFacts:
     eval_dataset = parts.eval_dataset
     return RunFacts(
         max_steps=None if plan.has_open_end else plan.max_steps,
-        num_epochs=None if parts.args.max_steps > 0 else parts.args.num_train_epochs,
-        has_open_end=plan.has_open_end,
+        num_epochs=None if parts.args.max_steps > 0 else parts.args.num_train_epochs, has_open_end=plan.has_open_end,
         has_own_schedule=parts.lr_scheduler is not None and not parts._created_lr_scheduler,
-        is_stream=not has_length(parts.train_dataset),
-        has_eval_dataset=eval_dataset is not None,
+        is_stream=not has_length(parts.train_dataset), has_eval_dataset=eval_dataset is not None,
         eval_names=tuple(eval_dataset) if isinstance(eval_dataset, dict) else (),
-        has_compute_metrics=False if parts.only_loss_is_evaluated else None,
-        device_type=device.type,
-        num_processes=parts.args.world_size,
-        supports_bf16=supports_bf16(device),
+        has_compute_metrics=False if parts.only_loss_is_evaluated else None, device_type=device.type,
+        num_processes=parts.args.world_size, supports_bf16=supports_bf16(device),
         supports_tf32=supports_tf32(device),
-    )
+    )  # fmt: skip
 
 
 def evaluation_context(
@@ -378,13 +339,7 @@ def evaluation_context(
         return gather_results(value, engine.objects_of_replicas)
 
     return EvalContext(
-        plan=resolve.evaluation(args),
-        events=events,
-        gather=gather,
-        total=engine.sum,
-        device=engine.device,
-        compute_metrics=compute_metrics,
-        needs_labels=not is_prediction,
-        keeps_results=is_prediction or not streams,
+        plan=resolve.evaluation(args), events=events, gather=gather, total=engine.sum, device=engine.device,
+        compute_metrics=compute_metrics, needs_labels=not is_prediction, keeps_results=is_prediction or not streams,
         **parts,
-    )
+    )  # fmt: skip

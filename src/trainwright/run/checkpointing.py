@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,7 +51,11 @@ CONTENTS = (
     Part("optimizer and schedule", lambda c, hooks, run, to: hooks._save_optimizer_and_scheduler(str(to)), True),
     Part("scale of losses (fp16)", lambda c, hooks, run, to: hooks._save_scaler(str(to)), True),
     Part("random states, position of the data", lambda c, hooks, run, to: hooks._save_rng_state(str(to)), True),
-    Part("guards: accepted values, skipped steps", lambda c, hooks, run, to: c.write_guard(run, to), True),
+    Part(
+        "guards: accepted values, skipped steps",
+        lambda c, hooks, run, to: training_state.save_guard(run.guard.state(), to) if c.args.should_save else None,
+        True,
+    ),
     Part("record of the run, states of callbacks", lambda c, hooks, run, to: c.write_state(hooks, run, to)),
 )  # beside it the manifest, which the store writes last: sizes, digests, the cursor
 
@@ -63,17 +67,15 @@ SAVING_HOOKS = (
 
 
 class WholeForm:
-    """Weights and optimizer as one process alone has them, in one file each."""
+    """Weights and optimizer as one process alone has them, in one file each; there are no shards."""
 
-    def weights(self, engine: Engine, model: Model) -> dict[str, Any] | None:
+    def weights(self, engine: Engine, model: Model) -> Mapping[str, Any] | None:
         """All weights in the main process, where processes hold parts; else None: the model has them itself."""
-        whole = engine.whole_weights(model)
-        return None if whole is None else dict(whole)
+        return engine.whole_weights(model)
 
     pieces = staticmethod(no_pieces)
 
-    def write_shards(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None:
-        """Writes nothing."""
+    def write_shards(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None: ...
 
     def write_optimizer(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None:
         """Writes the file of the optimizer."""
@@ -83,10 +85,9 @@ class WholeForm:
 
 
 class ShardedForm:
-    """Weights and optimizer in shards, of which each process writes its own."""
+    """Weights and optimizer in shards, of which each process writes its own; there are no files of all."""
 
-    def weights(self, engine: Engine, model: Model) -> dict[str, Any]:
-        """Returns no weights: the shards have them."""
+    def weights(self, engine: Engine, model: Model) -> Mapping[str, Any]:
         return {}
 
     def pieces(self, folder: Path) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -100,8 +101,7 @@ class ShardedForm:
         optimizer = None if checkpointer.args.save_only_model else optimizer
         checkpointer.engine.save_parts(folder, optimizer, put=checkpointer.writer.sink.put)
 
-    def write_optimizer(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None:
-        """Writes nothing: the shards have the optimizer."""
+    def write_optimizer(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,8 @@ class Checkpointer:
         Raises:
             CheckpointWriteError: it cannot be written, and `save_failure` is "stop".
         """
+        from trainwright.checkpoint import disk_space
+
         run.guard.settle()
         run.guard.keep(run.progress, is_saved=True)
         state = run.progress.state
@@ -130,8 +132,11 @@ class Checkpointer:
         manifest = Manifest(step=step, run_id=run.run_id, world_size=world, cursor=cursor)
 
         def check() -> None:
+            """Before anything is written: the directory is this run's, and the checkpoint fits on the disk."""
             run.lease.confirm()
-            check_next_checkpoint(self.args, store.root, hooks.model, hooks.optimizer)
+            of_optimizer = 0 if self.args.save_only_model else disk_space.optimizer_bytes(hooks.optimizer)
+            needed = disk_space.weights_bytes(hooks.model) + of_optimizer
+            disk_space.check_free_space(store.root, needed, what="The next checkpoint")
 
         def write(folder: Path) -> None:
             for part in CONTENTS:
@@ -139,15 +144,10 @@ class Checkpointer:
                     part.write(self, hooks, run, folder)
 
         self.writer.save(
-            store,
-            manifest,
-            ranks=self.engine,
-            writes=self.args.should_save,
-            in_background=asynchronous,
-            check=check,
-            write=write,
+            store, manifest, ranks=self.engine, writes=self.args.should_save, in_background=asynchronous,
+            check=check, write=write,
             after=lambda: rotate(store, self.args, run_id=manifest.run_id, newest=step, best=best),
-        )
+        )  # fmt: skip
 
     def store(self, folder: str, model: Any) -> CheckpointStore:
         """The store below a directory, which refuses weights that are not finite unless such steps are ignored."""
@@ -182,9 +182,7 @@ class Checkpointer:
 
     def weights_to_save(self, model: Model, *, is_checkpoint: bool) -> dict[str, Any] | None:
         """All weights in the main process, where processes hold parts; empty where shards are written; else None."""
-        if is_checkpoint:
-            return self.form.weights(self.engine, model)
-        whole = self.engine.finished_weights(model)
+        whole = self.form.weights(self.engine, model) if is_checkpoint else self.engine.finished_weights(model)
         return None if whole is None else dict(whole)
 
     def write_model(self, model: Model, processing_class: Any, folder: Path, state_dict: dict[str, Any] | None) -> None:
@@ -192,25 +190,12 @@ class Checkpointer:
         from trainwright.checkpoint import weights
 
         weights.save_weights(
-            self.engine.unwrap(model),
-            folder,
-            state_dict=state_dict,
-            sink=self.writer.sink,
+            self.engine.unwrap(model), folder, state_dict=state_dict, sink=self.writer.sink,
             as_safetensors=value_of(self.args, "save_safetensors"),
-        )
+        )  # fmt: skip
         if hasattr(processing_class, "save_pretrained"):
             processing_class.save_pretrained(folder)
         training_state.save_arguments(self.args, folder)
-
-    def write_optimizer_and_scheduler(self, optimizer: Any, scheduler: Any, folder: Path) -> None:
-        self.form.write_optimizer(self, optimizer, folder)
-        if self.args.should_save:
-            training_state.save_scheduler(scheduler, folder)
-
-    def write_guard(self, run: TrainingRun, folder: Path) -> None:
-        """Writes the history that the guards keep of earlier steps."""
-        if self.args.should_save:
-            training_state.save_guard(run.guard.state(), folder)
 
     def write_random_states(self, run: TrainingRun, folder: Path) -> None:
         """Random states and data positions of all processes, in files of their own; the writing process writes them.
@@ -250,18 +235,10 @@ class Checkpointer:
         training_state.load_scheduler(scheduler, folder)
 
     def load_newest(self, hooks: Any, folder: str, run: TrainingRun) -> int:  # Any: the trainer, whose hooks load
-        """Loads weights, optimizer and schedule of a run's newest checkpoint that verifies. All processes call it.
+        """Loads weights, optimizer and schedule of a run's newest checkpoint that verifies, and returns its step.
 
-        Args:
-            hooks: read the parts; an override decides about its part.
-            folder: where the run saves.
-            run: whose checkpoint it is; until it has one, the checkpoint that it resumed from.
-
-        Returns:
-            The step of the checkpoint.
-
-        Raises:
-            CheckpointNotFoundError: there is none yet.
+        Until the run has one in `folder`, it is the one that it resumed from; CheckpointNotFoundError: there is none.
+        `hooks` read the parts; an override decides about its part. All processes call it.
         """
         self.writer.wait()
         store = CheckpointStore(folder)
@@ -368,22 +345,13 @@ def check_first_checkpoint(args: Any, folder: str, model: Model) -> None:
     logger.warning("%s", disk_space.shortage_message(root, likely, free, what=f"{what}, estimated with its optimizer,"))
 
 
-def check_next_checkpoint(args: Any, folder: Path, model: Model, optimizer: Any) -> None:
-    """Raises CheckpointWriteError, before a save writes anything, where it cannot fit on the disk."""
-    from trainwright.checkpoint import disk_space
-
-    needed = disk_space.weights_bytes(model) + (0 if args.save_only_model else disk_space.optimizer_bytes(optimizer))
-    disk_space.check_free_space(folder, needed, what="The next checkpoint")
-
-
 def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best: int | None) -> None:
     """Deletes what the arguments no longer want of this run's checkpoints; `newest` was just written."""
     plan = resolve.checkpoint(args)
-    if plan.keep_last is None:
-        return
-    keep = Keep(last=plan.keep_last, every_steps=plan.keep_every_steps, every_s=plan.keep_every_s)
-    for step in to_remove(written_by(store, run_id), keep, newest=newest, best=best):
-        store.remove(step)
+    if plan.keep_last is not None:
+        keep = Keep(last=plan.keep_last, every_steps=plan.keep_every_steps, every_s=plan.keep_every_s)
+        for step in to_remove(written_by(store, run_id), keep, newest=newest, best=best):
+            store.remove(step)
 
 
 def keep_only_best(store: CheckpointStore, args: Any, run: TrainingRun) -> None:

@@ -1,24 +1,27 @@
-"""Output about a run: its header, the journal, where the time went."""
+"""Output about a run: its header, the journal, where the time went, how long training waited for data."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainwright._types import printable
 from trainwright.config import rules
 from trainwright.config.rules.stages import RunFacts
 from trainwright.engine.base import Engine
-from trainwright.journal import timeline
-from trainwright.journal.record import FileJournal, JournalListener, NullJournal
+from trainwright.journal.record import FileJournal, Journal, JournalListener, NullJournal, facts_of_run
 from trainwright.loop.context import LoopContext
+from trainwright.state import clock
 from trainwright.state.run_state import RunState
 from trainwright.state.trainer_state import TrainerState
 
 logger = logging.getLogger(__name__)
+
+MUCH_WAITING = 0.2  # of the time since the last log
+ENOUGH_S = 1.0  # less is start-up: the first batch, workers that come into being
 
 
 def use_log_level(args: Any) -> None:
@@ -28,15 +31,9 @@ def use_log_level(args: Any) -> None:
 
 
 def log_run_header(
-    context: LoopContext,
-    args: Any,
-    state: TrainerState,
-    engine: Engine,
-    *,
-    note: str,
-    loss_note: str,
+    context: LoopContext, args: Any, state: TrainerState, engine: Engine, *, note: str, loss_note: str,
     changed_args: Iterable[object],
-) -> None:
+) -> None:  # fmt: skip
     """Shows the effective plan when training starts, and says once which settings have no effect.
 
     `note` is what a resume in batches of another size changes, `loss_note` where the loss is divided otherwise than in
@@ -78,34 +75,68 @@ def show_lines(args: Any, lines: Iterable[str], *, level: int = logging.INFO) ->
 
 
 def begin_journal(
-    keeper: JournalListener,
-    context: LoopContext,
-    args: Any,
-    progress: RunState,
-    *,
-    folder: str,
-    run_id: str,
-    **datasets: Any,
-) -> None:
+    keeper: JournalListener, context: LoopContext, args: Any, progress: RunState, *, folder: str, run_id: str,
+    **data: Any,
+) -> None:  # fmt: skip
     """Opens the journal of a run and writes down what it is. Only the first process writes, where output is saved."""
-    journal = (
-        FileJournal(folder, run_id) if args.should_save and progress.state.is_world_process_zero else NullJournal()
-    )
+    journal: Journal = NullJournal()
     facts: dict[str, Any] = {}
-    if isinstance(journal, FileJournal):
-        from trainwright.journal import environment_info
-
-        facts = {
-            "arguments": environment_info.arguments(args),
-            "changed": environment_info.changed_arguments(args),
-            "environment": environment_info.environment(context.engine.device),
-            "data": {name: environment_info.data_summary(dataset) for name, dataset in datasets.items()},
-            "process": environment_info.process(),
-            "plan": dataclasses.asdict(context.plan),
-        }
+    if args.should_save and progress.state.is_world_process_zero:
+        journal = FileJournal(folder, run_id)
+        facts = {**facts_of_run(args, context.engine.device, data), "plan": dataclasses.asdict(context.plan)}
     keeper.begin(journal, lambda: progress.state.global_step, checkpoint=context.start.checkpoint, facts=facts)
 
 
-def log_time_breakdown(args: Any, keeper: JournalListener) -> None:
-    """Shows where the time of a run went, as the plan was shown at its start."""
-    show_lines(args, timeline.line(keeper.end()).splitlines())
+# Phase -> share of the wall time from which on advice is worth giving, and the advice.
+HINTS: dict[str, tuple[float, str]] = {
+    clock.DATA: (0.1, "load in other processes: dataloader_num_workers"),
+    clock.HOST_TO_DEVICE: (0.1, "pin memory (dataloader_pin_memory) and copy without waiting (non_blocking)"),
+    clock.LOGGING: (0.05, "log less often: logging_steps"),
+    clock.EVALUATION: (0.3, "evaluate less often (eval_steps), or with a larger per_device_eval_batch_size"),
+    clock.SAVING: (0.1, "save less often: save_steps"),
+    clock.CALLBACKS: (0.05, "do less in each event of it"),
+}
+
+
+def time_breakdown(seconds: Mapping[str, float]) -> list[str]:
+    """Returns the shares of the wall time above a hundredth, and what to change about the large ones, as lines."""
+    total = sum(seconds.values())
+    if total <= 0:
+        return ["time      nothing was measured"]
+    shown, hints = [], []
+    for phase, value in sorted(seconds.items(), key=lambda item: -item[1]):
+        kind, _, name = phase.partition(".")  # callbacks.MyCallback
+        name, share = name or kind.replace("_", " "), value / total
+        above, hint = HINTS.get(kind, (1.0, ""))
+        shown += [f"{name} {share:.0%}"] if share >= 0.01 else []
+        hints += [f"          {name}: {hint}"] if share > above else []
+    return [f"time      {total:.1f} s: {', '.join(shown)}", *hints]
+
+
+class DataWait:
+    """The share of a clock's time that went into waiting for data, from look to look."""
+
+    def __init__(self, measured: clock.Clock) -> None:
+        self._clock = measured
+        self._waited, self._total = self._read()
+        self._is_said = False  # advice is given once
+
+    def tell(self, *, num_steps: int, num_workers: int) -> float:
+        """Logs the share since the last look, and once the advice that goes with a large one; returns it."""
+        before, (self._waited, self._total) = (self._waited, self._total), self._read()
+        waited, total = self._waited - before[0], self._total - before[1]
+        share = waited / total if total > 0 else 0.0
+        each_ms = waited / max(num_steps, 1) * 1e3
+        logger.info("data_wait %.1f %% of the time since the last log, %.1f ms a step", share * 100, each_ms)
+        if share > MUCH_WAITING and total >= ENOUGH_S and num_steps > 1 and not self._is_said:
+            self._is_said = True
+            logger.warning(
+                "Training waited for data %.0f %% of the time since the last log (%.1f s of %.1f s). Raise "
+                "dataloader_num_workers, which is %d, or make the samples cheaper to read.",
+                share * 100, waited, total, num_workers,
+            )  # fmt: skip
+        return share
+
+    def _read(self) -> tuple[float, float]:
+        seconds = self._clock.read()
+        return seconds.get(clock.DATA, 0.0), sum(seconds.values())

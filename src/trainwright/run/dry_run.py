@@ -59,8 +59,7 @@ def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | 
     guard = Guarded(metrics)
     try:
         trainer.compute_metrics = metrics if eval_loop.is_streaming(metrics) else guard
-        batch = _first_batch(trainer, wanted.eval_set)
-        found = _metrics_of(trainer, batch, wanted.prefix, ignore_keys)
+        found = _metrics_of(trainer, _first_batch(trainer, wanted.eval_set), wanted.prefix, ignore_keys)
     except Exception as error:
         if not guard.may_work_on_more(error):
             raise
@@ -143,11 +142,9 @@ class SilentEvents:
 
     def fire(self, event: str, run: object, **kwargs: object) -> None: ...
 
-    def open(self) -> None: ...
-
-    def close(self) -> None: ...
-
     def passes(self) -> None: ...
+
+    open = close = passes
 
 
 def first_batches(dataloader: Iterable[Batch], number: int) -> Iterator[Batch]:

@@ -38,7 +38,7 @@ from trainwright.guard import bundle
 from trainwright.guard.incidents import Incident
 from trainwright.guard.probe import Findings, entries_not_finite, find_bad_rows, probe, rows_of, weights_not_finite
 from trainwright.guard.random_rewind import States, rewound, same
-from trainwright.journal import environment_info
+from trainwright.journal import record
 from trainwright.loop.context import LoopContext
 from trainwright.loop.micro_batch_retry import MicroBatchPart, parts_of
 from trainwright.loop.step import Window, take_step
@@ -532,8 +532,8 @@ class IncidentRecorder:
             "attn_implementation": getattr(getattr(model, "config", None), "_attn_implementation", None),
             "modules_in_eval_mode": [name for name, module in model.named_modules() if not module.training],
             "device": self._engine.device.type,
-            "environment": environment_info.environment(self._engine.device),
-            "arguments": environment_info.changed_arguments(args),
+            "environment": record.environment(self._engine.device),
+            "arguments": record.changed_arguments(args),
             "loss_settings": {name: value_of(args, name) for name in LOSS_SETTINGS},
         }
 

@@ -6,27 +6,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
-from torch.utils.data import IterableDataset, SequentialSampler
+from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
-from trainwright._types import DataLoaderLike, DatasetLike, Model, has_length
+from trainwright._types import DataLoaderLike, DatasetLike, Model
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
 from trainwright.config.rules.advice import saving_on_exception
-from trainwright.data import columns, sampler_factory
+from trainwright.data import sampler_factory
 from trainwright.data.batch_sampler import batch_order_of
-from trainwright.data.columns import default_collator
 from trainwright.data.dataloader import build_dataloader, build_whole
-from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError
-
-
-def make_default_collator(args: Any, processing_class: Any) -> Any:
-    """The collator where the user gave none."""
-    return default_collator(processing_class, value_of(args, "pad_to_multiple_of"))
 
 
 def length_input(processing_class: Any) -> str | None:
@@ -45,22 +38,10 @@ def train_sampler(
     return sampler_factory.training_order(dataset, plan)
 
 
-def eval_sampler(dataset: DatasetLike) -> Any:
-    """In the order of the dataset; None for a stream."""
-    if dataset is None or not has_length(dataset) or isinstance(dataset, IterableDataset):
-        return None
-    return SequentialSampler(dataset)
-
-
 def sampler_of(
-    dataset: DatasetLike,
-    sampler_fn: Callable[[Any], Any] | None,
-    args: Any,
-    *,
-    length_of: str | None,
-    batch_size: int,
-    is_training: bool,
-) -> Any:
+    dataset: DatasetLike, sampler_fn: Callable[[Any], Any] | None, args: Any, *, length_of: str | None,
+    batch_size: int, is_training: bool,
+) -> Any:  # fmt: skip
     """The order of a dataset, or what forms batches of a stream by length; None where nothing asks for either."""
     if not isinstance(dataset, IterableDataset):
         return sampler_fn and sampler_fn(dataset)
@@ -70,14 +51,9 @@ def sampler_of(
     return sampler_factory.stream_former(dataset, plan)
 
 
-def packed_input(sampler: Any) -> str | None:
-    """The entry whose tokens an order packs into rows; None where it packs nothing."""
-    return getattr(sampler, "packed_input", None)
-
-
 def sample_collator(sampler: Any, collator: Any, *, default: Any) -> Any:
     """The collator of single samples: the user's, the default one, or only tensors where rows are packed of them."""
-    if packed_input(sampler) is None or collator is not default:
+    if getattr(sampler, "packed_input", None) is None or collator is not default:
         return collator
     from trainwright.data.packing.collator import as_tensors
 
@@ -86,7 +62,7 @@ def sample_collator(sampler: Any, collator: Any, *, default: Any) -> Any:
 
 def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Model, processing_class: Any) -> Any:
     """The collator that packs what `collate` makes; ModelError where samples of a row would see each other."""
-    length_of = packed_input(sampler)
+    length_of = getattr(sampler, "packed_input", None)  # the entry whose tokens the order packs into rows
     if length_of is None:
         return collate
     from trainwright.data.packing.collator import PackedCollator
@@ -95,20 +71,14 @@ def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Mo
     takes_positions = "position_ids" in model_facts.forward_parameters(model)
     with unchanged_random_states():
         layout = find_layout(
-            model,
-            row_length=args.packing_length,
-            num_rows=args.train_batch_size,
-            takes_positions=takes_positions,
+            model, row_length=args.packing_length, num_rows=args.train_batch_size, takes_positions=takes_positions,
             length_of=length_of,
-        )
+        )  # fmt: skip
     return PackedCollator(
-        collate,
-        layout,
-        length_of=length_of,
-        pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
+        collate, layout, length_of=length_of, pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
         masks_first=model_facts.shifts_labels(model) or model_facts.is_causal_lm(model),
         multiple_of=value_of(args, "pad_to_multiple_of"),
-    )
+    )  # fmt: skip
 
 
 def keeps_all_columns(args: Any, model: Model) -> bool:
@@ -116,37 +86,14 @@ def keeps_all_columns(args: Any, model: Model) -> bool:
     return not args.remove_unused_columns or model_facts.takes_any_input(model)
 
 
-def is_columnar(dataset: DatasetLike) -> bool:
-    """Returns whether columns can be removed from a dataset before its samples are read."""
-    return columns.is_columnar(dataset) and dataset.format["type"] != "custom"
-
-
-def without_unused_columns(
-    dataset: DatasetLike, kept: list[str], model: Model, collator: Any, *, description: str | None
-) -> Any:
-    """A `datasets.Dataset` without the columns that are not in `kept`."""
-    name = type(model).__name__
-    for_own = columns.is_own(collator)
-    return columns.remove_unused(dataset, kept, model_name=name, description=description, for_own=for_own)
-
-
-def column_removing_collator(collator: Any, kept: list[str], model: Model, description: str | None) -> Any:
-    """A collator that is given only the entries of each sample that are in `kept`."""
-    return columns.RemoveColumnsCollator(collator, kept, columns.module_logger, type(model).__name__, description)
-
-
 def make_dataloader(
     dataset: DatasetLike, args: Any, engine: Engine, *, sampler: Any, collate: Any, batch_size: int, is_training: bool
 ) -> Any:
     """The dataloader of this process; with `dispatch_batches` the main process reads for all."""
     plan = resolve.loader(
-        args,
-        batch_size=batch_size,
-        seed=_data_seed(args),
-        is_training=is_training,
-        rank=engine.replica,
+        args, batch_size=batch_size, seed=_data_seed(args), is_training=is_training, rank=engine.replica,
         num_processes=engine.num_replicas,
-    )
+    )  # fmt: skip
     if is_training and engine.dispatches:
         return engine.dispatch(build_whole(dataset, plan, sampler=sampler, collate=collate))
     dataloader = build_dataloader(dataset, plan, sampler=sampler, collate=collate, exchange=engine)
@@ -165,22 +112,13 @@ def samples_per_step(dataloader: DataLoaderLike, args: Any) -> int | None:
     return int(max(round(share * num_batches), 1))
 
 
-def make_loader(dataloader: DataLoaderLike, device: torch.device) -> Loader:
-    """Returns the loader of the training loop: batches of an epoch from any position in it."""
-    from trainwright.data.device_prefetch import make_prefetcher
-
-    copies = make_prefetcher(dataloader, device)
-    return Loader(dataloader, random_state=rng.capture, set_random_state=rng.restore, copies=copies)
-
-
 def random_states(args: Any) -> Any:
     """Returns what a run that an error ends needs to save its last step; None where it does not.
 
     Not among several processes: those that have no error wait in the next step for the one that has. Nor where the
     weights change during the backward pass: they are between two steps then.
     """
-    wanted = resolve.checkpoint(args).saves_on_exception
-    return rng if wanted and saving_on_exception(args) is None else None
+    return rng if resolve.checkpoint(args).saves_on_exception and saving_on_exception(args) is None else None
 
 
 def raise_no_input(batch: Any, model: Model, kept: list[str] | None) -> NoReturn:

@@ -184,12 +184,9 @@ def pending_actions(state: TrainerState, manifest: Manifest | None) -> PendingAc
 
 
 def restore_callbacks(states: dict[str, Any], callbacks: Sequence[Any], *, with_settings: bool) -> None:
-    """Gives callbacks, and the control, their state back, matched by class in the order of their list.
+    """Gives callbacks, and the control, the attributes that they export back, by class in the order of their list.
 
-    Args:
-        states: of a record, by class name.
-        callbacks: get the attributes that they export.
-        with_settings: also what they were made with, by their constructors; a state that no callback takes is named.
+    With `with_settings` also what they were made with, by their constructors; a state that no callback takes is named.
     """
     waiting = {name: list(state) if isinstance(state, list) else [state] for name, state in states.items()}
     for callback in callbacks:
@@ -237,14 +234,9 @@ def remaining_plan(
         cursor = replace(cursor, samples=0)
     note = loader.position.check_resume(cursor, before=before, now=now, dataset=dataset)
     plan, of_size = plan_resume(
-        plan,
-        cursor,
-        step=manifest.step,
-        batches_left=loader.position.batches_left(cursor, plan.batches_per_epoch),
-        before=before,
-        now=now,
-        counts_epochs=args.max_steps <= 0,
-    )
+        plan, cursor, step=manifest.step, batches_left=loader.position.batches_left(cursor, plan.batches_per_epoch),
+        before=before, now=now, counts_epochs=args.max_steps <= 0,
+    )  # fmt: skip
     return plan, "; ".join(filter(None, (of_size, note)))
 
 
@@ -370,15 +362,9 @@ def load_checkpoint_args(
 
 
 def apply_new_settings(
-    optimizer: Any,
-    scheduler: Any,
-    asked: schedule_resume.RequestedSettings,
-    then: CheckpointArguments,
-    *,
-    args: Any,
-    num_steps: int,
-    is_own: bool,
-) -> list[str]:
+    optimizer: Any, scheduler: Any, asked: schedule_resume.RequestedSettings, then: CheckpointArguments, *,
+    args: Any, num_steps: int, is_own: bool,
+) -> list[str]:  # fmt: skip
     """Lets what differs take effect in the loaded states; returns it as lines.
 
     `asked` is what the arguments made of both before they were loaded; `is_own` is a schedule that is not ours.

@@ -1,6 +1,7 @@
 """TrainingRun: everything that belongs to one `train()`. It is made when training begins and dropped when it ends.
 
 Before the first `train()` and after the last there is an idle one, with the record and the position of the run before.
+Pickles and copies of a trainer are made here too: they keep the record of its run, and get services anew.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, Model, Trial, has_length, is_count
-from trainwright.checkpoint import training_state
+from trainwright.callbacks.dispatch import CallbackHandler
+from trainwright.callbacks.flow import TimeLimits
+from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.lease import Lease, NullLease, take
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
@@ -28,20 +31,18 @@ from trainwright.guard.incidents import NullRecorder
 from trainwright.guard.rollback import make_rollback
 from trainwright.guard.step_guard import NULL_GUARD, make_guard
 from trainwright.hooks import Events, FirstStepObserver, Recorder, StepGuard
-from trainwright.journal.timeline import DataWait
 from trainwright.loop.context import LoopContext, RunStart
+from trainwright.loop.micro_batch_retry import MicroBatchRetry
 from trainwright.loss_normalization import LossRule
-from trainwright.optim import schedule_resume, schedules
+from trainwright.optim import schedules
 from trainwright.run import input_pipeline, resume
-from trainwright.run.build import Services, smaller_batches
+from trainwright.run.build import Services, time_limits
+from trainwright.run.console import DataWait
 from trainwright.run.resume import CheckpointArguments, PendingActions
 from trainwright.state import model_modes
 from trainwright.state.run_state import RunState
 from trainwright.state.throughput import FlopEstimator
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-
-if TYPE_CHECKING:
-    from trainwright.run.incident_bundles import IncidentRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +56,11 @@ def run_model(model: Model, inputs: Batch) -> Any:
 
 def forward_pass(args: Any) -> Forward:
     """Forward pass of a run: with `past_index` a state goes from one batch to the next."""
-    past_index = getattr(args, "past_index", -1)
-    if past_index < 0:
+    if getattr(args, "past_index", -1) < 0:
         return run_model
     from trainwright.patches import RecurrentForward
 
-    return RecurrentForward(past_index)
+    return RecurrentForward(args.past_index)
 
 
 class TrainingRun:
@@ -79,23 +79,20 @@ class TrainingRun:
         self.plan: StepPlan | None = None  # how far it goes; None while that is not known
         self.loader: Loader | None = None  # its batches, from any position
         self.batch_size = 0  # samples of a micro-batch, per device
-        # the arithmetic of its loss, settled when it starts; None: asked for at every step
-        self.loss_rule: LossRule | None = None
+        self.loss_rule: LossRule | None = None  # the arithmetic of its loss, settled when it starts; None: each step
         self.context: LoopContext | None = None  # what the loop works with
         self.guard: StepGuard = NULL_GUARD  # decides about its updates
         self.recorder: Recorder = NullRecorder()  # writes bundles of its incidents
         self.pending_actions = PendingActions()  # what its checkpoint's run was about to do
-        # the arguments of the checkpoint that it resumes from; None for a fresh run
-        self.checkpoint_args: CheckpointArguments | None = None
-        self.resumed_from: Path | None = None  # that checkpoint
+        self.resumed_from: Path | None = None  # the checkpoint that it resumes from
+        self.checkpoint_args: CheckpointArguments | None = None  # its arguments
         self.changed_args: list[str] = []  # what differs from them, as lines
         self.lease: Lease | NullLease = NullLease()  # its claim on the directory where it saves
-        # holds how training left the model, from an evaluation until the next step
-        self.eval_mode_guard: model_modes.EvalModeGuard | None = None
+        self.eval_mode_guard: model_modes.EvalModeGuard | None = None  # how training left the model, until a step
         self.quarantined: set[int] = set()  # samples that are left out since it began
         self.flops = FlopEstimator()  # estimates the operations of a micro-batch
         self._data_wait: DataWait | None = None
-        self._resume_note = ""
+        self.resume_note = ""  # what a resume in batches of another size changes, in words
 
     @classmethod
     def after(cls, before: TrainingRun, args: Any, trial: Trial = None) -> TrainingRun:
@@ -147,7 +144,11 @@ class TrainingRun:
 
     def read_from(self, dataloader: DataLoaderLike, plan: StepPlan, engine: Engine, *, batch_size: int) -> Loader:
         """Takes the data in; the plan is that of a fresh run."""
-        self.loader, self.batch_size = input_pipeline.make_loader(dataloader, engine.device), batch_size
+        from trainwright.data.device_prefetch import make_prefetcher
+
+        copies = make_prefetcher(dataloader, engine.device)
+        self.loader = Loader(dataloader, random_state=rng.capture, set_random_state=rng.restore, copies=copies)
+        self.batch_size = batch_size
         self.plan = replace(plan, num_left_out=self.loader.position.num_left_out)
         return self.loader
 
@@ -156,7 +157,7 @@ class TrainingRun:
         assert self.plan is not None
         assert self.loader is not None
         chunk = self.batch_size * engine.num_replicas
-        self.plan, self._resume_note = resume.remaining_plan(
+        self.plan, self.resume_note = resume.remaining_plan(
             self.plan, self.loader, checkpoint, args, chunk=chunk, dataset=dataset
         )
         return self.plan
@@ -183,13 +184,9 @@ class TrainingRun:
         return self.plan.num_left_out != self.loader.position.num_left_out
 
     def shorten(self, plan: StepPlan, epoch: int, args: Any, *, is_own: bool) -> None:
-        """Counts the steps of a run anew whose epochs are shorter from one on.
+        """Counts the steps of a run anew whose epochs are shorter from `epoch` on; `plan` is that of a fresh run.
 
-        Args:
-            plan: of a fresh run with such epochs.
-            epoch: the first such one.
-            args: the settings.
-            is_own: the schedule is the user's, and stays as it is.
+        `is_own`: the schedule is the user's, and stays as it is.
         """
         assert self.context is not None
         assert self.loader is not None
@@ -256,109 +253,52 @@ class TrainingRun:
             position = epoch, steps * self.plan.micro_batches if skips else 0
         return position
 
-    def apply_new_settings(
-        self,
-        asked: schedule_resume.RequestedSettings,
-        optimizer: Any,
-        scheduler: Any,
-        args: Any,
-        *,
-        max_steps: int,
-        is_own: bool,
-    ) -> None:
-        """Arguments that differ from the checkpoint's take effect in the states that were loaded.
-
-        `asked` is what the arguments made of both before they were loaded; `is_own`: the schedule is not one of ours.
-        """
-        self.changed_args = []
-        if self.checkpoint_args is not None:
-            self.changed_args = resume.apply_new_settings(
-                optimizer, scheduler, asked, self.checkpoint_args, args=args, num_steps=max_steps, is_own=is_own
-            )
-
     def begin(
-        self,
-        engine: Engine,
-        args: Any,
-        *,
-        rule: LossRule,
-        start: tuple[int, int],
-        checkpoint: str | None,
-        first_look: FirstStepObserver,
-        load_newest: Callable[[], int],
-        **parts: Any,
-    ) -> LoopContext:
-        """Starts the clocks; returns what the loop works with.
+        self, engine: Engine, args: Any, *, rule: LossRule, start: tuple[int, int], checkpoint: str | None,
+        first_look: FirstStepObserver, load_newest: Callable[[], int], **parts: Any,
+    ) -> LoopContext:  # fmt: skip
+        """Starts the clocks; returns what the loop works with, of which `parts` are further fields.
 
-        Args:
-            load_newest: loads weights, optimizer and schedule of the run's newest checkpoint; returns its step.
-            **parts: further fields of what is returned.
+        `load_newest` loads weights, optimizer and schedule of the run's newest checkpoint, and returns its step.
         """
         assert self.plan is not None
         self.loss_rule = rule
-        self.progress.begin(
-            device=engine.device,
-            skip_non_finite=args.logging_nan_inf_filter,
-            collect=engine.stacked if engine.num_replicas > 1 else None,
-        )
+        stacked = engine.stacked if engine.num_replicas > 1 else None
+        self.progress.begin(device=engine.device, skip_non_finite=args.logging_nan_inf_filter, collect=stacked)
         self._data_wait = DataWait(self.progress.clock)
-        guards = resolve.guard(args)
+        guards, optimizer = resolve.guard(args), parts["optimizer"]
         follows_metrics = schedules.follows_metrics(parts["scheduler"])
         scheduler = None if follows_metrics else parts["scheduler"]
+        rollback = make_rollback(
+            guards, parts["model"], optimizer, scheduler, load_newest=load_newest,
+            samples_per_step=self.batch_size * engine.num_replicas * self.plan.micro_batches,
+            is_possible=not engine.updates_in_clip,
+        )  # fmt: skip
         self.guard = make_guard(
-            guards,
-            lambda incident: parts["events"].fire("on_incident", self.progress, incident=incident),
-            record=self.recorder.record,
-            optimizer=parts["optimizer"],
-            scheduler=scheduler,
-            device=engine.device,
-            mean=(lambda loss: engine.stacked(loss).mean()) if engine.num_replicas > 1 else None,
-            rollback=make_rollback(
-                guards,
-                parts["model"],
-                parts["optimizer"],
-                scheduler,
-                load_newest=load_newest,
-                samples_per_step=self.batch_size * engine.num_replicas * self.plan.micro_batches,
-                is_possible=not engine.updates_in_clip,
-            ),
-            was_updated=(lambda: engine.step(parts["optimizer"])) if engine.updates_in_clip else None,
-            has_scaler=engine.scales_loss,
-            knows_norm=engine.knows_norm,
-        )
+            guards, lambda incident: parts["events"].fire("on_incident", self.progress, incident=incident),
+            record=self.recorder.record, optimizer=optimizer, scheduler=scheduler, device=engine.device,
+            mean=None if stacked is None else lambda loss: stacked(loss).mean(), rollback=rollback,
+            was_updated=(lambda: engine.step(optimizer)) if engine.updates_in_clip else None,
+            has_scaler=engine.scales_loss, knows_norm=engine.knows_norm,
+        )  # fmt: skip
         meeting = self.progress.interrupts.meeting
         if meeting is not None:
             meeting.on_hang = self.recorder.hang
         if checkpoint is not None:
             self.resumed_from = Path(checkpoint)
             self.guard.load(training_state.load_guard(self.resumed_from))
-        pending = self.pending_actions
+        epoch, batches = start
         self.context = LoopContext(
-            engine=engine,
-            plan=self.plan,
-            rule=rule,
-            start=RunStart(epoch=start[0], batches=start[1], checkpoint=checkpoint,
-                        owes_evaluation=pending.evaluates, owes_save=pending.saves),
+            engine=engine, plan=self.plan, rule=rule, guard=self.guard, first_look=first_look,
+            start=RunStart(epoch=epoch, batches=batches, checkpoint=checkpoint,
+                           owes_evaluation=self.pending_actions.evaluates, owes_save=self.pending_actions.saves),
             scheduler_follows_metrics=follows_metrics,
             saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
             random_states=input_pipeline.random_states(args),
-            guard=self.guard,
-            first_look=first_look,
-            smaller_batches=smaller_batches(args, engine),
+            smaller_batches=MicroBatchRetry(engine, rng) if args.auto_find_batch_size else None,
             **parts,
         )  # fmt: skip
         return self.context
-
-    def make_recorder(self, hooks: Any, engine: Engine, folder: str) -> IncidentRecorder:
-        """Returns the recorder of incidents of this run, with the hooks that make its losses."""
-        from trainwright.run.incident_bundles import IncidentRecorder
-
-        return IncidentRecorder(hooks, self, engine, folder)
-
-    @property
-    def resume_note(self) -> str:
-        """Returns what a resume in batches of another size changes, in words."""
-        return self._resume_note
 
     # -- under way -----------------------------------------------------------------------------------------------------
 
@@ -450,8 +390,7 @@ class TrainingRun:
         num_samples = (num_train_samples or plan.num_train_samples) * num_steps / max(progress.state.max_steps, 1)
         if plan.has_open_end:
             progress.state.max_steps, num_samples = progress.state.global_step, num_steps * plan.total_batch_size
-        formed = self.loader.position.num_formed if self.loader is not None else 0
-        return loss, num_steps, formed or num_samples
+        return loss, num_steps, (0 if self.loader is None else self.loader.position.num_formed) or num_samples
 
     # -- for checkpoints -----------------------------------------------------------------------------------------------
 
@@ -471,3 +410,36 @@ class TrainingRun:
             return {}, None
         state = self.loader.state()
         return {"loader_epoch_start": state.epoch_start, "loader_before_ahead": state.before_ahead}, state.position
+
+
+# -- pickles and deep copies of a trainer -----------------------------------------------------------------------------
+
+
+def state_of(trainer: Any) -> dict[str, Any]:  # any Trainer, or a subclass of the user's
+    """All of a trainer but its services and its run, of which the callbacks, the record and the flags are kept."""
+    from trainwright.trackers.base import TrackerCallback
+
+    made_anew = (TimeLimits, TrackerCallback)  # tied to this process: its writer and engine, threads and clients
+    progress = trainer._run.progress
+    return {
+        "attributes": {name: value for name, value in vars(trainer).items() if name not in ("_services", "_run")},
+        "callbacks": [type(c) if isinstance(c, made_anew) else c for c in trainer.callback_handler.callbacks],
+        "state": progress.state,
+        "control": progress.control,
+    }
+
+
+def restore(trainer: Any, state: dict[str, Any]) -> None:
+    """Fills a trainer without attributes with what `state_of` returned."""
+    vars(trainer).update(state["attributes"])
+    args = trainer.args
+    trainer._services = services = Services.for_arguments(args)
+    trainer._run = run = TrainingRun.idle(args, state["state"])
+    run.progress.control = state["control"]
+    trainer.create_accelerator_and_postprocess()
+    limits = time_limits(args, trainer.model, engine=services.engine, writer=services.writer)
+    callbacks = [limits if c is TimeLimits else c for c in state["callbacks"]]
+    parts = trainer.model, trainer.processing_class, trainer.optimizer, trainer.lr_scheduler
+    handler = CallbackHandler([c for c in callbacks if c is not None], *parts)
+    handler.args = args
+    services.use_callbacks(handler, run.progress.clock)

@@ -1,15 +1,20 @@
 """TrackerCallback: turns the events of a run into calls of a tracker's client; each tracker has a file with its calls.
 
 Only the first process reports. `setup`, `send`, `saved`, `predicted` and `close` run on the tracker's own thread (see
-`tracker_thread.py`). A subclass from outside of this package may use the client in its own events: its `setup` is
-waited for.
+`TrackerThread`). A subclass from outside of this package may use the client in its own events: its `setup` is waited
+for.
 """
 
 from __future__ import annotations
 
+import atexit
 import copy
 import logging
-from collections.abc import Callable, Mapping
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -22,9 +27,16 @@ from trainwright.errors import needs_package
 from trainwright.hooks import definer
 from trainwright.journal import record
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.trackers.tracker_thread import Call, PendingCalls, TrackerThread
 
 logger = logging.getLogger(__name__)
+
+QUEUE_LENGTH = 1024
+NUM_TRIES = 3
+PAUSE_S = 0.05  # before the second try, doubled before each further one
+FAILURES_TO_STOP = 3  # calls in a row
+FLUSH_TIMEOUT_S = 10.0
+
+Call = Callable[[], None]
 
 Client: TypeAlias = Any  # an object of a service's package: most of them have no types, and none need be installed
 Values: TypeAlias = dict[str, object]  # name -> number, text, or whatever the user logs
@@ -68,11 +80,124 @@ def config_of(model: object) -> Values:
     return {} if config is None else dict(config) if isinstance(config, dict) else config.to_dict()
 
 
+def numbers(values: Mapping[str, object]) -> dict[str, float]:
+    """Returns those of logged values that are numbers."""
+    return {name: value for name, value in values.items() if isinstance(value, (int, float))}
+
+
+def is_set(variable: str) -> bool:
+    """Returns True if an environment variable has one of the values 1, on, yes, true."""
+    return os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+class TrackerThread:
+    """Runs a tracker's calls one after the other on their own thread: one that fails or hangs does not affect training.
+
+    A call that raises is tried again. After several failed calls the tracker is disabled until the end of the run, when
+    it gets the missing values from the journal. A call that hangs delays only later calls: the queue is bounded, and
+    values of calls that do not fit are sent at the end too.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_disabled = False
+        self._calls: queue.Queue[tuple[Call, Call | None]] = queue.Queue(QUEUE_LENGTH)
+        self.thread: threading.Thread | None = None  # since the first call was queued
+        self._num_failures = 0
+        self._has_warned = False
+
+    def submit(self, call: Call, *, missed: Call | None = None) -> None:
+        """Queues a call, tried three times at most; `missed` runs (on either thread) if it is dropped; None: none."""
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._work, name=f"tracker-{self.name}", daemon=True)
+            self.thread.start()
+            atexit.register(self.flush)
+        try:
+            self._calls.put_nowait((call, missed))
+        except queue.Full:
+            self._warn(f"{self.name} does not keep up; what it misses is sent at the end of the run.")
+            if missed is not None:
+                missed()
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Waits until all queued calls are made, 10 seconds by default; returns False if calls are left then."""
+        limit = time.monotonic() + (FLUSH_TIMEOUT_S if timeout_s is None else timeout_s)
+        with self._calls.all_tasks_done:
+            while self._calls.unfinished_tasks:
+                remaining = limit - time.monotonic()
+                if remaining <= 0:
+                    return False
+                self._calls.all_tasks_done.wait(remaining)
+        return True
+
+    def reopen(self) -> None:
+        """Enables a disabled tracker again."""
+        self.is_disabled, self._num_failures = False, 0
+
+    def _work(self) -> None:
+        while True:
+            call, missed = self._calls.get()
+            try:
+                if missed is None:
+                    self._succeeds(call)
+                elif self.is_disabled or not self._succeeds(call):
+                    missed()
+                else:
+                    self._num_failures = 0
+            finally:
+                self._calls.task_done()
+                del call, missed
+
+    def _succeeds(self, call: Call) -> bool:
+        for attempt in range(NUM_TRIES):
+            try:
+                call()
+            except Exception as error:
+                self._warn(f"{self.name} failed: {type(error).__name__}: {error}. Training goes on; it is tried again.")
+                time.sleep(PAUSE_S * 2**attempt if attempt + 1 < NUM_TRIES else 0)
+            else:
+                return True
+        self._num_failures += 1
+        if self._num_failures >= FAILURES_TO_STOP and not self.is_disabled:
+            self.is_disabled = True
+            logger.warning("%s is left alone until the end of the run: %d calls in a row failed.", self.name,
+                           self._num_failures)  # fmt: skip
+        return False
+
+    def _warn(self, text: str) -> None:
+        if not self._has_warned:
+            logger.warning("%s", text)
+        self._has_warned = True
+
+
+class PendingCalls:
+    """Names of the values that a tracker did not get, by step. Two threads add to them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: dict[int, set[str]] = {}
+
+    def add(self, step: int, names: Iterable[str]) -> None:
+        """Adds the names of values of a step."""
+        with self._lock:
+            self._names.setdefault(step, set()).update(names)
+
+    def take(self) -> dict[int, set[str]]:
+        """Returns names by step and clears them."""
+        with self._lock:
+            names, self._names = self._names, {}
+            return names
+
+    def __len__(self) -> int:
+        return sum(map(len, self._names.values()))
+
+
 class TrackerCallback(TrainerCallback):
     """Base of all trackers. A subclass overrides `setup`, `send`, and of the other three what its service takes.
 
     Attributes:
         name: name of the tracker in `report_to`.
+        takes_values: whether logged values and the metrics of predictions are sent.
 
     Example:
         class PrintTracker(TrackerCallback):
@@ -83,6 +208,7 @@ class TrackerCallback(TrainerCallback):
     """
 
     name: ClassVar[str] = ""
+    takes_values: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._initialized = False
@@ -131,35 +257,33 @@ class TrackerCallback(TrainerCallback):
             return
         if state.is_hyper_param_search:  # each trial is a run of its own
             self._initialized = False
-        if state.global_step > 0 and self._handle is None:
-            self._handle = handle_of(args, self.name)
+        if state.global_step > 0 and self._handle is None and (known := known_run(args)) is not None:
+            handles = [str(entry["handle"]) for entry in known.of("tracker") if entry["name"] == self.name]
+            self._handle = handles[-1] if handles else None
         self._run_id, self._resumed_at, self._is_caught_up = None, state.global_step, False
-        state, model = snapshot(state), kwargs.pop("model", None)
+        state, model = (
+            copy.copy(state),
+            kwargs.pop("model", None),
+        )  # copied: training changes the record
         self._guard.submit(lambda: self._open(args, state, model))
         if not type(self).__module__.startswith("trainwright.trackers."):
             self._guard.flush()
 
     def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            values, state = plain_numbers(dict(kwargs.get("logs", {}))), snapshot(state)
+        if state.is_world_process_zero and self.takes_values:
+            values, state = plain_numbers(dict(kwargs.get("logs", {}))), copy.copy(state)
             missed = partial(self._missed.add, state.global_step, values)
             self._report(self.send, values, args, state, kwargs.get("model"), missed=missed)
 
     def on_predict(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
+        if state.is_world_process_zero and self.takes_values:
             values = plain_numbers(dict(kwargs.get("metrics", {})))
-            self._report(self.predicted, values, args, snapshot(state), kwargs.get("model"))
+            self._report(self.predicted, values, args, copy.copy(state), kwargs.get("model"))
 
     def _report(
-        self,
-        send: Callable[[Values, TrainerState], None],
-        values: Values,
-        args: Arguments,
-        state: TrainerState,
-        model: object,
-        *,
-        missed: Call | None = None,
-    ) -> None:
+        self, send: Callable[[Values, TrainerState], None], values: Values, args: Arguments, state: TrainerState,
+        model: object, *, missed: Call | None = None,
+    ) -> None:  # fmt: skip
         def call() -> None:
             self._open(args, state, model)
             send(values, state)
@@ -179,23 +303,24 @@ class TrackerCallback(TrainerCallback):
     def on_save(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if not state.is_world_process_zero:
             return
-        state, folder = snapshot(state), Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        state, folder = copy.copy(state), Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
         def call() -> None:
             if self._initialized:
                 self.saved(folder, args, state)
-                self._note_delivery(args, state)
+                if not (len(self._missed) or self._guard.is_disabled or self.loses_what_it_took):
+                    self._write_down(args, "delivered", step=state.global_step)  # all values up to this step
 
         self._guard.submit(call)
 
     def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if state.is_world_process_zero:
-            self._finish(args, snapshot(state), **kwargs)
+            self._finish(args, copy.copy(state), **kwargs)
 
     def on_exception(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        if state.is_world_process_zero and self._guard.is_used:
+        if state.is_world_process_zero and self._guard.thread is not None:
             kwargs.pop("exception", None)
-            self._finish(args, snapshot(state), **kwargs)
+            self._finish(args, copy.copy(state), **kwargs)
 
     def _finish(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         """Sends the values that were not taken, closes the run, and waits for both up to a time limit."""
@@ -229,11 +354,6 @@ class TrackerCallback(TrainerCallback):
             if delivered < step <= self._resumed_at:
                 self.send(values, as_of(state, step, values))
 
-    def _note_delivery(self, args: Arguments, state: TrainerState) -> None:
-        """Notes in the journal that all values up to this step are delivered."""
-        if not (len(self._missed) or self._guard.is_disabled or self.loses_what_it_took):
-            self._write_down(args, "delivered", step=state.global_step)
-
     def remember(self, args: Arguments, handle: str) -> None:
         """Writes the id of this run at the service into the journal, so that a resume continues the same run.
 
@@ -265,14 +385,9 @@ class TrackerCallback(TrainerCallback):
                 self._missed.add(step, names)
 
 
-def snapshot(state: TrainerState) -> TrainerState:
-    """Copies the record, since training changes it while a tracker reads it."""
-    return copy.copy(state)
-
-
 def as_of(state: TrainerState, step: int, values: Mapping[str, object]) -> TrainerState:
     """Returns a copy of the record with step and epoch of an earlier log."""
-    then = snapshot(state)
+    then = copy.copy(state)
     then.global_step, then.epoch = step, cast(float, values.get("epoch", state.epoch))
     return then
 
@@ -283,9 +398,3 @@ def known_run(args: Arguments) -> record.Record | None:
         return record.read(args.output_dir)
     except (OSError, ValueError):
         return None
-
-
-def handle_of(args: Arguments, name: str) -> str | None:
-    """Returns the id that a service (`name`) gave this run before it was interrupted; None if there is none."""
-    entries = [] if (known := known_run(args)) is None else known.of("tracker")
-    return next((str(entry["handle"]) for entry in reversed(entries) if entry["name"] == name), None)

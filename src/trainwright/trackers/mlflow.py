@@ -9,31 +9,17 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
+from trainwright.journal.record import flat
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.trackers.base import Client, TrackerCallback, Values, logger, needs, settings_of
+from trainwright.trackers.base import Client, TrackerCallback, is_set, logger, needs, numbers, settings_of
 
 NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z_\-. :/]")
 PER_CALL = 100  # parameters that a server takes at a time
 LONGEST_VALUE = 6000
-
-
-def is_set(variable: str) -> bool:
-    """Returns True if an environment variable has one of the values 1, on, yes, true."""
-    return os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
-
-
-def flat(values: Mapping[str, object], prefix: str = "") -> Values:
-    """Flattens nested mappings into one, with names joined by dots."""
-    result: Values = {}
-    for name, value in values.items():
-        full = f"{prefix}{name}"
-        result |= flat(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
-    return result
 
 
 class MLflowCallback(TrackerCallback):
@@ -97,8 +83,7 @@ class MLflowCallback(TrackerCallback):
         now = int(time.time() * 1000)
         metrics = [
             self._ml_flow.entities.Metric(NOT_IN_NAMES.sub("_", name), value, now, state.global_step)
-            for name, value in values.items()
-            if isinstance(value, (int, float))
+            for name, value in numbers(values).items()
         ]
         self._client.log_batch(self._run_id, metrics=metrics)
 

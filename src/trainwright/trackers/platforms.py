@@ -12,10 +12,10 @@ from pathlib import Path
 
 from trainwright.config.plans import OPEN_END
 from trainwright.config.protocol import Arguments
+from trainwright.distributed.world import runs_in_kubeflow
 from trainwright.errors import MissingPackageError
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.trackers.base import Client, TrackerCallback, logger, needs
-from trainwright.trackers.registry import is_kubeflow_available
+from trainwright.trackers.base import Client, TrackerCallback, logger, needs, numbers
 
 PAUSE_S = 5.0  # between two posts to Kubeflow
 TIMEOUT_S = 5
@@ -28,7 +28,7 @@ class KubeflowCallback(TrackerCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        if not is_kubeflow_available():
+        if not runs_in_kubeflow():
             raise MissingPackageError(
                 "report_to='kubeflow' works inside of a TrainJob, whose controller sets KUBEFLOW_TRAINER_SERVER_URL."
             )
@@ -57,7 +57,7 @@ class KubeflowCallback(TrackerCallback):
         return min(99, int(100 * state.global_step / max(state.max_steps, 1))), left
 
     def send(self, values: dict[str, object], state: TrainerState) -> None:
-        self._metrics |= {name: value for name, value in values.items() if isinstance(value, (int, float))}
+        self._metrics |= numbers(values)
 
     def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         is_done = state.global_step >= state.max_steps
@@ -107,15 +107,14 @@ class AzureMLCallback(TrackerCallback):
             self.azureml_run = self._run_class.get_context()
 
     def send(self, values: dict[str, object], state: TrainerState) -> None:
-        for name, value in values.items():
-            if isinstance(value, (int, float)):
-                self.azureml_run.log(name, value, description=name)
+        for name, value in numbers(values).items():
+            self.azureml_run.log(name, value, description=name)
 
 
 class CodeCarbonCallback(TrackerCallback):
     """Writes emissions.csv into the output directory when training ends."""
 
-    name = "codecarbon"
+    name, takes_values = "codecarbon", False
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,12 +126,6 @@ class CodeCarbonCallback(TrackerCallback):
     def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         self.tracker = self._codecarbon.EmissionsTracker(output_dir=str(args.output_dir))
         self.tracker.start()
-
-    def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        """Does nothing."""
-
-    def on_predict(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        """Does nothing."""
 
     def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         self.tracker.stop()
@@ -147,7 +140,7 @@ class FlyteCallback(TrackerCallback):
         sync_checkpoints: pass checkpoints to the task.
     """
 
-    name = "flyte"
+    name, takes_values = "flyte", False  # `close` shows the whole log
 
     def __init__(self, save_log_history: bool = True, sync_checkpoints: bool = True) -> None:
         super().__init__()
@@ -157,12 +150,6 @@ class FlyteCallback(TrackerCallback):
         self.cp: Client = flytekit.current_context().checkpoint
         self.save_log_history = save_log_history
         self.sync_checkpoints = sync_checkpoints
-
-    def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        """Does nothing: `close` shows the whole log."""
-
-    def on_predict(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        """Does nothing."""
 
     def saved(self, folder: Path, args: Arguments, state: TrainerState) -> None:
         if self.sync_checkpoints:

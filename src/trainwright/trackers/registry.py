@@ -23,10 +23,6 @@ def _found(*packages: str) -> bool:
         return False
 
 
-def _is_off(variable: str) -> bool:
-    return os.environ.get(variable, "").upper() == "TRUE"
-
-
 is_azureml_available = partial(_found, "azureml", "azureml.core", "azureml.core.run")
 is_clearml_available = partial(_found, "clearml")
 is_codecarbon_available = partial(_found, "codecarbon")
@@ -34,6 +30,7 @@ is_dagshub_available = partial(_found, "dagshub", "mlflow")
 is_dvclive_available = partial(_found, "dvclive")
 is_flyte_deck_standard_available = partial(_found, "flytekit", "flytekitplugins.deck")
 is_flytekit_available = partial(_found, "flytekit")
+is_kubeflow_available = runs_in_kubeflow
 is_neptune_available = partial(_found, "neptune")
 is_swanlab_available = partial(_found, "swanlab")
 is_trackio_available = partial(_found, "trackio")
@@ -45,37 +42,32 @@ def is_tensorboard_available() -> bool:
 
 
 def is_mlflow_available() -> bool:
-    return _found("mlflow") and not _is_off("DISABLE_MLFLOW_INTEGRATION")
+    return _found("mlflow") and os.environ.get("DISABLE_MLFLOW_INTEGRATION", "").upper() != "TRUE"
 
 
 def is_comet_available() -> bool:
     """Returns True if Comet's client is installed and has an API key."""
     if not _found("comet_ml") or "COMET_API_KEY" in os.environ:
         return _found("comet_ml")
-    from trainwright.trackers.comet import is_configured
+    from trainwright.trackers.services import is_comet_configured
 
-    return is_configured()
-
-
-def is_kubeflow_available() -> bool:
-    """Returns True in a process of a Kubeflow TrainJob."""
-    return runs_in_kubeflow()
+    return is_comet_configured()
 
 
 # Name for report_to -> module, class, and whether "all" reports to it now; in the order of "all".
 TRACKERS: dict[str, tuple[str, str, Callable[[], bool]]] = {
     "azure_ml": ("platforms", "AzureMLCallback", lambda: is_azureml_available() and not is_mlflow_available()),
-    "comet_ml": ("comet", "CometCallback", is_comet_available),
+    "comet_ml": ("services", "CometCallback", is_comet_available),
     "dagshub": ("mlflow", "DagsHubCallback", is_dagshub_available),
-    "dvclive": ("dvclive", "DVCLiveCallback", is_dvclive_available),
+    "dvclive": ("services", "DVCLiveCallback", is_dvclive_available),
     "mlflow": ("mlflow", "MLflowCallback", is_mlflow_available),
-    "neptune": ("neptune", "NeptuneCallback", is_neptune_available),
-    "tensorboard": ("tensorboard", "TensorBoardCallback", is_tensorboard_available),
+    "neptune": ("services", "NeptuneCallback", is_neptune_available),
+    "tensorboard": ("services", "TensorBoardCallback", is_tensorboard_available),
     "wandb": ("wandb", "WandbCallback", is_wandb_available),
     "codecarbon": ("platforms", "CodeCarbonCallback", is_codecarbon_available),
-    "clearml": ("clearml", "ClearMLCallback", is_clearml_available),
-    "swanlab": ("swanlab", "SwanLabCallback", is_swanlab_available),
-    "trackio": ("trackio", "TrackioCallback", is_trackio_available),
+    "clearml": ("services", "ClearMLCallback", is_clearml_available),
+    "swanlab": ("services", "SwanLabCallback", is_swanlab_available),
+    "trackio": ("services", "TrackioCallback", is_trackio_available),
     "kubeflow": ("platforms", "KubeflowCallback", is_kubeflow_available),
     "flyte": ("platforms", "FlyteCallback", bool),  # works only inside of its own tasks, so "all" leaves it out
 }

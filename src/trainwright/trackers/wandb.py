@@ -10,9 +10,6 @@ from trainwright.errors import ArgumentError
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.trackers.base import ENDS, Client, TrackerCallback, logger, needs, rewrite_logs, settings_of
 
-LOG_MODEL = ("checkpoint", "end", "false")
-WATCHES = ("gradients", "parameters", "all")
-
 
 class WandbCallback(TrackerCallback):
     """Variables: WANDB_PROJECT names the project, WANDB_LOG_MODEL uploads models ("checkpoint": each one saved, "end":
@@ -28,15 +25,16 @@ class WandbCallback(TrackerCallback):
         self._wandb: Client = wandb
         self._run: Client = None
         self._log_model = os.environ.get("WANDB_LOG_MODEL", "false").lower()
-        if self._log_model not in LOG_MODEL:
-            raise ArgumentError(f"WANDB_LOG_MODEL={self._log_model!r}; choose of {', '.join(LOG_MODEL)}.")
+        if self._log_model not in ("checkpoint", "end", "false"):
+            raise ArgumentError(f"WANDB_LOG_MODEL={self._log_model!r}; choose of checkpoint, end, false.")
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         model = kwargs.get("model")
         super().on_train_begin(args, state, control, **kwargs)
         kind = os.environ.get("WANDB_WATCH", "false")
         # Hooks on the model are put there by the thread that trains it, which therefore waits for the run to open.
-        if state.is_world_process_zero and kind in WATCHES and self._guard.flush() and self._initialized:
+        is_wanted = state.is_world_process_zero and kind in ("gradients", "parameters", "all")
+        if is_wanted and self._guard.flush() and self._initialized:
             self._wandb.watch(model, log=kind, log_freq=max(100, int(state.logging_steps)))
 
     def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
