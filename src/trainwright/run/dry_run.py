@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import reprlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -22,6 +22,10 @@ from trainwright.evaluation.outputs import record_of
 from trainwright.hooks import is_overridden
 
 logger = logging.getLogger(__name__)
+
+# A metric that fails like this fails on any data. Other errors may come from a batch that is too small to be judged
+# (a class that is not in it, a variance of one value).
+HOPELESS = (NameError, AttributeError, TypeError, ImportError, TrainwrightError)
 
 # `trainer: Any` throughout: any Trainer, or a subclass of the user's; its hooks are called and it is not kept.
 
@@ -56,12 +60,20 @@ def names_of_metrics(trainer: Any) -> set[str]:
 def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | None) -> None:
     """Evaluates one batch and looks whether the metric that decides is there."""
     metrics = trainer.compute_metrics
-    guard = Guarded(metrics)
+    raised: list[Exception] = []
+
+    def remembers_errors(*args: object, **kwargs: object) -> dict[str, Any]:
+        try:
+            return metrics(*args, **kwargs)  # type: ignore[no-any-return]
+        except Exception as error:
+            raised.append(error)
+            raise
+
     try:
-        trainer.compute_metrics = metrics if eval_loop.is_streaming(metrics) else guard
+        trainer.compute_metrics = metrics if eval_loop.is_streaming(metrics) else remembers_errors
         found = _metrics_of(trainer, _first_batch(trainer, wanted.eval_set), wanted.prefix, ignore_keys)
     except Exception as error:
-        if not guard.may_work_on_more(error):
+        if error not in raised or isinstance(error, HOPELESS):
             raise
         logger.warning(
             "metric_for_best_model=%r could not be looked for before training: compute_metrics raised %s on a "
@@ -129,11 +141,6 @@ def _rehearsing(trainer: Any) -> Iterator[None]:
         dry.end_evaluation(trainer.model, None)
 
 
-# A metric that fails like this fails on any data. Other errors may come from a batch that is too small to be judged
-# (a class that is not in it, a variance of one value).
-HOPELESS = (NameError, AttributeError, TypeError, ImportError, TrainwrightError)
-
-
 class SilentEvents:
     """Replaces the run and its events: no callback is called, and a signal has no effect."""
 
@@ -168,23 +175,3 @@ class FirstBatch:
 
     def __iter__(self) -> Iterator[Batch]:
         return iter([self.batch])
-
-
-class Guarded:
-    """Wraps `compute_metrics` and keeps the error that it raised, to tell it from others."""
-
-    def __init__(self, compute_metrics: Callable[..., dict[str, Any]] | None) -> None:
-        self._compute_metrics = compute_metrics
-        self.error: Exception | None = None
-
-    def __call__(self, *args: object, **kwargs: object) -> dict[str, Any]:
-        assert self._compute_metrics is not None
-        try:
-            return self._compute_metrics(*args, **kwargs)
-        except Exception as error:
-            self.error = error
-            raise
-
-    def may_work_on_more(self, error: Exception) -> bool:
-        """Returns True if an error is the metric's and may come from the small size of one batch."""
-        return error is self.error and not isinstance(error, HOPELESS)

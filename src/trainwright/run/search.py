@@ -6,15 +6,14 @@ import copy
 import ctypes
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainwright._types import Trial
-from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config.overrides import with_overrides
 from trainwright.errors import CheckpointNotFoundError
@@ -50,14 +49,20 @@ def search(
         callback_states=copy.deepcopy(collect_states(trainer._stateful())), name=name, space=space, hp_name=hp_name,
         compute_objective=base.default_compute_objective if compute_objective is None else compute_objective,
     )  # fmt: skip
+    handler = trainer.callback_handler
+    kinds = [] if chosen.tracker is None else get_reporting_integration_callbacks(chosen.tracker)
+    added = [kind for kind in kinds if not any(isinstance(callback, kind) for callback in handler.callbacks)]
     try:
-        with _also_tracked_by(trainer.callback_handler, chosen.tracker):
-            best = chosen.run(host_of(trainer), plan)
+        for kind in added:
+            handler.add_callback(kind)
+        best = chosen.run(host_of(trainer), plan)
         for one in best if isinstance(best, list) else [best]:
             entry = TrialRecord(one.run_id, search_record.FINISHED, one.hyperparameters, base.values_of(one.objective))
             show_lines(trainer.args, search_record.table(entry, plan.directions))
     finally:  # the trainer is as it was made, with a new model
-        restore_callbacks(running.callback_states, trainer.callback_handler.callbacks, with_settings=True)
+        for kind in added:
+            handler.pop_callback(kind)
+        restore_callbacks(running.callback_states, handler.callbacks, with_settings=True)
         use_arguments(trainer, running.args)
         trainer._renew_model(None)
         trainer._search = build.NoSearch()
@@ -195,20 +200,6 @@ def _best_folder(output_dir: str, trial_id: str) -> str:
             "trained it without load_best_trial; train it again with its parameters."
         )
     return folder
-
-
-@contextmanager
-def _also_tracked_by(handler: CallbackHandler, name: str | None) -> Iterator[None]:
-    """With one tracker more than the arguments name, if it is not among the callbacks already."""
-    kind = None if name is None else get_reporting_integration_callbacks(name)[0]
-    if kind is None or any(isinstance(callback, kind) for callback in handler.callbacks):
-        yield
-        return
-    handler.add_callback(kind)
-    try:
-        yield
-    finally:
-        handler.pop_callback(kind)
 
 
 # -- trials in other processes ----------------------------------------------------------------------------------------
