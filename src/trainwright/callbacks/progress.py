@@ -6,10 +6,12 @@ import logging
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from tqdm.auto import tqdm
+from tqdm.std import EMA  # type: ignore[attr-defined]
 
 from trainwright._types import has_length, printable
 from trainwright.callbacks.base import NO_LOGS, Logs, TrainerCallback
@@ -21,30 +23,12 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 WEIGHT = 0.05  # of the newest step in the running mean
 
 
-class RunningMean:
-    """Exponential running mean, without bias from the first value on; the newest value has `weight`, in (0, 1]."""
-
-    def __init__(self, weight: float) -> None:
-        self._weight, self._sum, self._norm = weight, 0.0, 0.0
-
-    def add(self, value: float) -> None:
-        """Adds a value."""
-        self._sum = (1 - self._weight) * self._sum + self._weight * value
-        self._norm = (1 - self._weight) * self._norm + self._weight
-
-    @property
-    def value(self) -> float | None:
-        """The mean; None before the first value."""
-        return self._sum / self._norm if self._norm else None
-
-
 class Eta:
     """Measures the time of steps and of the pauses between them, by a monotonic clock in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._step = RunningMean(WEIGHT)
-        self._pauses: dict[str, RunningMean] = {}
+        self._step, self._pauses = EMA(WEIGHT), defaultdict[str, EMA](EMA)
         self._last: float | None = None
         self._next_pause: str | None = None
 
@@ -54,26 +38,23 @@ class Eta:
         if self._last is not None:
             took = now - self._last
             if self._next_pause is None:
-                self._step.add(took)
+                self._step(took)
             else:
-                self._pauses.setdefault(self._next_pause, RunningMean(0.3)).add(
-                    max(0.0, took - (self._step.value or 0.0))
-                )
+                self._pauses[self._next_pause](max(0.0, took - self._step()))
         self._last, self._next_pause = now, pause
 
     @property
     def step_s(self) -> float | None:
         """Seconds of a step without pauses; None before two are done."""
-        return self._step.value
+        seconds: float = self._step()
+        return seconds or None
 
     def left_s(self, num_steps: int, num_pauses: Mapping[str, int]) -> float | None:
         """Estimates the seconds left, with pauses by kind as measured so far; None before two steps are done."""
-        if self._step.value is None:
+        if self.step_s is None:
             return None
-        pauses = sum(
-            num * (self._pauses[kind].value or 0.0) for kind, num in num_pauses.items() if kind in self._pauses
-        )
-        return num_steps * self._step.value + pauses
+        pauses: float = sum(num * self._pauses[kind]() for kind, num in num_pauses.items())
+        return num_steps * self.step_s + pauses
 
 
 Bar: TypeAlias = "tqdm[Any]"  # what it iterates over is nothing: it is moved by hand
@@ -87,16 +68,12 @@ SHOWN = {"loss": "loss", "learning_rate": "lr", "train_tokens_per_second": "toke
 
 def readable(logs: Mapping[str, object], max_str_len: int = MAX_STR_LEN) -> dict[str, object]:
     """Returns logs for the console: floats with four digits, long texts cut, no FLOP count."""
-    shown: dict[str, object] = {}
-    for name, value in logs.items():
-        if name == "total_flos":
-            continue
+    shown = {name: value for name, value in logs.items() if name != "total_flos"}
+    for name, value in shown.items():
         if isinstance(value, float):
             shown[name] = f"{value:.4g}"
         elif isinstance(value, str) and len(value) > max_str_len:
             shown[name] = f"{value[:max_str_len]}... ({len(value)} characters; raise max_str_len to see more)"
-        else:
-            shown[name] = value
     return shown
 
 
@@ -118,8 +95,7 @@ class ProgressCallback(TrainerCallback):
         self.current_step, self._pace = state.global_step, Eta()
         if state.is_world_process_zero and _can_redraw() and not is_quiet(args):
             self.training_bar = training_bar(
-                total=known_steps(state),
-                done=state.global_step,
+                state,
                 step_s=lambda: self._pace.step_s,
                 left_s=lambda: self._pace.left_s(state.max_steps - state.global_step, pauses_left(args, state)),
             )
@@ -198,21 +174,15 @@ def is_quiet(args: Arguments) -> bool:
 
 def pauses_left(args: Arguments, state: TrainerState) -> dict[str, int]:
     """Returns the number of evaluations left, and of saves left at which the run does not evaluate too."""
-    steps = {what: _interval(args, state, what) for what in ("eval", "save")}
-    due = {what: _times(state, every) for what, every in steps.items()}
-    shared = due["eval"] if steps["eval"] and steps["eval"] == steps["save"] else 0
-    return {"evaluation": due["eval"], "save": due["save"] - shared}
-
-
-def _interval(args: Arguments, state: TrainerState, what: str) -> float:
-    strategy = getattr(args, f"{what}_strategy")
-    if strategy == "epoch":
-        return state.max_steps / max(state.num_train_epochs, 1)
-    return float(getattr(state, f"{what}_steps") or 0) if strategy == "steps" else 0.0
-
-
-def _times(state: TrainerState, every: float) -> int:
-    return 0 if every <= 0 else int(state.max_steps // every) - int(state.global_step // every)
+    left, every = dict[str, int](), dict[str, float]()
+    by_epoch = state.max_steps / max(state.num_train_epochs, 1)
+    for what in ("eval", "save"):
+        steps = {"epoch": by_epoch, "steps": float(getattr(state, f"{what}_steps") or 0)}
+        every[what] = steps.get(getattr(args, f"{what}_strategy"), 0.0)
+        done, total = state.global_step, state.max_steps
+        left[what] = int(total // every[what]) - int(done // every[what]) if every[what] > 0 else 0
+    shared = left["eval"] if every["eval"] == every["save"] else 0
+    return {"evaluation": left["eval"], "save": left["save"] - shared}
 
 
 def aligned(state: TrainerState, shown: Mapping[str, object], *, is_coloured: bool) -> str:
@@ -234,8 +204,7 @@ def _can_redraw() -> bool:
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
-def training_bar(*, total: int | None, done: int, step_s: Callable[[], float | None],
-                 left_s: Callable[[], float | None]) -> Bar:  # fmt: skip
+def training_bar(state: TrainerState, *, step_s: Callable[[], float | None], left_s: Callable[[], float | None]) -> Bar:
     """Returns tqdm's bar of optimizer steps with a rate and a time left that evaluations do not change."""
 
     class TrainingBar(tqdm):  # type: ignore[type-arg]  # its class depends on the output: terminal or notebook
@@ -247,8 +216,8 @@ def training_bar(*, total: int | None, done: int, step_s: Callable[[], float | N
             values["left"] = "?" if left is None else tqdm.format_interval(round(left))
             return values
 
-    return TrainingBar(total=total, initial=done, dynamic_ncols=True, unit=" steps",
-                       bar_format=WITHOUT_END if total is None else FORMAT)  # fmt: skip
+    total, form = known_steps(state), WITHOUT_END if known_steps(state) is None else FORMAT
+    return TrainingBar(total=total, initial=state.global_step, dynamic_ncols=True, unit=" steps", bar_format=form)
 
 
 def latest(logs: Mapping[str, object]) -> str:
