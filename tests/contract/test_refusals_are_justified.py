@@ -28,7 +28,7 @@ OURS = (
 )  # fmt: skip
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (
-    "_types", "compat", "config.fields.setting", "config.rules.stages.rule", "config.parser.string_to_bool",
+    "_types", "config.fields.setting", "config.rules.stages.rule", "config.parser.string_to_bool",
     "config.parser._members", "state", "tensor_tree", "loop.micro_batch_retry",
     "checks.need_optimizer", "data.length_sampler._known_lengths",
 )  # fmt: skip

@@ -15,7 +15,7 @@ import logging
 import sys
 import warnings
 from dataclasses import dataclass, field
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import trainwright
@@ -64,15 +64,8 @@ class Installed:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()
-
-    def _replace(self, module: ModuleType, name: str, value: object) -> None:
-        self._before.append((module, name, vars(module).get(name, _ABSENT)))
-        setattr(module, name, value)
-        self.replaced.append(f"{module.__name__}.{name}")
 
 
 _installed: Installed | None = None
@@ -93,13 +86,13 @@ def install() -> Installed:
     modules = [module for module in map(_module, MODULES) if module is not None]
     _warn_of_those_who_came_before(modules)
     done = Installed()
-    for module in modules:
-        for name in trainwright.__all__:
-            if name.startswith("__") or not hasattr(module, name):
-                continue
-            ours = getattr(trainwright, name)
-            if getattr(module, name) is not ours:
-                done._replace(module, name, ours)
+    names = [name for name in trainwright.__all__ if not name.startswith("__")]
+    for module, name in ((module, name) for module in modules for name in names if hasattr(module, name)):
+        ours = getattr(trainwright, name)
+        if getattr(module, name) is not ours:
+            done._before.append((module, name, vars(module).get(name, _ABSENT)))
+            setattr(module, name, ours)
+            done.replaced.append(f"{module.__name__}.{name}")
     logger.info("trainwright.compat replaced %d names: %s", len(done.replaced), ", ".join(done.replaced))
     _installed = done
     return done

@@ -1,4 +1,4 @@
-"""Helpers of the original that nothing of ours calls: lists of checkpoints, weights in shards; others are its own.
+"""Helpers of the original that nothing of ours calls: lists of checkpoints; the others are its own.
 
 And names that older scripts import from it and that mean nothing today: using one warns.
 """
@@ -13,12 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.nn.modules.module import _IncompatibleKeys
-
-from trainwright._types import PREFIX_CHECKPOINT_DIR, read_json
+from trainwright._types import PREFIX_CHECKPOINT_DIR
 from trainwright.checkpoint.retention import Keep, Saved, to_remove
-from trainwright.checkpoint.weights import MAX_INDEX_BYTES, SAFE_WEIGHTS_INDEX_NAME, read_file
 from trainwright.errors import LegacyNameWarning
 
 SAME_TIME_S = 1.0  # file systems that keep no times show directories as made at once
@@ -41,7 +37,9 @@ def sort_checkpoints(
     Returns:
         Their paths.
     """
-    found = _numbered(Path(output_dir), checkpoint_prefix)
+    pattern, folder = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)"), Path(output_dir)
+    matches = {path: pattern.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ())}
+    found = {path: int(match[1]) for path, match in matches.items() if match and path.is_dir()}
     order = sorted(found, key=lambda path: found[path])
     times = {path: path.stat().st_mtime for path in order}
     if use_mtime and order and max(times.values()) - min(times.values()) >= SAME_TIME_S:
@@ -79,58 +77,13 @@ def rotate_checkpoints(
         shutil.rmtree(order[place], ignore_errors=True)
 
 
-def _numbered(folder: Path, prefix: str) -> dict[Path, int]:
-    """Directories whose whole name is the prefix and a number."""
-    pattern = re.compile(rf"{re.escape(prefix)}-(\d+)")
-    matches = {path: pattern.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ())}
-    return {path: int(match[1]) for path, match in matches.items() if match and path.is_dir()}
-
-
-OLDER_INDEX = "pytorch_model.bin.index.json"
-
-
-def load_sharded_checkpoint(
-    model: nn.Module, folder: str | Path, strict: bool = True, prefer_safe: bool = True
-) -> _IncompatibleKeys:
-    """Loads the weights that lie in several files beside an index, one file after the other.
-
-    Args:
-        model: takes the weights.
-        folder: holds the index and the files.
-        strict: refuse an index that does not name the weights of the model.
-        prefer_safe: take safetensors where torch's files are there too.
-
-    Returns:
-        The missing and the unexpected names.
-
-    Raises:
-        ValueError: there is no index.
-        RuntimeError: with `strict`, the index and the model do not name the same weights; nothing was loaded.
-    """
-    indices = [path for name in (SAFE_WEIGHTS_INDEX_NAME, OLDER_INDEX) if (path := Path(folder) / name).is_file()]
-    if not indices:
-        raise ValueError(f"{folder} has no index of weights ({SAFE_WEIGHTS_INDEX_NAME} or {OLDER_INDEX}).")
-    index = indices[0] if prefer_safe else indices[-1]
-    files = read_json(index, max_bytes=MAX_INDEX_BYTES)["weight_map"]
-    names = model.state_dict().keys()
-    missing, unexpected = [n for n in names if n not in files], [n for n in files if n not in names]
-    if strict and (missing or unexpected):
-        raise RuntimeError(
-            f"{folder} does not fit {type(model).__name__}. Missing: {', '.join(missing) or 'none'}. "
-            f"Unexpected: {', '.join(unexpected) or 'none'}. strict=False loads what fits."
-        )
-    for name in sorted(set(files.values())):
-        model.load_state_dict(read_file(Path(folder) / Path(name).name), strict=False)
-    return _IncompatibleKeys(missing, unexpected)
-
-
 # Module of transformers -> what is its own, since nothing here needs it.
 OF_TRANSFORMERS = {
     "trainer_pt_utils": (
         "DistributedSamplerWithLoop", "EvalLoopContainer", "IterableDatasetShard", "ShardSampler",
         "distributed_broadcast_scalars", "distributed_concat", "nested_truncate", "torch_distributed_zero_first",
     ),
-    "trainer_utils": ("find_executable_batch_size", "number_of_arguments"),
+    "trainer_utils": ("find_executable_batch_size", "load_sharded_checkpoint", "number_of_arguments"),
 }  # fmt: skip
 
 
