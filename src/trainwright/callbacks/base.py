@@ -11,17 +11,11 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 # An override annotates the arguments and the extra objects with the types that it uses: ours, transformers' or narrower
 # ones. Types of parameters are contravariant, so only Any lets a type checker accept all of them.
-EventArguments: TypeAlias = Any
-EventObject: TypeAlias = Any
+Args: TypeAlias = Any
+Flags: TypeAlias = "TrainerControl | None"  # a control object that replaces the current one; None keeps it
 
 Logs: TypeAlias = Mapping[str, Any]  # name -> number, text, or whatever the user logs
 NO_LOGS: Logs = MappingProxyType({})
-
-EVENTS = (
-    "on_init_end", "on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end", "on_pre_optimizer_step",
-    "on_optimizer_step", "on_step_end", "on_log", "on_evaluate", "on_prediction_step", "on_predict", "on_save",
-    "on_push_begin", "on_epoch_end", "on_train_end", "on_exception", "on_incident",
-)  # fmt: skip
 
 
 class TrainerCallback:
@@ -45,94 +39,58 @@ class TrainerCallback:
                 control.should_training_stop |= logs.get("loss", 1.0) < 0.1
     """
 
-    def on_init_end(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_init_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs at the end of the trainer's constructor."""
 
-    def on_train_begin(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs before the first step, after a checkpoint is loaded."""
 
-    def on_epoch_begin(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_epoch_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs at the start of an epoch."""
 
-    def on_step_begin(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_step_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs when the micro-batches of an optimizer step are read, before the first forward."""
 
-    def on_substep_end(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_substep_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs after each micro-batch of an optimizer step but the last."""
 
-    def on_pre_optimizer_step(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_pre_optimizer_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs after gradient clipping, before the optimizer step."""
 
-    def on_optimizer_step(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_optimizer_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs after the optimizer step, before the gradients are cleared."""
 
-    def on_step_end(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs after an optimizer step, before the logs, evaluations and saves that the flags ask for."""
 
-    def on_log(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs at each log; `kwargs` has `logs`, a dict of name to value, which a callback may change."""
 
-    def on_evaluate(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs after an evaluation; `kwargs` has `metrics`, a dict of name to value, with the prefix `eval_`."""
 
-    def on_prediction_step(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_prediction_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs after each batch of an evaluation or prediction."""
 
-    def on_predict(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs after a prediction; `kwargs` has `metrics`, a dict of name to value, with the prefix `test_`."""
 
-    def on_save(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs after a checkpoint is on disk."""
 
-    def on_push_begin(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_push_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs before an upload to the Hub."""
 
-    def on_epoch_end(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs after an epoch, before the logs, evaluations and saves that the flags ask for."""
 
-    def on_train_end(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs at the end of training."""
 
-    def on_exception(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_exception(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs when training ends with an error, `exception` in `kwargs`, which is raised again afterwards."""
 
-    def on_incident(
-        self, args: EventArguments, state: TrainerState, control: TrainerControl, **kwargs: EventObject
-    ) -> TrainerControl | None:
+    def on_incident(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Args) -> Flags:
         """Runs when a guard finds a bad step: its loss or gradient is not finite.
 
         On a GPU a fused optimizer has skipped the update by itself, and the event comes one step later, or at the
@@ -147,6 +105,9 @@ class TrainerCallback:
         Returns:
             A control object that replaces the current one, or None.
         """
+
+
+EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
 
 def overrides(callback: object, event: str) -> bool:

@@ -17,7 +17,9 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 logger = logging.getLogger(__name__)
 
 Callback: TypeAlias = Any  # an instance of our TrainerCallback, of transformers', or of a class that only looks alike
+Given: TypeAlias = Callback | type[Callback]  # an instance, or a class to make one of
 Listener: TypeAlias = Callable[..., TrainerControl | None]
+Heard: TypeAlias = list[tuple[Listener, str]]  # listeners of an event, and the phase that each is timed under
 
 # Flags that an event clears, before any callback sees it.
 _CLEARS: dict[str, tuple[str, ...]] = {
@@ -44,26 +46,17 @@ class CallbackHandler(TrainerCallback):
         clock: gets the seconds that each class of callbacks takes.
     """
 
-    def __init__(
-        self,
-        callbacks: Iterable[Callback | type[Callback]],
-        model: object,
-        processing_class: object,
-        optimizer: object,
-        lr_scheduler: object,
-    ) -> None:
+    def __init__(self, callbacks: Iterable[Given], model: object, processing_class: object, optimizer: object,
+                 lr_scheduler: object) -> None:  # fmt: skip
         self.callbacks: list[Callback] = []
-        self.model = model
-        self.processing_class = processing_class
-        self.optimizer = optimizer
-        self.lr_scheduler = lr_scheduler
+        self.model, self.processing_class = model, processing_class
+        self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.train_dataloader: object = None
         self.eval_dataloader: object = None
         self.args: object = None  # the arguments that `fire` passes on
         self.watchers: list[Callback] = []
         self.clock = Clock()
-        # listeners of an event, and the phase that each is timed under
-        self._table: dict[str, list[tuple[Listener, str]]] = {}
+        self._table: dict[str, Heard] = {}
         for callback in callbacks:
             self.add_callback(callback)
         is_ours = any(isinstance(callback, DefaultFlowCallback) for callback in self.callbacks)
@@ -74,7 +67,7 @@ class CallbackHandler(TrainerCallback):
                 self.callback_list.replace("\n", ", "),
             )
 
-    def add_callback(self, callback: Callback | type[Callback]) -> None:
+    def add_callback(self, callback: Given) -> None:
         """Appends a callback.
 
         Args:
@@ -89,7 +82,7 @@ class CallbackHandler(TrainerCallback):
         self.callbacks.append(instance)
         self.rebuild()
 
-    def pop_callback(self, callback: Callback | type[Callback]) -> Callback | None:
+    def pop_callback(self, callback: Given) -> Callback | None:
         """Removes a callback and returns it.
 
         Args:
@@ -105,7 +98,7 @@ class CallbackHandler(TrainerCallback):
                 return candidate
         return None
 
-    def remove_callback(self, callback: Callback | type[Callback]) -> None:
+    def remove_callback(self, callback: Given) -> None:
         """Removes a callback.
 
         Args:
@@ -138,10 +131,7 @@ class CallbackHandler(TrainerCallback):
         self.rebuild()
 
     def looks_at_saves(self) -> bool:
-        """Returns True if a callback may read the files of a checkpoint in `on_save`; watchers never do.
-
-        A callback that does not sets the attribute `looks_at_files = False`.
-        """
+        """Returns True if a callback may read a checkpoint in `on_save`: unless it says `looks_at_files = False`."""
         return any(overrides(c, "on_save") and getattr(c, "looks_at_files", True) for c in self.callbacks)
 
     def fire(self, event: str, run: RunState, **kwargs: object) -> None:
@@ -154,11 +144,13 @@ class CallbackHandler(TrainerCallback):
         """
         for flag in _CLEARS.get(event, ()):
             setattr(run.control, flag, False)
+        listeners = self._table[event]
         if "call_event" in self.__dict__:  # a library replaced it on the instance, as SetFit does
-            self._tell(event, self.args, run.state, run.control, kwargs, watchers_only=True)
+            watchers = [(listener, phase) for listener, phase in listeners if phase == LOGGING]
+            self._tell(watchers, self.args, run.state, run.control, kwargs)
             run.control = self.call_event(event, self.args, run.state, run.control, **kwargs)
-        elif self._table[event]:
-            run.control = self._tell(event, self.args, run.state, run.control, kwargs)
+        elif listeners:
+            run.control = self._tell(listeners, self.args, run.state, run.control, kwargs)
 
     def call_event(
         self, event: str, args: object, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -174,35 +166,18 @@ class CallbackHandler(TrainerCallback):
         """
         for flag in _CLEARS.get(event, ()):
             setattr(control, flag, False)
-        return self._tell(event, args, state, control, kwargs)
+        return self._tell(self._table[event], args, state, control, kwargs)
 
     def _tell(
-        self,
-        event: str,
-        args: object,
-        state: TrainerState,
-        control: TrainerControl,
-        kwargs: dict[str, object],
-        *,
-        watchers_only: bool = False,
+        self, heard: Heard, args: object, state: TrainerState, control: TrainerControl, kwargs: dict[str, object]
     ) -> TrainerControl:
-        for listener, phase in self._table[event]:
-            if watchers_only and phase != LOGGING:
-                continue
+        for listener, phase in heard:
             before = self.clock.mark(phase)
             result = listener(
-                args,
-                state,
-                control,
-                model=self.model,
-                processing_class=self.processing_class,
-                tokenizer=self.processing_class,
-                optimizer=self.optimizer,
-                lr_scheduler=self.lr_scheduler,
-                train_dataloader=self.train_dataloader,
-                eval_dataloader=self.eval_dataloader,
-                **kwargs,
-            )
+                args, state, control, model=self.model, processing_class=self.processing_class,
+                tokenizer=self.processing_class, optimizer=self.optimizer, lr_scheduler=self.lr_scheduler,
+                train_dataloader=self.train_dataloader, eval_dataloader=self.eval_dataloader, **kwargs,
+            )  # fmt: skip
             self.clock.mark(before)
             if result is not None:
                 control = result if isinstance(result, TrainerControl) else _read_result(result, control, listener)
@@ -228,16 +203,11 @@ def _forward(event: str, extra: str | None) -> Listener:
     """Returns the handler's own method for an event, for code that calls events directly."""
 
     def method(
-        self: CallbackHandler,
-        args: object,
-        state: TrainerState,
-        control: TrainerControl,
-        *values: object,
-        **kwargs: object,
+        self: CallbackHandler, args: object, state: TrainerState, control: TrainerControl, *values: object, **kw: object
     ) -> TrainerControl:
         if values and extra is not None:
-            kwargs[extra] = values[0]
-        return self.call_event(event, args, state, control, **kwargs)
+            kw[extra] = values[0]
+        return self.call_event(event, args, state, control, **kw)
 
     method.__name__ = event
     return method
