@@ -22,6 +22,8 @@ from trainwright._types import Batch, Model, is_instance_of
 from trainwright.errors import MissingPackageError, ModelError
 from trainwright.model_facts import core_model
 
+logger = logging.getLogger(__name__)
+
 Options: TypeAlias = dict[str, Any]  # keywords of torch's or transformers' checkpointing
 Forward: TypeAlias = Callable[..., object]
 
@@ -34,23 +36,20 @@ def checkpointed_activations(model: nn.Module, options: Options | None) -> Itera
     are checkpointed; without any it is a ModelError. `options` are `every_n_layers`, `offload`, and arguments of
     torch's `checkpoint`.
     """
-    spelling = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
-    was_on = getattr(model, f"is_{spelling}_checkpointing", False)  # asking by the older name warns
+    name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+    was_on = getattr(model, f"is_{name}_checkpointing", False)  # asking by the older name warns
     rest = dict(options or {})
     layers, offload = rest.pop("every_n_layers", 1), rest.pop("offload", False)
-    if hasattr(model, "activation_checkpointing_enable"):
-        name, extras = "activation", {"every_n_layers": layers, "offload": offload}
-    elif hasattr(model, "gradient_checkpointing_enable"):
-        if layers != 1 or offload:
-            raise ModelError(
-                f"every_n_layers={layers} and offload={offload} in activation_checkpointing_kwargs need models of "
-                "transformers 5.23 or newer. Upgrade transformers, or leave them out."
-            )
-        name, extras = "gradient", {}
-    else:
+    if not hasattr(model, f"{name}_checkpointing_enable"):
         with _checkpointed_layers(model, rest, every_n_layers=layers, offload=offload):
             yield
         return
+    if name == "gradient" and (layers != 1 or offload):
+        raise ModelError(
+            f"every_n_layers={layers} and offload={offload} in activation_checkpointing_kwargs need models of "
+            "transformers 5.23 or newer. Upgrade transformers, or leave them out."
+        )
+    extras = {"every_n_layers": layers, "offload": offload} if name == "activation" else {}
     getattr(model, f"{name}_checkpointing_enable")(**{f"{name}_checkpointing_kwargs": rest or None}, **extras)
     try:
         yield
@@ -126,7 +125,6 @@ def noisy_embeddings(model: nn.Module, alpha: float) -> Iterator[None]:
             f"neftune_noise_alpha={alpha} adds noise to the input embeddings, and {type(model).__name__} has no "
             "get_input_embeddings() to find them by. Define it, or leave neftune_noise_alpha unset."
         )
-
     handle = find().register_forward_hook(_noise(alpha))
     try:
         yield
@@ -149,8 +147,7 @@ def activate_neftune(
     Returns:
         The handle of the hook.
     """
-    inner = model if accelerator is None else accelerator.unwrap_model(model)
-    embeddings = core_model(inner).get_input_embeddings()
+    embeddings = core_model(accelerator.unwrap_model(model) if accelerator else model).get_input_embeddings()
     embeddings.neftune_noise_alpha = neftune_noise_alpha
     handle: RemovableHandle = embeddings.register_forward_hook(_noise(neftune_noise_alpha))
     return handle
@@ -184,11 +181,8 @@ def overflow_detection(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, hooks in before.items():
-            for key in [key for key in module._forward_hooks if key not in hooks]:
+            for key in module._forward_hooks.keys() - hooks:
                 del module._forward_hooks[key]
-
-
-logger = logging.getLogger(__name__)
 
 
 def align_special_tokens(model: nn.Module, processing_class: object) -> dict[str, int]:
@@ -197,18 +191,18 @@ def align_special_tokens(model: nn.Module, processing_class: object) -> dict[str
     Further end tokens that the configuration lists stay. Returns what was changed. Not undone after training: the
     saved model must know the tokens it was trained with.
     """
-    tokenizer = _tokenizer_of(processing_class)
+    is_processor = is_instance_of(processing_class, "transformers.processing_utils", "ProcessorMixin")
+    tokenizer = getattr(processing_class, "tokenizer", None) if is_processor else processing_class
     settings: Any = getattr(model, "config", None)  # of the user's model
-    if tokenizer is None or not hasattr(settings, "get_text_config"):
+    is_tokenizer = is_instance_of(tokenizer, "transformers.tokenization_utils_base", "PreTrainedTokenizerBase")
+    if not (is_processor or is_tokenizer) or not hasattr(settings, "get_text_config"):
         return {}
     configs = [settings.get_text_config(), getattr(model, "generation_config", None)]
     changed = {}
     for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
         token = getattr(tokenizer, name, None)
-        if token is None:
-            continue
         for config, keeps_several in zip(configs, (False, True), strict=True):
-            if config is not None and _align(config, name, token, keeps_several=keeps_several):
+            if token is not None and config is not None and _align(config, name, token, keeps_several=keeps_several):
                 changed[name] = token
     if changed:
         logger.warning("The model's special tokens now follow the tokenizer's: %s.", changed)
@@ -221,19 +215,9 @@ def _align(config: object, name: str, token: int, *, keeps_several: bool) -> boo
     listed = before if isinstance(before, list) else [before]
     if token in listed:
         return False
-    if name == "eos_token_id" and (keeps_several or isinstance(before, list)):
-        setattr(config, name, [token, *(t for t in listed if t is not None)])
-    else:
-        setattr(config, name, token)
+    is_list = name == "eos_token_id" and (keeps_several or isinstance(before, list))
+    setattr(config, name, [token, *(t for t in listed if t is not None)] if is_list else token)
     return True
-
-
-def _tokenizer_of(processing_class: object) -> object:
-    if is_instance_of(processing_class, "transformers.processing_utils", "ProcessorMixin"):
-        return getattr(processing_class, "tokenizer", None)
-    if is_instance_of(processing_class, "transformers.tokenization_utils_base", "PreTrainedTokenizerBase"):
-        return processing_class
-    return None
 
 
 # -- the state that a recurrent model hands from one batch to the next (past_index) ------------------------------------
@@ -253,7 +237,3 @@ class RecurrentForward:
         outputs = model(**inputs)
         self._past = outputs[self._past_index]
         return outputs
-
-    def fresh(self) -> RecurrentForward:
-        """The same without a state: for a new epoch, or for an evaluation."""
-        return RecurrentForward(self._past_index)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,6 +21,7 @@ from trainwright.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
+Settings: TypeAlias = dict[str, Any]  # keywords of `generate`
 DEFAULT_LENGTH = 20  # where neither the call nor the model says how long; generate() would warn and take about as much
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
@@ -40,14 +41,11 @@ class Seq2SeqTrainer(Trainer):
         GenerationConfigError: `generation_config` cannot be found, or is not valid.
     """
 
-    _gen_kwargs: dict[str, Any] = {}  # noqa: RUF012 -- exchanged for the time of a call, never changed
+    _gen_kwargs: Settings = {}  # noqa: RUF012 -- exchanged for the time of a call, never changed
 
     def _adopt_model(self, model: Any) -> None:
+        """Gives the model the generation config that was asked for, too; warns before step 1 of what could not work."""
         super()._adopt_model(model)
-        self._prepare_generation()
-
-    def _prepare_generation(self) -> None:
-        """Gives the model the generation config that was asked for; warns before step 1 of what could not work."""
         plan = resolve.generation(self.args)
         if plan.config is not None:
             self.model.generation_config = _completed(self.load_generation_config(plan.config), self.model)
@@ -92,13 +90,8 @@ class Seq2SeqTrainer(Trainer):
             raise GenerationConfigError(f"generation_config is not valid: {error} Mend it, or leave it out.") from error
         return config
 
-    def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-        **gen_kwargs: Any,
-    ) -> dict[str, float]:
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval",
+                 **gen_kwargs: Any) -> dict[str, float]:  # fmt: skip
         """Evaluates as `Trainer.evaluate` does, with generated predictions where `predict_with_generate=True`.
 
         Args:
@@ -113,13 +106,8 @@ class Seq2SeqTrainer(Trainer):
         with self._generation_of_a_call(gen_kwargs):
             return super().evaluate(eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
-    def predict(
-        self,
-        test_dataset: Any,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "test",
-        **gen_kwargs: Any,
-    ) -> PredictionOutput:
+    def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test",
+                **gen_kwargs: Any) -> PredictionOutput:  # fmt: skip
         """Predicts as `Trainer.predict` does, with generated predictions where `predict_with_generate=True`.
 
         Args:
@@ -135,7 +123,7 @@ class Seq2SeqTrainer(Trainer):
             return super().predict(test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
     @contextmanager
-    def _generation_of_a_call(self, asked: dict[str, Any]) -> Iterator[None]:
+    def _generation_of_a_call(self, asked: Settings) -> Iterator[None]:
         """Lets what a call says override the arguments, in evaluations within it (one set of several) too."""
         before = self._gen_kwargs
         self._gen_kwargs = resolve.generation(self.args).settings(before | asked)
@@ -144,14 +132,9 @@ class Seq2SeqTrainer(Trainer):
         finally:
             self._gen_kwargs = before
 
-    def prediction_step(
-        self,
-        model: Any,
-        inputs: Batch,
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-        **gen_kwargs: Any,
-    ) -> tuple[torch.Tensor | None, Any, Any]:
+    def prediction_step(self, model: Any, inputs: Batch, prediction_loss_only: bool,
+                        ignore_keys: list[str] | None = None,
+                        **gen_kwargs: Any) -> tuple[torch.Tensor | None, Any, Any]:  # fmt: skip
         """Runs one batch of an evaluation.
 
         Args:
@@ -188,7 +171,7 @@ class Seq2SeqTrainer(Trainer):
             return generation.task_of(batch, names)
         return generation.prompted_task_of(batch, names, pad_token_id=self._pad_token_id())
 
-    def _settings_for(self, task: generation.Task, asked: dict[str, Any]) -> dict[str, Any]:
+    def _settings_for(self, task: generation.Task, asked: Settings) -> Settings:
         """Keywords of `generate`: what was asked, and what it would otherwise have to guess."""
         settings = {name: value for name, value in asked.items() if value is not None}
         config = getattr(self.model, "generation_config", None)
@@ -201,7 +184,7 @@ class Seq2SeqTrainer(Trainer):
             settings.setdefault("pad_token_id", self._pad_token_id())
         return settings
 
-    def _generate(self, task: generation.Task, settings: dict[str, Any]) -> torch.Tensor:
+    def _generate(self, task: generation.Task, settings: Settings) -> torch.Tensor:
         with self._engine.generating(self.model) as needed, torch.no_grad():
             rows = self.model.generate(**task.inputs, **{**needed, **settings})
         first = next(value for value in task.inputs.values() if isinstance(value, torch.Tensor))
@@ -215,7 +198,7 @@ class Seq2SeqTrainer(Trainer):
             loss: torch.Tensor = self.compute_loss(model, dict(batch), num_items_in_batch=num_items)
         return loss.detach().mean()
 
-    def _padded(self, rows: torch.Tensor, task: generation.Task, settings: dict[str, Any]) -> torch.Tensor:
+    def _padded(self, rows: torch.Tensor, task: generation.Task, settings: Settings) -> torch.Tensor:
         config = getattr(self.model, "generation_config", None)
         if task.prompt_width:  # how many tokens are new is only known where it was said
             width = settings.get("max_new_tokens") or getattr(config, "max_new_tokens", None)
@@ -233,16 +216,11 @@ class Seq2SeqTrainer(Trainer):
 
     def _pad_token_id(self) -> int:
         """The token that fills rows up: the tokenizer's, else the model's, else the one that ends a text."""
-        sources = (
-            self.processing_class,
-            getattr(self.processing_class, "tokenizer", None),
-            getattr(self.model, "config", None),
-            getattr(self.model, "generation_config", None),
-        )
-        for source in sources:
+        tokenizers = (self.processing_class, getattr(self.processing_class, "tokenizer", None))
+        configs = (getattr(self.model, name, None) for name in ("config", "generation_config"))
+        for source in (*tokenizers, *configs):
             for name in ("pad_token_id", "eos_token_id"):
-                value = getattr(source, name, None)
-                if value is not None:
+                if (value := getattr(source, name, None)) is not None:
                     return int(value[0] if isinstance(value, (list, tuple)) else value)
         raise ModelError(
             "predict_with_generate fills generated rows up to one length, and neither processing_class nor the model's "

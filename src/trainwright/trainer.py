@@ -42,7 +42,7 @@ from trainwright.hooks import accept_older_signatures, is_overridden, left_out, 
 from trainwright.loop.context import NULL_OBSERVER
 from trainwright.loop.fit import fit, run_epoch
 from trainwright.loss_normalization import LossRule
-from trainwright.optim import schedule_resume, schedules
+from trainwright.optim import schedules
 from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERNS, get_parameter_names
 from trainwright.run import build, checkpointing, console, input_pipeline, resume
 from trainwright.run.checkpointing import Checkpointer
@@ -800,7 +800,7 @@ class Trainer:
         )
         self.model_wrapped, self.optimizer, self.lr_scheduler = prepared.model, prepared.optimizer, prepared.scheduler
         self._services.read_flags()
-        wanted = schedule_resume.settings_of(self.optimizer, self.lr_scheduler)
+        wanted = schedules.settings_of(self.optimizer, self.lr_scheduler)
         self._load_optimizer_and_scheduler(resume_from_checkpoint)
         self._load_scaler(resume_from_checkpoint)
         if run.checkpoint_args is not None:
@@ -917,9 +917,9 @@ class Trainer:
         Returns:
             Its class, and its keyword arguments without parameters and weight decay.
         """
-        from trainwright.optim import optimizer_class
+        from trainwright.optim import factory
 
-        return optimizer_class.optimizer_class_and_kwargs(args, model)
+        return factory.optimizer_class_and_kwargs(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Names the parameters that weight decay applies to: all but biases and those of normalization layers.

@@ -21,7 +21,7 @@ from trainwright.config.rules import (
 )
 from trainwright.config.rules.stages import RULES, RunFacts, Stage, of_stage
 from trainwright.errors import ArgumentError
-from trainwright.optim.optimizer_class import steps_in_backward
+from trainwright.optim.factory import steps_in_backward
 from trainwright.optim.optimizer_table import OPTIMIZERS
 
 BY_NAME = {one.name: one.check for one in RULES}

@@ -116,7 +116,7 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
 
 
 # What a run on one device never uses.
-RARE = ("distributed.elastic_store", "config.zero3_init", "engine.data_parallel", "engine.distributed_base",
+RARE = ("config.zero3_init", "engine.data_parallel", "engine.distributed_base",
         "engine.sharded_base", "distributed.collectives", "engine.sharded_state", "engine.deepspeed")  # fmt: skip
 
 

@@ -10,8 +10,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
-from trainwright.distributed.elastic_store import fresh_prefix
-from trainwright.distributed.process_group import init_method
+from trainwright.distributed.process_group import fresh_prefix, init_method
 from trainwright.errors import ProcessFailedError
 
 SOON = timedelta(seconds=20)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from trainwright.optim import schedule_resume
+from trainwright.optim import schedules
 from trainwright.optim.schedules import BUILDERS, follows_metrics, make_schedule
 
 BASE = 1e-3
@@ -82,7 +82,7 @@ def test_the_rate_goes_on_from_where_it_stands_to_the_new_end(
     schedule, so_far = after(build, here, before)
     would_be = schedule.optimizer.param_groups[0]["lr"] if here < before else so_far[-1]
     again = loaded(build, schedule, now)
-    schedule_resume.continue_towards(again, build, before=before, now=now)
+    schedules.continue_towards(again, build, before=before, now=now)
     rates = advance(again, now - here)
     assert rates[0] == pytest.approx(would_be, abs=1e-12), "a jump at the resume"
     fresh = advance(build(optimizer(), now), now)
@@ -100,7 +100,7 @@ def test_the_worked_example() -> None:
     schedule, so_far = after(build, 20, 20)
     assert so_far[-1] == pytest.approx(5e-5)
     again = loaded(build, schedule, 40)
-    assert schedule_resume.continue_towards(again, build, before=20, now=40)
+    assert schedules.continue_towards(again, build, before=20, now=40)
     rates = advance(again, 20)
     assert (rates[0], rates[10]) == pytest.approx((5e-5, 2.5e-5))
     assert again.get_last_lr()[0] == 0
@@ -112,18 +112,18 @@ def test_a_later_resume_follows_the_same_course(name: str) -> None:
     build = builder(name, WARMUPS["steps"])
     schedule, _ = after(build, 12, 20)
     through = loaded(build, schedule, 40)
-    schedule_resume.continue_towards(through, build, before=20, now=40)
+    schedules.continue_towards(through, build, before=20, now=40)
     advance(through, 8)
     again = loaded(build, through, 40)
-    schedule_resume.continue_towards(again, build, before=40, now=40)
+    schedules.continue_towards(again, build, before=40, now=40)
     last = advance(through, 20)
     assert advance(again, 20) == last
     third = loaded(build, through, 60)
-    schedule_resume.continue_towards(third, build, before=40, now=60)
+    schedules.continue_towards(third, build, before=40, now=60)
     assert third.get_last_lr()[0] == pytest.approx(last[-1], abs=1e-12)
     advance(third, 5)
     fourth = loaded(build, third, 60)
-    schedule_resume.continue_towards(fourth, build, before=60, now=60)
+    schedules.continue_towards(fourth, build, before=60, now=60)
     assert advance(fourth, 10) == advance(third, 10)
 
 
@@ -132,15 +132,15 @@ def test_the_same_length_changes_nothing(name: str) -> None:
     build = builder(name, WARMUPS["steps"])
     schedule, _ = after(build, 7, 20)
     again = loaded(build, schedule, 20)
-    assert not schedule_resume.continue_towards(again, build, before=20, now=20)
-    assert not hasattr(again, schedule_resume.HORIZONS)
+    assert not schedules.continue_towards(again, build, before=20, now=20)
+    assert not hasattr(again, schedules.HORIZONS)
     assert advance(again, 13) == advance(schedule, 13)
 
 
 def test_the_state_holds_only_numbers(tmp_path: Any) -> None:
     build = builder("cosine", WARMUPS["none"])
     again = loaded(build, after(build, 5, 20)[0], 40)
-    schedule_resume.continue_towards(again, build, before=20, now=40)
+    schedules.continue_towards(again, build, before=20, now=40)
     torch.save(again.state_dict(), tmp_path / "scheduler.pt")
     assert torch.load(tmp_path / "scheduler.pt", weights_only=True)["horizons"] == [[0, 20], [5, 40]]
 
@@ -163,10 +163,10 @@ def test_another_base_rate_applies_with_the_position_kept(name: str) -> None:
         advance(old_schedule, 6)
     new = optimizer(2 * BASE)
     schedule = build(new, 20)
-    asked = schedule_resume.settings_of(new, schedule)
+    asked = schedules.settings_of(new, schedule)
     schedule.load_state_dict(old_schedule.state_dict())
     new.load_state_dict(old.state_dict())
-    schedule_resume.apply_changes(new, schedule, asked, {"learning_rate": (BASE, 2 * BASE)})
+    schedules.apply_changes(new, schedule, asked, {"learning_rate": (BASE, 2 * BASE)})
     if name == "polynomial":  # its end is a rate of its own, not a share of the base rate
         assert new.param_groups[0]["lr"] == pytest.approx((2 * BASE - 1e-4) * (14 / 20) ** 2 + 1e-4)
         return
@@ -175,11 +175,11 @@ def test_another_base_rate_applies_with_the_position_kept(name: str) -> None:
 
 def test_other_settings_of_the_optimizer_apply() -> None:
     old, new = optimizer(weight_decay=0.1), optimizer(weight_decay=0.3, betas=(0.8, 0.99), eps=1e-6)
-    schedules = [builder("linear", WARMUPS["none"])(one, 20) for one in (old, new)]
-    asked = schedule_resume.settings_of(new, schedules[1])
+    made = [builder("linear", WARMUPS["none"])(one, 20) for one in (old, new)]
+    asked = schedules.settings_of(new, made[1])
     new.load_state_dict(old.state_dict())
-    schedules[1].load_state_dict(schedules[0].state_dict())
-    schedule_resume.apply_changes(new, schedules[1], asked, {"weight_decay": (0.1, 0.3), "adam_beta1": (0.9, 0.8)})
+    made[1].load_state_dict(made[0].state_dict())
+    schedules.apply_changes(new, made[1], asked, {"weight_decay": (0.1, 0.3), "adam_beta1": (0.9, 0.8)})
     group = new.param_groups[0]
     assert (group["weight_decay"], group["betas"], group["eps"]) == (0.3, (0.8, 0.99), 1e-8)
 
@@ -191,9 +191,9 @@ def test_a_plateau_keeps_what_it_counted_and_takes_its_new_settings() -> None:
     now = make_schedule(
         "reduce_lr_on_plateau", new, num_warmup_steps=0, num_training_steps=9, options={"patience": 1, "factor": 0.5}
     )
-    asked = schedule_resume.settings_of(new, now)
+    asked = schedules.settings_of(new, now)
     now.load_state_dict(before.state_dict())
-    schedule_resume.apply_changes(new, now, asked, {"lr_scheduler_kwargs": (None, {"patience": 1, "factor": 0.5})})
+    schedules.apply_changes(new, now, asked, {"lr_scheduler_kwargs": (None, {"patience": 1, "factor": 0.5})})
     assert (now.num_bad_epochs, now.best, now.patience, now.factor) == (1, 1.0, 1, 0.5)
     assert isinstance(before, torch.optim.lr_scheduler.ReduceLROnPlateau)
     assert not isinstance(before, LambdaLR)

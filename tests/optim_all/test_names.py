@@ -11,8 +11,8 @@ import transformers
 
 import trainwright
 from trainwright.errors import ArgumentError, LegacyNameWarning, MissingPackageError
-from trainwright.optim.optimizer_class import load_class, optimizer_class_and_kwargs
-from trainwright.optim.optimizer_table import OPTIMIZERS, Package
+from trainwright.optim.factory import load_class, optimizer_class_and_kwargs
+from trainwright.optim.optimizer_table import OPTIMIZERS
 
 from .table import BNB, ELSEWHERE, ON_CUDA, PROJECTED, ROWS, Net, Row, make_trainer, seeded
 
@@ -134,15 +134,15 @@ def test_a_missing_package_is_named_with_what_to_type(name: str, tmp_path: Path)
     assert package is not None
     with pytest.raises(MissingPackageError, match=f"{name}.*pip install") as caught:
         make_trainer(tmp_path, Row(name)).train()
-    assert package.install in str(caught.value)
+    assert package in str(caught.value)
     assert isinstance(caught.value, ImportError)
 
 
 def test_a_package_that_is_too_old_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = replace(OPTIMIZERS["sgd"], package=Package(name="torch", install="torch", at_least="99"))
+    spec = replace(OPTIMIZERS["sgd"], package="torch>=99")
     with pytest.raises(MissingPackageError, match=r"torch 2.* is older than 99.*pip install --upgrade 'torch>=99'"):
         load_class("sgd", spec)
-    broken = replace(spec, path="torch.optim:NoSuchThing", package=Package(name="torch", install="torch"))
+    broken = replace(spec, path="torch.optim:NoSuchThing", package="torch")
     with pytest.raises(MissingPackageError, match="NoSuchThing cannot be imported"):
         load_class("sgd", broken)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from trainwright._types import JSONObject, metric_number
-from trainwright.callbacks.base import NO_LOGS, Logs, TrainerCallback
+from trainwright.callbacks.base import NO_LOGS, Flags, Logs, TrainerCallback
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.state.trainer_state import ExportableState, TrainerControl, TrainerState
@@ -29,24 +29,18 @@ class DefaultFlowCallback(TrainerCallback):
     At the last step a run that evaluates or saves by steps does so once more, so that nothing trained is lost.
     """
 
-    def on_step_end(
-        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> TrainerControl:
-        step = state.global_step
-        is_last = step >= state.max_steps
+    def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> Flags:
+        step, is_last = state.global_step, state.global_step >= state.max_steps
         is_first_log = step == 1 and args.logging_first_step
         evaluates = args.eval_strategy == "steps" and (args.eval_delay or 0) <= step
+        saves = is_last or _is_due(step, max(state.save_steps or 0, 0))
         control.should_log |= is_first_log or (args.logging_strategy == "steps" and _is_due(step, state.logging_steps))
         control.should_evaluate |= evaluates and (is_last or _is_due(step, state.eval_steps))
-        control.should_save |= args.save_strategy == "steps" and (
-            is_last or _is_due(step, max(state.save_steps or 0, 0))
-        )
+        control.should_save |= args.save_strategy == "steps" and saves
         control.should_training_stop |= is_last
         return control
 
-    def on_epoch_end(
-        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> TrainerControl:
+    def on_epoch_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> Flags:
         control.should_log |= args.logging_strategy == "epoch"
         control.should_evaluate |= args.eval_strategy == "epoch" and (args.eval_delay or 0) <= state.epoch
         control.should_save |= args.save_strategy == "epoch"
@@ -89,35 +83,26 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
                 reprlib.repr(metric_value), self.early_stopping_patience_counter, self.early_stopping_patience,
             )  # fmt: skip
             return
-        if best != best:
-            self.early_stopping_patience_counter = 0
-            return
         gain = value - best if args.greater_is_better else best - value
-        if gain > 0 and gain > (self.early_stopping_threshold or 0.0):
-            self.early_stopping_patience_counter = 0
-        else:
-            self.early_stopping_patience_counter += 1
+        is_better = best != best or (gain > 0 and gain > (self.early_stopping_threshold or 0.0))
+        self.early_stopping_patience_counter = 0 if is_better else self.early_stopping_patience_counter + 1
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        name = type(self).__name__
         if args.metric_for_best_model is None:
             raise ArgumentError(
-                "EarlyStoppingCallback watches metric_for_best_model, which is not set. Set it, for example to 'loss'."
+                f"{name} watches metric_for_best_model, which is not set. Set it, for example to 'loss'."
             )
         if args.eval_strategy == "no":
-            raise ArgumentError(
-                "EarlyStoppingCallback needs evaluations, and eval_strategy='no'. Set it to 'steps' or 'epoch'."
-            )
+            raise ArgumentError(f"{name} needs evaluations, and eval_strategy='no'. Set it to 'steps' or 'epoch'.")
         if not args.load_best_model_at_end:
-            logger.warning(
-                "EarlyStoppingCallback without load_best_model_at_end=True: the run ends with the last weights, "
-                "not with the best ones."
-            )
+            logger.warning("%s without load_best_model_at_end=True: the run ends with the last weights, not with the "
+                           "best ones.", name)  # fmt: skip
 
     def on_evaluate(
         self, args: Arguments, state: TrainerState, control: TrainerControl, metrics: Logs = NO_LOGS, **kwargs: object
     ) -> None:
-        name = args.metric_for_best_model or "loss"
-        name = name if name.startswith("eval_") else f"eval_{name}"
+        name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
         if name not in metrics:
             logger.warning(
                 "Early stopping looks for %s, which this evaluation did not give; it gave %s.",
@@ -130,11 +115,9 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 
     def state(self) -> JSONObject:  # JSON
         """Returns the settings and the counter, for a checkpoint."""
+        settings = ("early_stopping_patience", "early_stopping_threshold")
         return {
-            "args": {
-                "early_stopping_patience": self.early_stopping_patience,
-                "early_stopping_threshold": self.early_stopping_threshold,
-            },
+            "args": {name: getattr(self, name) for name in settings},
             "attributes": {"early_stopping_patience_counter": self.early_stopping_patience_counter},
         }
 
@@ -176,18 +159,17 @@ class TimeLimits(TrainerCallback, ExportableState):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_train_s, self.save_every_s = max_train_s, save_every_s
-        self.owes_evaluation = False
         self._agree, self._clock = agree, clock
         self._save_s, self._first_save_s = save_s, first_save_s
         self._longest = {"save": 0.0, "step": 0.0, "evaluation": 0.0}
         self._began = self._saved = self._asked = clock()
         self._step_began: float | None = None
         self._num_steps = self._next_look = 0
+        self.owes_evaluation = False
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._began = self._saved = self._asked = self._clock()
-        self._step_began, self._num_steps, self._next_look = None, 0, 0
-        self.owes_evaluation = False
+        self._step_began, self._num_steps, self._next_look, self.owes_evaluation = None, 0, 0, False
 
     def on_step_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         now = self._clock()
@@ -208,8 +190,7 @@ class TimeLimits(TrainerCallback, ExportableState):
             self._step_began = None
 
     def on_epoch_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._asked = self._clock()
-        self._step_began = None
+        self._asked, self._step_began = self._clock(), None
         self._obey(self._agree(lambda: self._decide(args, state, control)), state, control)
 
     def on_evaluate(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
@@ -227,21 +208,19 @@ class TimeLimits(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"owes_evaluation": self.owes_evaluation}}
 
     def _decide(self, args: Arguments, state: TrainerState, control: TrainerControl) -> Decision:
-        now = self._clock()
+        now, longest = self._clock(), self._longest
         until_save = math.inf if self.save_every_s is None else self._saved + self.save_every_s - now
         until_stop = math.inf if self.max_train_s is None else self._began + self.max_train_s - now
-        until_stop -= CAUTION * self._last_save_s() + self._longest["step"]
+        until_stop -= CAUTION * self._last_save_s() + longest["step"]
         is_next = args.eval_strategy == "steps" and _is_due(state.global_step + 1, state.eval_steps)
-        if control.should_evaluate or is_next:
-            until_stop -= self._longest["evaluation"]
-        left = LOOKS * (min(until_save, until_stop) - self._longest["evaluation"])
-        num_steps = max(1, min(10_000, int(left / max(self._longest["step"], 1e-6)))) if left < math.inf else 1
+        until_stop -= longest["evaluation"] if control.should_evaluate or is_next else 0.0
+        left = LOOKS * (min(until_save, until_stop) - longest["evaluation"])
+        num_steps = max(1, min(10_000, int(left / max(longest["step"], 1e-6)))) if left < math.inf else 1
         return Decision(until_save <= 0, until_stop <= 0 and not control.should_training_stop, num_steps)
 
     def _obey(self, decision: Decision, state: TrainerState, control: TrainerControl) -> None:
         self._next_look = state.global_step + decision.num_steps
-        if decision.saves:
-            control.should_save = True
+        control.should_save |= decision.saves
         if not decision.stops:
             return
         control.should_save = control.should_training_stop = True

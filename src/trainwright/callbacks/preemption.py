@@ -6,6 +6,7 @@ requests a checkpoint itself, or waits for a signal outside of training.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -24,17 +25,15 @@ SavingTrainer: TypeAlias = Any  # a trainer of ours or of transformers, or None
 
 # Exit codes; SIGINT is a person who wants it to end.
 BY_THE_CLUSTER = tuple(128 + getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
-TIMEOUT_S = 60
 
 
-def _run(command: list[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
+_run = functools.partial(subprocess.run, check=True, capture_output=True, text=True, timeout=60)  # seconds
 
 
 class SlurmRequeue(TrainerCallback):
     """Calls `scontrol requeue` for this job, once, from the first process of all."""
 
-    def __init__(self, job: str | None = None, *, run: Callable[[list[str]], None] = _run) -> None:
+    def __init__(self, job: str | None = None, *, run: Callable[[list[str]], object] = _run) -> None:
         self.job = job  # number of the job; None for that of the environment, SLURM_JOB_ID
         self._run = run  # runs a command (list of words); raises OSError or SubprocessError if it fails
 
@@ -45,7 +44,7 @@ class SlurmRequeue(TrainerCallback):
         job = self.job or os.environ.get("SLURM_JOB_ID")
         if not job:
             logger.warning(
-                "slurm_requeue=True, but SLURM_JOB_ID is not set: this is no job of Slurm. Nothing is queued."
+                "slurm_requeue=True, and SLURM_JOB_ID is not set: this is no job of Slurm. Nothing is queued"
             )
             return
         try:
@@ -69,11 +68,9 @@ class CheckpointManager:
     """
 
     def __init__(self, trainer: SavingTrainer, kill_wait: float = 3) -> None:
-        self.trainer = trainer
-        self.kill_wait = kill_wait
-        self.is_checkpoint_requested = False
+        self.trainer, self.kill_wait = trainer, kill_wait
+        self.is_checkpoint_requested = self._is_set_up = False
         self._previous: Callable[[int, FrameType | None], Any] | int | None = None  # as `signal` returns it
-        self._is_set_up = False
 
     def setup_signal_handler(self) -> None:
         """Makes SIGTERM a request for a checkpoint, until `restore_signal_handler`."""
@@ -83,7 +80,7 @@ class CheckpointManager:
     def restore_signal_handler(self) -> None:
         """Restores the handler of SIGTERM from before `setup_signal_handler`."""
         if self._is_set_up:
-            signal.signal(signal.SIGTERM, self._previous if self._previous is not None else signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)
             self._is_set_up = False
 
     def _on_signal(self, number: int, frame: object) -> None:

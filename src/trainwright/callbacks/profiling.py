@@ -22,9 +22,8 @@ class StepProfiler(TrainerCallback):
     """
 
     def __init__(self, folder: str, first: int | None, num: int, *, warm_up: int = 2) -> None:
-        self._folder = folder
-        self._asked, self._num, self._warm_up = first, num, warm_up
-        self._first = 0
+        self._folder = Path(folder) / FOLDER
+        self._asked, self._num, self._warm_up, self._first = first, num, warm_up, 0
         self._profiler: Any = None  # torch.profiler.profile while it traces; its methods have no types
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
@@ -54,8 +53,7 @@ class StepProfiler(TrainerCallback):
         if self._profiler is None:
             return
         profiler, self._profiler = self._profiler, None
-        name = f"steps-{self._first}-{state.global_step}-rank{args.process_index}.json.gz"
-        path = Path(self._folder) / FOLDER / name
+        path = self._folder / f"steps-{self._first}-{state.global_step}-rank{args.process_index}.json.gz"
         try:
             profiler.stop()
             path.parent.mkdir(parents=True, exist_ok=True)

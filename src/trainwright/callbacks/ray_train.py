@@ -24,11 +24,8 @@ class RayTrainReport(TrainerCallback):
         self._ray = ray.train
 
     def on_save(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        metrics: dict[str, object] = {}
-        for entry in state.log_history:
-            metrics |= entry
+        metrics = {name: value for entry in state.log_history for name, value in entry.items()}
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        checkpoint = None
-        if state.is_world_process_zero and folder.is_dir():
-            checkpoint = self._ray.Checkpoint.from_directory(str(folder))
+        reports = state.is_world_process_zero and folder.is_dir()
+        checkpoint = self._ray.Checkpoint.from_directory(str(folder)) if reports else None
         self._ray.report({**metrics, "step": state.global_step}, checkpoint=checkpoint)

@@ -17,6 +17,7 @@ from trainwright.errors import DataError
 from trainwright.tensor_tree import map_nested, tensors_of
 
 T = TypeVar("T")
+Shape = tuple[int, ...]
 Group = dist.ProcessGroup | None  # None: all processes
 _groups: dict[str, tuple[Group, Group]] = {}  # for each purpose the default group, and the one beside it
 
@@ -28,9 +29,8 @@ def data_parallel_group(num_together: int) -> Group:
     """
     if num_together == 1:
         return None
-    world, groups = dist.get_world_size(), []
-    for place in range(num_together):
-        groups.append(dist.new_group(list(range(place, world, num_together))))
+    world = dist.get_world_size()
+    groups = [dist.new_group(list(range(place, world, num_together))) for place in range(num_together)]
     return groups[dist.get_rank() % num_together]  # type: ignore[no-any-return]
 
 
@@ -46,8 +46,7 @@ def gather(value: Any, device: torch.device, group: Group = None) -> Any:
         return value
     layouts = gather_objects([(tuple(tensor.shape), tensor.dtype) for tensor in mine], group)
     _check_alike(layouts)
-    shapes = [[one[i][0] for one in layouts] for i in range(len(mine))]
-    joined = iter([_gather_one(tensor, its, device, group) for tensor, its in zip(mine, shapes, strict=True)])
+    joined = iter([_gather_one(mine[i], [one[i][0] for one in layouts], device, group) for i in range(len(mine))])
     return map_nested(lambda leaf: next(joined) if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
@@ -76,17 +75,12 @@ def gather_counts(count: int) -> list[int]:
     """Gathers a number of each process, in the order of ranks, by main memory, so that no device is synchronized."""
     has_cpu = "gloo" in str(dist.get_backend_config())
     counts = torch.empty(dist.get_world_size(), dtype=torch.int64)
-    dist.all_gather_into_tensor(counts, torch.tensor([count]), group=None if has_cpu else _cpu_group("counts"))
+    dist.all_gather_into_tensor(counts, torch.tensor([count]), group=None if has_cpu else cpu_group("counts"))
     return [int(one) for one in counts]
 
 
-def background_group() -> Group:
-    """Group of all processes for background threads, whose messages must not mix with those of training."""
-    return _cpu_group("background")
-
-
-def _cpu_group(purpose: str) -> Group:
-    """Group of all processes that works on the CPU, made at the first call for a purpose."""
+def cpu_group(purpose: str) -> Group:
+    """Group of all processes that works on the CPU, made at the first call for a purpose, with messages of its own."""
     everybody = dist.group.WORLD
     if purpose not in _groups or _groups[purpose][0] is not everybody:
         _groups[purpose] = everybody, dist.new_group(backend="gloo")
@@ -108,9 +102,7 @@ def broadcast_from_main(decide: Callable[[], T]) -> T:
     return box[0]  # type: ignore[no-any-return]
 
 
-def _gather_one(
-    tensor: torch.Tensor, shapes: list[tuple[int, ...]], device: torch.device, group: Group
-) -> torch.Tensor:
+def _gather_one(tensor: torch.Tensor, shapes: list[Shape], device: torch.device, group: Group) -> torch.Tensor:
     shapes = [shape or (1,) for shape in shapes]
     largest = tuple(map(max, zip(*shapes, strict=True)))
     is_ragged = any(shape[1:] != largest[1:] for shape in shapes)
@@ -129,7 +121,7 @@ def _gather_one(
     return torch.cat(parts).to(tensor.device)
 
 
-def _check_alike(layouts: list[list[tuple[tuple[int, ...], torch.dtype]]]) -> None:
+def _check_alike(layouts: list[list[tuple[Shape, torch.dtype]]]) -> None:
     kinds = [[(len(shape), dtype) for shape, dtype in one] for one in layouts]
     for rank, kind in enumerate(kinds):
         if kind != kinds[0]:

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from trainwright.distributed.process_group import stay_in_the_group
 from trainwright.errors import ProcessFailedError
@@ -38,22 +38,17 @@ class Watchdog:
     """Watchdog of one run in this process. Its thread runs until `close`."""
 
     def __init__(self, store: Store | None, *, rank: int, num_processes: int, hang_timeout_s: float) -> None:
-        # a view of the process group's store for this run alone; None where this is the only process
-        self._store = store
-        self._rank = rank  # rank of this process
-        self._num_processes = num_processes  # number of processes
+        self._store = store  # of the process group, a view for this run alone; None where this is the only process
+        self._rank, self._num_processes = rank, num_processes
         self._hang_timeout_s = hang_timeout_s  # seconds without passing a point after which the run is ended; 0: never
-        self._lock = threading.Lock()
-        self._passed = 0
-        self._passed_at = time.monotonic()
+        self._lock, self._is_decided, self._is_done = threading.Lock(), threading.Event(), threading.Event()
+        self._passed, self._passed_at = 0, time.monotonic()
         self._gate: int | None = None
         self._last: int | None = None  # the point where all ranks end
-        self._is_decided = threading.Event()
         self._signal: int | None = None
         self._is_published = False
         self._failed_at: float | None = None
         self.on_hang: Callable[[str], None] = lambda message: None  # called before a run without progress is ended
-        self._is_done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainwright-watchdog", daemon=True)
         self._thread.start()
 
@@ -84,8 +79,7 @@ class Watchdog:
         """Publishes an error of this rank; returns the description of one that another rank published before."""
         if self._store is None or getattr(error, "is_everybodys", False):
             return None
-        text = "".join(traceback.format_exception(error))
-        mine = f"Process {self._rank} failed:\n{text}"
+        mine = f"Process {self._rank} failed:\n{''.join(traceback.format_exception(error))}"
         try:
             first = self._store.compare_set("failure", "", mine).decode()
             self._store.set("news", "failure")
@@ -120,8 +114,11 @@ class Watchdog:
             self._close_gate(store)
         if store.check(["standstill"]):
             self._give_up(store.get("standstill").decode())
-        if store.check(["failure"]):
-            self._leave_after_grace(store.get("failure").decode())
+        if store.check(["failure"]):  # this process waits in a collective operation that the failed rank never joins
+            self._failed_at = self._failed_at or time.monotonic()
+            if time.monotonic() - self._failed_at > GRACE_S:
+                _print(f"Process {self._rank} ends, because another one did.\n{store.get('failure').decode()}")
+                os._exit(1)
 
     def _close_gate(self, store: Store) -> None:
         if self._gate is None:
@@ -134,13 +131,6 @@ class Watchdog:
         if store.check(gates):
             self._last = max(int(store.get(gate)) for gate in gates)
             self._is_decided.set()
-
-    def _leave_after_grace(self, failure: str) -> None:
-        """Ends this process, which waits in a collective operation that the failed rank will never join."""
-        self._failed_at = self._failed_at or time.monotonic()
-        if time.monotonic() - self._failed_at > GRACE_S:
-            _print(f"Process {self._rank} ends, because another one did.\n{failure}")
-            os._exit(1)
 
     def _check_progress(self) -> None:
         waited_s = time.monotonic() - self._passed_at
@@ -157,34 +147,24 @@ class Watchdog:
 
     def _give_up(self, message: str) -> None:
         _print(f"{message}\nStacks of process {self._rank}:")
-        faulthandler.dump_traceback(file=_stderr(), all_threads=True)
+        faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
         self.on_hang(message)
         time.sleep(3 * POLL_S)  # the others need to read of it before a launcher ends them
         os._exit(1)
 
 
-def start_watchdog(*, rank: int, num_processes: int, hang_timeout_s: float, run: int) -> Watchdog:
-    """Returns the watchdog of a run, whose number is the same in all processes; its thread runs.
-
-    After `hang_timeout_s` without progress the run is ended; 0: never.
-    """
-    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+def start_watchdog(*, hang_timeout_s: float, run: int) -> Watchdog:
+    """Starts the watchdog of a run, whose number is the same in all processes."""
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store, get_rank, get_world_size
 
     store: Any = _get_default_store()  # its `clone` has no type
-    return Watchdog(
-        PrefixStore(f"trainwright/{run}", store.clone()),
-        rank=rank,
-        num_processes=num_processes,
-        hang_timeout_s=hang_timeout_s,
-    )
+    view = PrefixStore(f"trainwright/{run}", store.clone())
+    return Watchdog(view, rank=get_rank(), num_processes=get_world_size(), hang_timeout_s=hang_timeout_s)
 
 
 @contextmanager
 def watched(watchdog: Watchdog, interrupts: Interrupts) -> Iterator[None]:
-    """Connects a watchdog to the work that counts its points in `interrupts`, and closes it at the end.
-
-    Raises ProcessFailedError where the work failed after another rank had.
-    """
+    """Connects a watchdog to the work that counts its points; ProcessFailedError where another rank failed first."""
     interrupts.meeting = watchdog
     try:
         yield
@@ -216,8 +196,4 @@ def watch_single_process(hang_timeout_s: float, interrupts: Interrupts) -> Itera
 
 
 def _print(text: str) -> None:
-    print(for_log(text), file=_stderr(), flush=True)
-
-
-def _stderr() -> TextIO:
-    return sys.__stderr__ or sys.stderr
+    print(for_log(text), file=sys.__stderr__ or sys.stderr, flush=True)

@@ -25,10 +25,9 @@ WORLD_SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_
 LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
 LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE",
               "LOCAL_SIZE")  # fmt: skip  # the last is DeepSpeed's
+CURE = "Start all processes with one launcher, such as torchrun, and unset what another one left in the environment."
 PARALLEL_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
-
-
 LAUNCHER_PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MASTER_", "SLURM_STEP_", "SLURM_PROCID")
 
 
@@ -48,8 +47,7 @@ def reading_launchers_variables() -> Iterator[None]:
             raise
         raise ArgumentError(
             f"The processes and devices of this run could not be set up: {error}. The environment says "
-            f"{', '.join(given)}. Start all processes with one launcher, such as torchrun, and unset what another one "
-            "left in the environment."
+            f"{', '.join(given)}. {CURE}"
         ) from error
 
 
@@ -85,8 +83,7 @@ class World:
             ArgumentError: the variables contradict each other.
         """
         env = os.environ if environ is None else environ
-        under_slurm = of_slurm(env)
-        env = {**under_slurm, **env} if under_slurm else env
+        env = {**of_slurm(env), **env}
         rank, size = _process_group() or (_first(env, RANK, 0), _first(env, WORLD_SIZE, 1))
         local_rank = _first(env, LOCAL_RANK, -1)
         _check_ranks(rank, size, local_rank, _first(env, LOCAL_SIZE, 0))
@@ -130,9 +127,8 @@ class World:
             return torch.device(self.device_name)
         if kind is None:
             _refuse_tpu(asked=not self.use_cpu)
-            return torch.device("cpu")
-        if kind == "mps":
-            return torch.device("mps")
+        if kind is None or kind == "mps":
+            return torch.device(kind or "cpu")
         return torch.device(kind, self.local_process_index % max(1, count) if self.launched else 0)
 
     @cached_property
@@ -174,8 +170,8 @@ def configured_precision() -> str:
 
 def configured_backend() -> str | None:
     """Backend that `accelerate launch` was configured with: "fsdp", "deepspeed", or None."""
-    chosen = [name for name in ("fsdp", "deepspeed") if is_true(os.environ.get(f"ACCELERATE_USE_{name.upper()}"))]
-    return chosen[0] if chosen else None
+    chosen = (name for name in ("fsdp", "deepspeed") if is_true(os.environ.get(f"ACCELERATE_USE_{name.upper()}")))
+    return next(chosen, None)
 
 
 @reading_launchers_variables()
@@ -186,20 +182,17 @@ def configured_deepspeed() -> dict[str, Any] | str:  # Any: values of a JSON fil
         return env["ACCELERATE_DEEPSPEED_CONFIG_FILE"]
     zero: dict[str, object] = {"stage": int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))}
     for name in ("optimizer", "param"):
-        device = env.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{name.upper()}_DEVICE", "none")
-        if device != "none":
-            place: dict[str, object] = {"device": device}
-            if device == "nvme":
-                place["nvme_path"] = env.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{name.upper()}_NVME_PATH", "none")
-            zero[f"offload_{name}"] = place
+        prefix = f"ACCELERATE_DEEPSPEED_OFFLOAD_{name.upper()}"
+        if (device := env.get(f"{prefix}_DEVICE", "none")) != "none":
+            path = {"nvme_path": env.get(f"{prefix}_NVME_PATH", "none")} if device == "nvme" else {}
+            zero[f"offload_{name}"] = {"device": device, **path}
     if is_true(env.get("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL")):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     clipping = env.get("ACCELERATE_GRADIENT_CLIPPING", "auto")
     return {
         "zero_optimization": zero,
-        "gradient_clipping": "auto" if clipping == "auto" else float(clipping),
-        "fp16": {"enabled": "auto"},
-        "bf16": {"enabled": "auto"},
+        "gradient_clipping": clipping if clipping == "auto" else float(clipping),
+        **{name: {"enabled": "auto"} for name in ("fp16", "bf16")},
     }
 
 
@@ -219,13 +212,9 @@ def configured_parallelism() -> dict[str, int] | None:
 
 @reading_launchers_variables()
 def of_slurm(env: Mapping[str, str]) -> dict[str, str]:
-    """Torch's variables for a task of `srun`, where MASTER_ADDR and MASTER_PORT say that the tasks form one run.
-
-    None of them for independent tasks, and where another launcher has set its own.
-    """
-    if not all(name in env for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")):
-        return {}
-    if any(name in env for name in RANK):
+    """Torch's variables for a task of `srun`; none for independent tasks, and where another launcher set its own."""
+    needed = ("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
+    if not all(name in env for name in needed) or any(name in env for name in RANK):
         return {}
     tasks, nodes = int(env["SLURM_STEP_NUM_TASKS"]), int(env.get("SLURM_STEP_NUM_NODES", "1"))
     return {
@@ -256,19 +245,12 @@ def _check_ranks(rank: int, size: int, local_rank: int, local_size: int) -> None
     if local_size > size:
         problems.append(f"the node has {local_size} processes (LOCAL_WORLD_SIZE) of {size} in all (WORLD_SIZE)")
     if problems:
-        raise ArgumentError(
-            f"The launcher's variables contradict each other: {'; '.join(problems)}. Start all processes with one "
-            "launcher, such as torchrun, and unset what another one left in the environment."
-        )
+        raise ArgumentError(f"The launcher's variables contradict each other: {'; '.join(problems)}. {CURE}")
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
     """First number from zero up among the variables `names`."""
-    for name in names:
-        text = env.get(name)
-        if text and text.lstrip("-").isdigit() and int(text) >= 0:
-            return int(text)
-    return default
+    return next((int(text) for name in names if (text := env.get(name, "")).isdecimal()), default)
 
 
 def _process_group() -> tuple[int, int] | None:
@@ -290,6 +272,5 @@ def _accelerator() -> tuple[str | None, int]:
 
 def barrier() -> None:
     """Waits for all processes, where there is a process group."""
-    distributed = sys.modules.get("torch.distributed")
-    if _process_group() is not None and distributed is not None:
-        distributed.barrier()
+    if _process_group() is not None:
+        sys.modules["torch.distributed"].barrier()

@@ -54,13 +54,13 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: ob
         cpu = on_cpu if is_among_others else plan.use_cpu
     mixed = plan.precision.mixed
     scales_here = mixed == "fp16" and on_cpu  # accelerate has no scaler there
-    handlers = [*_group_options(plan)] if is_among_others or plugins else []
+    handlers = [*_handlers(plan, in_group=is_among_others or bool(plugins))]
     with _without_variables(), _missing_recipe_explained(mixed):
         accelerator = Accelerator(
             mixed_precision="no" if scales_here else mixed,
             cpu=cpu,
             dataloader_config=DataLoaderConfiguration(**asdict(plan.loaders)),
-            kwargs_handlers=handlers + (_fp8_recipes() if mixed == "fp8" else []),
+            kwargs_handlers=handlers,
             **plugins,
         )
     if plan.parallel is not None:
@@ -105,27 +105,31 @@ def _set_sizes(accelerator: Accelerator, plan: ParallelPlan) -> None:
     """Sets accelerate's ParallelismConfig. Afterwards, since its constructor refuses groups on the CPU."""
     from accelerate import ParallelismConfig
 
-    names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-    sizes = {f"{name}_size": getattr(plan, name) for name in names}
-    config = plan.given
-    if config is None:
-        config = ParallelismConfig(**sizes)
-    elif any(getattr(config, name) != size for name, size in sizes.items()):
+    sizes = {f"{name}_size": getattr(plan, name) for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
+    config = plan.given or ParallelismConfig(**sizes)
+    if any(getattr(config, name) != size for name, size in sizes.items()):
         config = replace(config, **sizes)  # what the model has beyond it
     accelerator.state.parallelism_config = config
     if plan.num_in_all > 1:
         accelerator.state.device_mesh = config.get_device_mesh(accelerator.device.type)
 
 
-def _group_options(plan: EnginePlan) -> Iterator[KwargsHandler]:
-    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+def _handlers(plan: EnginePlan, *, in_group: bool) -> Iterator[KwargsHandler]:
+    """Yields accelerate's options for a process group, and for fp8 torchao's recipe, where it is installed."""
+    from accelerate.utils import AORecipeKwargs, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     ddp = plan.ddp
-    names = ("bucket_cap_mb", "broadcast_buffers", "static_graph")
-    chosen = {name: getattr(ddp, name) for name in names if getattr(ddp, name) is not None}
-    timeout = timedelta(seconds=ddp.timeout_s)
-    yield InitProcessGroupKwargs(backend=ddp.backend, init_method=init_method(), timeout=timeout)
-    yield DistributedDataParallelKwargs(**chosen)
+    if in_group:
+        names = ("bucket_cap_mb", "broadcast_buffers", "static_graph")
+        chosen = {name: getattr(ddp, name) for name in names if getattr(ddp, name) is not None}
+        timeout = timedelta(seconds=ddp.timeout_s)
+        yield InitProcessGroupKwargs(backend=ddp.backend, init_method=init_method(), timeout=timeout)
+        yield DistributedDataParallelKwargs(**chosen)
+    if plan.precision.mixed == "fp8" and importlib.util.find_spec("torchao") is not None:
+        from torchao.float8 import Float8LinearConfig
+
+        # The weights stay plain; torchao's default prepares them for sharding.
+        yield AORecipeKwargs(config=Float8LinearConfig(enable_fsdp_float8_all_gather=False))
 
 
 @contextmanager
@@ -136,14 +140,9 @@ def _without_variables() -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-# -- fp8: the recipe of torchao where it is installed, else what accelerate finds --------------------------------------
+        for name in before:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 @contextmanager
@@ -157,13 +156,3 @@ def _missing_recipe_explained(mixed: str) -> Iterator[None]:
             f"Mixed precision fp8 was asked for, and accelerate cannot do it: {error} "
             "Install torchao (pip install torchao) or transformer-engine, or use bf16."
         ) from error
-
-
-def _fp8_recipes() -> list[KwargsHandler]:
-    """Returns torchao's recipe with plain weights; its default prepares them for sharding."""
-    if importlib.util.find_spec("torchao") is None:
-        return []
-    from accelerate.utils import AORecipeKwargs
-    from torchao.float8 import Float8LinearConfig
-
-    return [AORecipeKwargs(config=Float8LinearConfig(enable_fsdp_float8_all_gather=False))]

@@ -36,9 +36,8 @@ class DataParallelEngine(Engine):
             logger.warning(
                 "fp8 has no effect with DataParallel, which copies the layers to %d GPUs of one process: they compute "
                 "in the type of the weights. Start one process for each: torchrun --nproc-per-node ..., or accelerate "
-                "launch.",
-                plan.num_devices,
-            )
+                "launch.", plan.num_devices,
+            )  # fmt: skip
         super().__init__(plan, make_accelerator(plan), torch.device(plan.device))
         self._copies: ReplicatedModel | None = None
 

@@ -1,16 +1,19 @@
-"""DeepSpeed ZeRO: DeepSpeed's engine averages, clips and updates. Checkpoints are whole, by `deepspeed_state.py`.
+"""DeepSpeed ZeRO: DeepSpeed's engine averages, clips and updates; checkpoints are whole.
 
-DeepSpeed clips within its update, so `clip` updates the weights, and `step` returns whether the update was applied.
+DeepSpeed clips within its update, so `clip` updates the weights, and `step` returns whether the update was applied. The
+state is gathered from the processes as one process would have it, and partitioned again. So a checkpoint is the same
+whatever engine wrote it, and is resumed with any engine and number of processes.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -21,7 +24,6 @@ from trainwright.config import zero3_init
 from trainwright.config.plans import EnginePlan
 from trainwright.distributed.process_group import start_group
 from trainwright.distributed.world import World
-from trainwright.engine import deepspeed_state
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, MakeOptimizer, MakeScheduler
 from trainwright.engine.distributed_base import DistributedEngine
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 GATHERS_HALVES = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
 LAUNCHER_FIELDS = "ACCELERATE_CONFIG_DS_FIELDS"
 OF_TRAINING = ("optimizer", "scheduler")  # parts of a configuration
+Config: TypeAlias = dict[str, Any]  # of DeepSpeed, as JSON has it
+Groups = list[list[nn.Parameter]]
+OF_OPTIMIZERS = ("_z3_optimizer", "_hp_mapping")  # attributes of a parameter that an optimizer has in fp32
 
 
 class DeepSpeedEngine(DistributedEngine):
@@ -67,43 +72,40 @@ class DeepSpeedEngine(DistributedEngine):
 
         model = self.unwrap(model)
         config = self._filled_in(model)
-        given: dict[str, Any] = {}
+        given: StateDict = {}
         if "optimizer" in config:
             given["model_parameters"] = [p for p in model.parameters() if p.requires_grad]
             self._groups = [given["model_parameters"]]
         else:
             optimizer = make_optimizer(model)
             if self._trains(model) and optimizer is self._train_engine.optimizer:  # a second train()
-                return Prepared(self._train_engine, optimizer, make_scheduler(deepspeed_state.inner(optimizer)))
+                return Prepared(self._train_engine, optimizer, make_scheduler(inner(optimizer)))
             given["optimizer"] = optimizer = self._for_offload(optimizer, config)
             self._groups = [list(group["params"]) for group in optimizer.param_groups]
             config["zero_allow_untested_optimizer"] = True
-        halves = [name for name in DTYPES if settings.get(config, f"{name}.enabled") is True]
-        self.input_dtype = DTYPES[halves[0]] if halves else None
+        self.input_dtype = next((DTYPES[name] for name in DTYPES if _is_on(config, name)), None)
         self._leave(model)
         self._train_engine, optimizer, _, schedule = deepspeed.initialize(model=model, config=config, **given)
         self._train_engine._trainwright_module = model
         if self._fp32_master_weights is not None:
-            deepspeed_state.set_masters(model, self._fp32_master_weights)
+            set_masters(model, self._fp32_master_weights)
             self._fp32_master_weights = None
         if "scheduler" in config:  # DeepSpeed's engine steps it
             scheduler = DeepSpeedSchedulerWrapper(schedule, optimizer)
         else:
-            scheduler = make_scheduler(deepspeed_state.inner(optimizer))
+            scheduler = make_scheduler(inner(optimizer))
         self._was_applied = None
         return Prepared(self._train_engine, optimizer, scheduler)
 
-    def _for_offload(self, optimizer: Optimizer, config: dict[str, Any]) -> Optimizer:
+    def _for_offload(self, optimizer: Optimizer, config: Config) -> Optimizer:
         """Returns DeepSpeed's CPU optimizer of the same kind where states are offloaded, as accelerate does.
 
         Unless the configuration says `"zero_force_ds_cpu_optimizer": false`, which is written into it where DeepSpeed
         has none of the kind. DeepSpeed builds its optimizer at the first use.
         """
-        forces, device = (
-            settings.get(config, place)
-            for place in ("zero_force_ds_cpu_optimizer", "zero_optimization.offload_optimizer.device")
-        )
-        if device in (None, "none") or forces is False or type(optimizer).__module__.startswith("deepspeed."):
+        device = settings.get(config, "zero_optimization.offload_optimizer.device")
+        forces = settings.get(config, "zero_force_ds_cpu_optimizer") is not False
+        if device in (None, "none") or not forces or type(optimizer).__module__.startswith("deepspeed."):
             return optimizer
         if not isinstance(optimizer, (torch.optim.Adam, torch.optim.Adagrad)):  # AdamW is an Adam
             config["zero_force_ds_cpu_optimizer"] = False
@@ -113,20 +115,20 @@ class DeepSpeedEngine(DistributedEngine):
         made: Optimizer = map_pytorch_optim_to_deepspeed(optimizer)
         return made
 
-    def _filled_in(self, model: nn.Module) -> dict[str, Any]:
+    def _filled_in(self, model: nn.Module) -> Config:
         """Returns the configuration with the values that only the model and the length of the run decide."""
         made = settings.read(self._config)
         config = getattr(model, "config", None)
         sizes = getattr(config, "hidden_sizes", None) or [getattr(config, "hidden_size", None)]
-        known: dict[str, Any] = {
+        known: Config = {
             "scheduler.params.total_num_steps": self._num_steps,
             "scheduler.params.warmup_num_steps": max(self._num_warmup_steps, 1),
         }
         if sizes[0] is not None:
             size = max(sizes)
-            known["zero_optimization.reduce_bucket_size"] = size * size
-            known["zero_optimization.stage3_prefetch_bucket_size"] = int(0.9 * size * size)
-            known["zero_optimization.stage3_param_persistence_threshold"] = 10 * size
+            values = {"reduce_bucket_size": size * size, "stage3_prefetch_bucket_size": int(0.9 * size * size),
+                      "stage3_param_persistence_threshold": 10 * size}  # fmt: skip
+            known |= {f"zero_optimization.{name}": value for name, value in values.items()}
         for place in list(settings.autos(made)):
             if place not in known:
                 raise ArgumentError(
@@ -140,7 +142,7 @@ class DeepSpeedEngine(DistributedEngine):
         module = self.unwrap(model)
         if self._trains(module):
             return self._train_engine  # type: ignore[no-any-return]
-        if not deepspeed_state.is_partitioned(module):
+        if not is_partitioned(module):
             return model.to(self.device)
         if self._eval_engine is None or self._eval_engine.module is not module:
             import deepspeed
@@ -156,7 +158,7 @@ class DeepSpeedEngine(DistributedEngine):
     def _leave(self, module: nn.Module) -> None:
         """Destroys earlier engines of a model; its weights in fp32 are kept for the next one."""
         if self._trains(module) and self._is_mixed:
-            self._fp32_master_weights = deepspeed_state.whole_weights(module, keeps=True)
+            self._fp32_master_weights = whole_weights(module, keeps=True)
         for engine in (self._train_engine, self._eval_engine):
             if engine is not None and engine.module is module:
                 engine.destroy()
@@ -171,8 +173,8 @@ class DeepSpeedEngine(DistributedEngine):
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         self._was_applied = None
-        gradient = kwargs.pop("gradient", None)
-        loss = loss if gradient is None else loss * gradient  # DeepSpeed begins the backward pass itself
+        if (gradient := kwargs.pop("gradient", None)) is not None:
+            loss = loss * gradient  # DeepSpeed begins the backward pass itself
         self._train_engine.backward(loss, scale_wrt_gas=False, **kwargs)  # the loss is normalized already
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
@@ -190,7 +192,7 @@ class DeepSpeedEngine(DistributedEngine):
 
     @property
     def scales_loss(self) -> bool:
-        return settings.get(self._config, "fp16.enabled") is True
+        return _is_on(self._config, "fp16")
 
     def _update(self) -> None:
         if self._was_applied is None:
@@ -226,12 +228,12 @@ class DeepSpeedEngine(DistributedEngine):
 
     @property
     def _is_mixed(self) -> bool:
-        return any(settings.get(self._config, f"{name}.enabled") is True for name in ("fp16", "bf16"))
+        return any(_is_on(self._config, name) for name in DTYPES)
 
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
         module = self.unwrap(model)
-        if deepspeed_state.is_partitioned(module) or (self._trains(module) and self._is_mixed):
-            return deepspeed_state.whole_weights(module, keeps=self.accelerator.is_main_process)
+        if is_partitioned(module) or (self._trains(module) and self._is_mixed):
+            return whole_weights(module, keeps=self.accelerator.is_main_process)
         return None
 
     def finished_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
@@ -244,28 +246,32 @@ class DeepSpeedEngine(DistributedEngine):
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:  # torch's named tuple
         module = self.unwrap(model)
         if self._trains(module) and self.holds_parts:
-            return deepspeed_state.set_masters(module, weights)
+            return set_masters(module, weights)
         self._fp32_master_weights = weights if self._is_mixed else None
-        if deepspeed_state.is_partitioned(module):
-            return deepspeed_state.set_weights(module, weights)
+        if is_partitioned(module):
+            return set_weights(module, weights)
         return module.load_state_dict(weights, strict=False)
 
     def optimizer_state(self, optimizer: Optimizer) -> StateDict:
         if not self.holds_parts:
             return super().optimizer_state(optimizer)
-        return deepspeed_state.whole_optimizer_state(optimizer, self._groups, keeps=self.accelerator.is_main_process)
+        return whole_optimizer_state(optimizer, self._groups, keeps=self.accelerator.is_main_process)
 
     def load_optimizer_state(self, optimizer: Optimizer, state: StateDict) -> None:
         if not self.holds_parts:
             super().load_optimizer_state(optimizer, state)
         else:
-            deepspeed_state.load_whole_optimizer_state(optimizer, self._groups, state)
+            load_whole_optimizer_state(optimizer, self._groups, state)
 
     def published_flags(self) -> dict[str, Any]:
         return {**super().published_flags(), "deepspeed": self._train_engine}
 
 
-def _plugin(config: dict[str, Any], *, on_cpu: bool) -> DeepSpeedPlugin:
+def _is_on(config: Config, name: str) -> bool:
+    return settings.get(config, f"{name}.enabled") is True
+
+
+def _plugin(config: Config, *, on_cpu: bool) -> DeepSpeedPlugin:
     """Returns accelerate's plugin with the configuration; a MissingPackageError where DeepSpeed is not installed."""
     zero3_init.load(on_cpu=on_cpu)
     from accelerate.utils import DeepSpeedPlugin
@@ -277,3 +283,150 @@ def _plugin(config: dict[str, Any], *, on_cpu: bool) -> DeepSpeedPlugin:
     finally:
         if fields is not None:
             os.environ[LAUNCHER_FIELDS] = fields
+
+
+# -- whole states ---------------------------------------------------------------------------------------------------
+
+
+def inner(optimizer: Optimizer) -> Optimizer:
+    """Returns the optimizer inside of ZeRO's, whose groups have the learning rates; without ZeRO, the optimizer."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def is_partitioned(module: nn.Module) -> bool:
+    """Returns True if parameters are partitioned over processes (ZeRO-3)."""
+    return any(hasattr(parameter, "ds_id") for parameter in module.parameters())
+
+
+def whole_weights(module: nn.Module, *, keeps: bool) -> dict[str, torch.Tensor]:
+    """Gathers weights, in fp32 where they are trained, to the CPU; none unless `keeps`. All processes call it."""
+    import deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    whole: dict[str, torch.Tensor] = {}
+    for name, parameter in module.named_parameters():
+        is_trained = parameter.requires_grad and any(hasattr(parameter, link) for link in OF_OPTIMIZERS)
+        value = safe_get_full_fp32_param(parameter) if is_trained else None
+        if value is None:
+            held = [parameter] if hasattr(parameter, "ds_id") else []
+            with deepspeed.zero.GatheredParameters(held):
+                value = parameter.detach().clone()
+        if keeps:
+            whole[name] = value.detach().cpu().clone()
+    if keeps:
+        lasting = module.state_dict().keys() - whole
+        whole |= {name: buffer.detach().cpu() for name, buffer in module.named_buffers() if name in lasting}
+    return whole
+
+
+def set_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
+    """Loads whole weights, in all processes, into parameters, partitioned or not; returns torch's unmatched keys."""
+    import deepspeed
+    from torch.nn.modules.module import _IncompatibleKeys
+
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    for name, tensor in ((name, tensor) for name, tensor in tensors.items() if name in weights):
+        value = weights[name].to(tensor.device)
+        shape = getattr(tensor, "ds_shape", tensor.shape)
+        if value.shape != shape:
+            raise RuntimeError(f"{name} is of shape {list(value.shape)} there and {list(shape)} in the model")
+        with deepspeed.zero.GatheredParameters([tensor] if hasattr(tensor, "ds_id") else [], modifier_rank=0):
+            tensor.data.copy_(value)
+    own = module.state_dict()
+    lacking = [name for name in tensors if name not in weights and name in own]
+    return _IncompatibleKeys(lacking, [name for name in weights if name not in own])
+
+
+def set_masters(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
+    """Loads whole weights as `set_weights` does, and into the optimizer's fp32 copies of them."""
+    result = set_weights(module, weights)
+    for name, parameter in module.named_parameters():
+        if name in weights and parameter.requires_grad:
+            _spread(parameter, weights[name].to(parameter.device).float(), None)
+    return result
+
+
+def whole_optimizer_state(optimizer: Optimizer, groups: Groups, *, keeps: bool) -> StateDict:
+    """Gathers the optimizer's state as one process alone would have it, by number of a parameter; none unless `keeps`.
+
+    The inner optimizer got its parameters in these groups. All processes call it.
+    """
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    _link(optimizer)
+    flats = _flat_parts(optimizer)
+    states: Any = inner(optimizer).state
+    spread, single = _names(states.get(flats[0], {}), flats[0].shape)
+    state: dict[int, StateDict] = {}
+    for number, parameter in enumerate(chain.from_iterable(groups)):
+        state[number] = {
+            name: _copy(value) for name, value in single.items()
+        }  # one object would be counted up for each
+        for name in spread:
+            value = safe_get_full_optimizer_state(parameter, name)
+            if keeps:
+                state[number][name] = value.detach().cpu().clone()
+    if not keeps:
+        return {}
+    numbers = count()
+    numbered = [{**settings, "params": [next(numbers) for _ in group]}
+                for settings, group in zip(optimizer.param_groups, groups, strict=True)]  # fmt: skip
+    return {"state": state if spread or single else {}, "param_groups": numbered}
+
+
+def load_whole_optimizer_state(optimizer: Optimizer, groups: Groups, state: Mapping[str, Any]) -> None:
+    """Loads a state of `whole_optimizer_state`, of which each keeps its part; ValueError where groups differ."""
+    if [len(g["params"]) for g in state["param_groups"]] != [len(group) for group in groups]:
+        raise ValueError("its parameters are grouped otherwise")
+    for mine, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        mine.update({key: value for key, value in saved.items() if key != "params"})
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    parameters = [*chain.from_iterable(groups)]
+    if not state["state"]:
+        return
+    shape = getattr(parameters[0], "ds_shape", parameters[0].shape)
+    for flat in _flat_parts(optimizer):
+        spread, single = _names(state["state"][numbers[0]], shape)
+        inner(optimizer).state[flat] = {**single, **{name: torch.zeros_like(flat) for name in spread}}
+    _link(optimizer)
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for name in spread:
+            _spread(parameter, state["state"][number][name].to(parameter.device), name)
+
+
+def _spread(parameter: Any, whole: torch.Tensor, name: str | None) -> None:
+    """Sets a state of a parameter (without a name, its weights in fp32), of which each process keeps its partition."""
+    import torch.distributed as dist
+    from deepspeed import utils
+
+    if not hasattr(parameter, "ds_tensor"):
+        set_state, set_weights = utils.safe_set_full_optimizer_state, utils.safe_set_full_fp32_param
+    else:  # stage 3 has equal partitions; DeepSpeed's own function fails where the last one is shorter
+        size = parameter.ds_tensor.numel()
+        padding = size * dist.get_world_size() - whole.numel()
+        whole = nn.functional.pad(whole.flatten(), (0, padding)).narrow(0, size * dist.get_rank(), size)
+        set_state, set_weights = utils.safe_set_local_optimizer_state, utils.safe_set_local_fp32_param
+    set_weights(parameter, whole) if name is None else set_state(parameter, whole, name)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _names(state: Mapping[str, Any], shape: Sequence[int]) -> tuple[list[str], StateDict]:
+    """Returns the names of states that each parameter has, of its shape, and copies of the states that all share."""
+    spread = [n for n, value in state.items() if isinstance(value, torch.Tensor) and tuple(value.shape) == tuple(shape)]
+    return spread, {name: _copy(value) for name, value in state.items() if name not in spread}
+
+
+def _flat_parts(optimizer: Optimizer) -> list[torch.Tensor]:
+    """Returns this process's partition of the parameters, flat, as the inner optimizer has it."""
+    of_stage_3 = getattr(optimizer, "fp32_partitioned_groups_flat", None)
+    return list(of_stage_3 if of_stage_3 is not None else optimizer.single_partition_of_fp32_groups)
+
+
+def _link(optimizer: Optimizer) -> None:
+    """Links parameters to their states anew: stages 1 and 2 do it once, when there may be none yet."""
+    if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()

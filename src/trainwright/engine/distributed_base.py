@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainwright._types import DataLoaderLike, Optimizer
-from trainwright.config.plans import DDPPlan, EnginePlan
+from trainwright.config.plans import EnginePlan
 from trainwright.distributed import collectives
 from trainwright.distributed.process_group import leave_at_exit
 from trainwright.distributed.watchdog import Watchdog, start_watchdog, watched
@@ -40,10 +40,7 @@ class DistributedEngine(Engine):
         self._watchdog: Watchdog | None = None
 
     def dispatch(self, dataloader: DataLoaderLike) -> Any:
-        """Has the main process read each batch and send it to all processes, which take equal parts of it.
-
-        What a last batch lacks for equal parts is filled with samples of the first one.
-        """
+        # What a last batch lacks for equal parts is filled with samples of the first one.
         from accelerate.data_loader import prepare_data_loader
 
         return prepare_data_loader(
@@ -64,7 +61,7 @@ class DistributedEngine(Engine):
         return collectives.gather_counts(count)[:: self._num_together]
 
     def gather_objects_in_background(self, value: T) -> list[T]:
-        return collectives.gather_objects(value, collectives.background_group())
+        return collectives.gather_objects(value, collectives.cpu_group("background"))
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return collectives.total(tensor.to(self.device), self._data_parallel_group)
@@ -80,12 +77,7 @@ class DistributedEngine(Engine):
         if self._watchdog is not None or (self._world_size == 1 and not self._plan.hang_timeout_s):
             yield
             return
-        self._watchdog = start_watchdog(
-            rank=dist.get_rank(),
-            num_processes=self._world_size,
-            hang_timeout_s=self._plan.hang_timeout_s,
-            run=next(_run_numbers),
-        )
+        self._watchdog = start_watchdog(hang_timeout_s=self._plan.hang_timeout_s, run=next(_run_numbers))
         try:
             with watched(self._watchdog, interrupts):
                 yield
@@ -116,18 +108,24 @@ class DDPEngine(DistributedEngine):
         self._wrapped: DistributedDataParallel | None = None
 
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        optimizer = make_optimizer(model)
-        self._wrapped = self._averaging(model) if any(p.requires_grad for p in model.parameters()) else None
-        return self._wrapped or model, optimizer
-
-    def _averaging(self, model: nn.Module) -> DistributedDataParallel:
+        optimizer, self._wrapped = make_optimizer(model), None
+        if not any(p.requires_grad for p in model.parameters()):
+            return model, optimizer
         is_spread = len({parameter.device for parameter in model.parameters()}) > 1
         device_ids = None if self.device.type == "cpu" or is_spread else [self.device]
         handler = self.accelerator.ddp_handler
-        handler.find_unused_parameters = finds_unused(model, self._plan.ddp)
-        wrapped = DistributedDataParallel(model, device_ids=device_ids, **handler.to_kwargs())
-        handler.register_comm_hook(wrapped)
-        return wrapped
+        handler.find_unused_parameters = self._finds_unused(model)
+        self._wrapped = DistributedDataParallel(model, device_ids=device_ids, **handler.to_kwargs())
+        handler.register_comm_hook(self._wrapped)
+        return self._wrapped, optimizer
+
+    def _finds_unused(self, model: nn.Module) -> bool:
+        """Returns True to look for parameters that a backward pass does not reach; recomputation does not allow it."""
+        if self._plan.ddp.find_unused_parameters is not None:
+            return self._plan.ddp.find_unused_parameters
+        # transformers' own property for this is deprecated
+        recomputes = any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
+        return not (self._plan.ddp.recomputes_activations or recomputes)
 
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
         if sync or self._wrapped is None or self._plan.ddp.sync_each_batch:
@@ -137,12 +135,3 @@ class DDPEngine(DistributedEngine):
     def unwrap(self, model: nn.Module) -> nn.Module:
         inner = uncompiled(model)
         return inner.module if isinstance(inner, DistributedDataParallel) else inner
-
-
-def finds_unused(model: nn.Module, plan: DDPPlan) -> bool:
-    """Returns True if DDP looks for parameters that a backward pass does not reach; recomputation does not allow it."""
-    if plan.find_unused_parameters is not None:
-        return plan.find_unused_parameters
-    # transformers' own property for this is deprecated
-    recomputes = any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
-    return not (plan.recomputes_activations or recomputes)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from torch import nn
 from trainwright._types import Model, Optimizer
 from trainwright.config import fsdp_config
 from trainwright.config.plans import EnginePlan
-from trainwright.distributed.collectives import background_group
+from trainwright.distributed.collectives import cpu_group
 from trainwright.distributed.world import is_true
 from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from accelerate.utils import FullyShardedDataParallelPlugin
 
-TRANSFORMER_WRAP, SIZE_WRAP = "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"
-FLAGS_OF_VERSION_1 = {"forward_prefetch": False, "use_orig_params": True, "sync_module_states": True}
+FLAGS_OF_VERSION_1 = {
+    "forward_prefetch": False, "use_orig_params": True, "sync_module_states": True, "limit_all_gathers": True,
+}  # fmt: skip
 
 
 def make_fsdp_engine(plan: EnginePlan) -> FSDPEngine:
@@ -56,9 +58,9 @@ class FSDPEngine(ShardedEngine):
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         check_wrapped_classes(model, self._plugin)
-        sharded = self._sharded_of(model)
-        self._sharded = self._shard(model) if sharded is None else sharded
-        return self._sharded  # type: ignore[no-any-return]
+        if (sharded := self._sharded_of(model)) is None:
+            sharded = self._sharded = self._shard(model)
+        return sharded
 
     def _sharded_of(self, model: nn.Module) -> nn.Module | None:
         is_sharded = self._sharded is not None and self.unwrap(self._sharded) is self.unwrap(model)
@@ -67,10 +69,9 @@ class FSDPEngine(ShardedEngine):
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
         return NO_CONTEXT  # parameters are gathered in the type that the forward pass wants
 
-    @contextmanager
-    def generating(self, model: nn.Module) -> Iterator[dict[str, Any]]:
+    def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
         # A process whose text has ended continues with the others: each forward pass is one of all processes.
-        yield {"synced_gpus": True} if self._world_size > 1 else {}
+        return nullcontext({"synced_gpus": True} if self._world_size > 1 else {})
 
     @property
     def writes_parts(self) -> bool:
@@ -78,7 +79,7 @@ class FSDPEngine(ShardedEngine):
 
     def save_parts(self, folder: Path, optimizer: Optimizer | None, *, put: Callable[..., None]) -> None:
         reshard(self._sharded)
-        sharded_state.save(folder, self._sharded, optimizer, put=put, group=background_group())
+        sharded_state.save(folder, self._sharded, optimizer, put=put, group=cpu_group("background"))
 
 
 class FSDP2Engine(FSDPEngine):
@@ -156,34 +157,29 @@ def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> FullySha
 
     if settings is None:
         return FullyShardedDataParallelPlugin()
-    if fsdp_config.version_of(settings) == 1 and on_cpu:
+    version, policy = fsdp_config.version_of(settings), fsdp_config.wrap_policy(settings)
+    if version == 1 and on_cpu:
         raise ArgumentError(
             "fsdp_config: version 1 needs GPUs; on the CPU torch dies when it puts its states together. Leave version "
             "out: 2 works on both."
         )
-    version, policy = fsdp_config.version_of(settings), fsdp_config.wrap_policy(settings)
     chosen: dict[str, Any] = {
         "fsdp_version": version,
         "auto_wrap_policy": policy,
         "cpu_offload": _flag(settings, "cpu_offload", False) and not on_cpu,  # there it is already
         "state_dict_type": settings.get("state_dict_type", "FULL_STATE_DICT"),
-        "activation_checkpointing": _flag(settings, "activation_checkpointing", False),
-        "cpu_ram_efficient_loading": _flag(settings, "cpu_ram_efficient_loading", False),
+        **{name: _flag(settings, name, False) for name in ("activation_checkpointing", "cpu_ram_efficient_loading")},
     }
-    if policy == SIZE_WRAP:
+    if policy == "SIZE_BASED_WRAP":
         chosen["min_num_params"] = int(settings.get("min_num_params", 0))
-    if policy == TRANSFORMER_WRAP and settings.get("transformer_layer_cls_to_wrap"):
+    if policy == "TRANSFORMER_BASED_WRAP" and settings.get("transformer_layer_cls_to_wrap"):
         chosen["transformer_cls_names_to_wrap"] = list(settings["transformer_layer_cls_to_wrap"])
     if version == 2:
-        word = fsdp_config.word_of(settings)
-        is_known = word in fsdp_config.RESHARDS
-        chosen["reshard_after_forward"] = (
-            fsdp_config.RESHARDS[word] if is_known else _flag(settings, "reshard_after_forward", True)
-        )
+        reshards = _flag(settings, "reshard_after_forward", True)
+        chosen["reshard_after_forward"] = fsdp_config.RESHARDS.get(fsdp_config.word_of(settings), reshards)
     else:
         chosen["reshard_after_forward"] = str(settings.get("reshard_after_forward", "full_shard")).upper()
         chosen |= {name: _flag(settings, name, default) for name, default in FLAGS_OF_VERSION_1.items()}
-        chosen["limit_all_gathers"] = _flag(settings, "limit_all_gathers", True)
         chosen["backward_prefetch"] = str(settings.get("backward_prefetch", "NO_PREFETCH")).upper()
     return FullyShardedDataParallelPlugin(**chosen)
 
@@ -207,8 +203,6 @@ def _shard_on_any_device(accelerator: Accelerator, plugin: FullyShardedDataParal
     if state.device.type == "cpu":
         state.device = torch.device("cpu")  # accelerate numbers it by process, and torch wants it without a number
     if mixed != "no" and plugin.fsdp_version == 2:
-        from dataclasses import replace
-
         # What a model computes in fp32, such as its loss, stays so; `_return_fp32_outputs` converts the rest.
         plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
 
@@ -286,9 +280,8 @@ def modules_to_shard(
     in_units: set[nn.Parameter] = set()
     for module in [*model.modules()][:0:-1]:  # those below a module come before it
         inside, own = {*module.modules()}, {*module.parameters()}
-        if isinstance(module, (nn.ModuleList, nn.ModuleDict)) or (later & inside) - {module}:
-            continue
-        if any(owners[parameter] - inside for parameter in own):
+        is_shared = any(owners[parameter] - inside for parameter in own)
+        if is_shared or isinstance(module, (nn.ModuleList, nn.ModuleDict)) or (later & inside) - {module}:
             continue
         size = sum(parameter.numel() for parameter in own - in_units)
         is_large = min_num_params is not None and size >= max(min_num_params, 1)
@@ -300,9 +293,8 @@ def modules_to_shard(
 
 def check_wrapped_classes(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> None:
     """Raises ModelError where the model lacks a class of layers that the plugin wraps, and names similar ones."""
-    names = plugin.transformer_cls_names_to_wrap or ()
     there = {type(module).__name__.removeprefix("FSDP"): None for module in model.modules()}
-    for name in [name for name in names if name not in there]:
+    for name in [name for name in plugin.transformer_cls_names_to_wrap or () if name not in there]:
         near = difflib.get_close_matches(name, there, n=3, cutoff=0.4) or list(there)[:5]
         raise ModelError(
             f"fsdp_config: transformer_layer_cls_to_wrap names {name!r}, and {type(model).__name__} has no such layer. "

@@ -72,22 +72,10 @@ def eval_precision(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None
 
 # Part of the device's name -> operations per second. The first that matches counts, so the longer name comes first.
 PEAK_FLOPS = {
-    "B200": 2.25e15,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "A10G": 70e12,
-    "A10": 125e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "V100": 125e12,
-    "T4": 65e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-    "MI300X": 1307e12,
-}
+    "B200": 2.25e15, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12,
+    "A10G": 70e12, "A10": 125e12, "L40S": 362e12, "L4": 121e12, "V100": 125e12, "T4": 65e12, "RTX 4090": 165e12,
+    "RTX 3090": 71e12, "MI300X": 1307e12,
+}  # fmt: skip
 
 
 def supports_bf16(device: torch.device) -> bool | None:
@@ -102,9 +90,7 @@ def supports_tf32(device: torch.device) -> bool | None:
 
 def peak_flops(device: torch.device) -> float | None:
     """Peak operations per second of a device; None where it is not known."""
-    if device.type != "cuda":
-        return None
-    return peak_of(torch.cuda.get_device_name(device))
+    return peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
 def peak_of(device_name: str) -> float | None:

@@ -75,8 +75,7 @@ class ShardedEngine(DistributedEngine):
         return sharded_state.whole_weights(sharded)
 
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-        sharded = self._sharded_of(model)
-        if sharded is not None:
+        if (sharded := self._sharded_of(model)) is not None:
             reshard(sharded)
         return sharded_state.load_whole_weights(model if sharded is None else sharded, weights)
 
@@ -143,21 +142,19 @@ def check_sharded_parameters(model: nn.Module, plan: EnginePlan) -> None:
             "not, so they would part. Train the adapter with fsdp or DDP, or the model itself."
         )
     if not any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
-        has_plan = getattr(model, "supports_tp_plan", False)
-        raise ModelError(
-            f"parallelism_config.tp_size={parallel.tp}, and {name} is whole in each process. "
-            + (
-                f"Load it in parts: {name}.from_pretrained(..., distributed_config=DistributedConfig(tp_size="
-                f"{parallel.tp}))."
-                if has_plan
-                else f"{name} has no plan for tensor parallelism: use fsdp, or take it apart yourself with "
+        size = f"DistributedConfig(tp_size={parallel.tp})"
+        cure = f"Load it in parts: {name}.from_pretrained(..., distributed_config={size})."
+        if not getattr(model, "supports_tp_plan", False):
+            cure = (
+                f"{name} has no plan for tensor parallelism: use fsdp, or take it apart yourself with "
                 "torch.distributed.tensor.parallel.parallelize_module."
             )
-        )
+        raise ModelError(f"parallelism_config.tp_size={parallel.tp}, and {name} is whole in each process. {cure}")
     beside = [n for n, p in model.named_parameters() if p.requires_grad and not hasattr(p, "device_mesh")]
-    if beside and parallel.dp_replicate * parallel.dp_shard > 1:
+    num_replicas = parallel.dp_replicate * parallel.dp_shard
+    if beside and num_replicas > 1:
         raise ModelError(
-            f"{len(beside)} trainable weights of {name} ({beside[0]}, ...) are not sharded over the "
-            f"{parallel.dp_replicate * parallel.dp_shard} processes with data of their own: their gradients would not "
-            "be averaged. Load the model with DistributedConfig(tp_size=..., fsdp_size=...)."
+            f"{len(beside)} trainable weights of {name} ({beside[0]}, ...) are not sharded over the {num_replicas} "
+            "processes with data of their own: their gradients would not be averaged. Load the "
+            "model with DistributedConfig(tp_size=..., fsdp_size=...)."
         )

@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 
 from trainwright._types import Optimizer, StateDict
+from trainwright.distributed.collectives import Group
 from trainwright.errors import CheckpointError
 from trainwright.tensor_tree import map_nested
 
@@ -56,12 +57,7 @@ KNOWN = {
 
 
 def save(
-    folder: Path,
-    model: nn.Module,
-    optimizer: Optimizer | None,
-    *,
-    put: Callable[..., None],
-    group: dist.ProcessGroup | None,
+    folder: Path, model: nn.Module, optimizer: Optimizer | None, *, put: Callable[..., None], group: Group
 ) -> None:
     """Writes this process's part of a sharded model, and of its optimizer unless that is None. All processes call it.
 
@@ -99,12 +95,11 @@ def _dress(outer: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     return dressed
 
 
-def _write(state: StateDict, folder: Path, group: dist.ProcessGroup | None) -> None:
+def _write(state: StateDict, folder: Path, group: Group) -> None:
     try:
         save_shards(state, storage_writer=FileSystemWriter(folder), process_group=group)
     except CheckpointException as error:  # torch's is no Exception; the first failure is, in all processes
-        first, _ = next(iter(error.failures.values()))
-        raise first from None
+        raise next(iter(error.failures.values()))[0] from None
 
 
 def has_weights(folder: Path) -> bool:
@@ -137,8 +132,7 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
 
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """Gathers whole tensors on the CPU in the main process; none in the others. All processes call it."""
-    weights: Any = get_model_state_dict(model, options=_options(model, whole=True))
-    return weights  # type: ignore[no-any-return]
+    return get_model_state_dict(model, options=_options(model, whole=True))  # type: ignore[return-value]
 
 
 def load_whole_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
@@ -148,10 +142,7 @@ def load_whole_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) ->
 
 
 def whole_optimizer_state(model: nn.Module, optimizer: Optimizer) -> StateDict:
-    """Gathers the state of a sharded optimizer as one process alone would have it, with parameters by number.
-
-    All processes call it; it is empty in all but the main process.
-    """
+    """Gathers into the main process the state as one process would have it, by number; all processes call it."""
     named: Any = get_optimizer_state_dict(model, optimizer, options=_options(model, whole=True))
     if not named:
         return {}
@@ -176,11 +167,9 @@ def load_whole_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Ma
     set_optimizer_state_dict(model, optimizer, named, options=StateDictOptions(full_state_dict=True))
 
 
-def _options(model: nn.Module, *, whole: bool = False) -> Any:
-    is_adapter = hasattr(model, "peft_config")
-    return StateDictOptions(
-        full_state_dict=whole, cpu_offload=whole and dist.get_world_size() > 1, ignore_frozen_params=is_adapter
-    )
+def _options(model: nn.Module, *, whole: bool = False) -> StateDictOptions:
+    offload, is_adapter = whole and dist.get_world_size() > 1, hasattr(model, "peft_config")
+    return StateDictOptions(full_state_dict=whole, cpu_offload=offload, ignore_frozen_params=is_adapter)
 
 
 # -- the safe reader --------------------------------------------------------------------------------------------------
@@ -235,7 +224,6 @@ class SafePlanner(DefaultLoadPlanner):
     """Reads entries that are no tensors as plain numbers and strings."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Reads an entry that is no tensor."""
         plain = torch.load(value, weights_only=True)
         set_element(self.original_state_dict, self.mappings[read_item.dest_index.fqn], plain)
 
@@ -253,8 +241,8 @@ class _Unpickler(pickle.Unpickler):
 
 def _places(metadata: Metadata, under: str) -> StateDict:
     """Returns empty tensors for all tensors of an entry; names keep their dots."""
-    found: StateDict = {}
-    for name, one in metadata.state_dict_metadata.items():
-        if name.startswith(f"{under}.") and isinstance(one, TensorStorageMetadata):
-            found[name.removeprefix(f"{under}.")] = torch.empty(one.size, dtype=one.properties.dtype)
-    return found
+    return {
+        name.removeprefix(f"{under}."): torch.empty(one.size, dtype=one.properties.dtype)
+        for name, one in metadata.state_dict_metadata.items()
+        if name.startswith(f"{under}.") and isinstance(one, TensorStorageMetadata)
+    }

@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -26,6 +26,11 @@ from trainwright.state.run_state import RunState
 from trainwright.tensor_tree import find_batch_size, map_nested, nested_numpify
 
 logger = logging.getLogger(__name__)
+
+Step: TypeAlias = tuple[torch.Tensor | None, Nested, Nested]  # loss, logits and labels of a batch
+# Names of the arguments of a metric's `update`.
+PREDICTIONS = ("predictions", "preds", "pred", "y_pred", "logits", "input")
+REFERENCES = ("references", "target", "targets", "labels", "label_ids", "y_true")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +89,9 @@ def _collect(
         found_labels = found_labels or step[2] is not None
         if session.needs_labels and session.compute_metrics is not None and step[2] is None and not session.loss_only:
             lacking = lacking or inputs
-        shown = _shown(session, hooks, inputs)
+        shown = None
+        if "inputs" in session.plan.include:  # the whole batch for metrics that take batches, else the main input
+            shown = hooks._prepare_input(inputs if session.plan.streams_metrics else inputs[session.main_input])
         results.add(inputs, step, rows=rows or 1, shown=shown, counts=counts, is_last=is_last)
         del step  # or this batch's output would lie beside the next one's
         session.events.fire("on_prediction_step", run)
@@ -92,13 +99,6 @@ def _collect(
     if lacking is not None:
         warn_no_labels(session.label_names, lacking)
     return num_seen, found_labels
-
-
-def _shown(session: EvalContext, hooks: EvalHooks, inputs: Batch) -> Nested:
-    """Returns the inputs for metrics: the whole batch where they take batches, else the main input."""
-    if "inputs" not in session.plan.include:
-        return None
-    return hooks._prepare_input(inputs if session.plan.streams_metrics else inputs[session.main_input])
 
 
 def warn_no_labels(label_names: Sequence[str], inputs: Batch) -> None:
@@ -120,11 +120,10 @@ def _num_samples(dataloader: object, hooks: EvalHooks) -> int | None:
 def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
     """Yields each batch, and whether it is the last one."""
     iterator = iter(batches)
-    current = next(iterator, None)
-    while current is not None:
+    following = next(iterator, None)
+    while (current := following) is not None:
         following = next(iterator, None)
         yield current, following is None
-        current = following
 
 
 # -- losses, predictions and metrics of the batches ------------------------------------------------------------------
@@ -155,17 +154,13 @@ class LossAverage:
         values = torch.stack(self.values).cpu().double()
         weights = torch.stack([torch.as_tensor(w).cpu() for w in self.weights]).double()
         counts = weights > 0
-        finite = counts & torch.isfinite(values)
-        sums = [_weighted(values, weights, counts), _weighted(values, weights, finite)]
+        chosen = (counts, counts & torch.isfinite(values))
+        sums = [torch.stack([(values[some] * weights[some]).sum(), weights[some].sum()]) for some in chosen]
         sums.append(torch.stack([values.sum(), torch.tensor(float(len(values)), dtype=torch.float64)]))
         every, only_finite, unweighted = total(torch.stack(sums)).cpu()
-        chosen = only_finite if skip_non_finite and only_finite[1] > 0 else every
-        chosen = chosen if chosen[1] > 0 else unweighted
-        return float(chosen[0] / chosen[1])
-
-
-def _weighted(values: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    return torch.stack([(values[chosen] * weights[chosen]).sum(), weights[chosen].sum()])
+        result = only_finite if skip_non_finite and only_finite[1] > 0 else every
+        result = result if result[1] > 0 else unweighted
+        return float(result[0] / result[1])
 
 
 class PredictionAccumulator:
@@ -182,21 +177,12 @@ class PredictionAccumulator:
             self._stream = StreamingMetric(metrics, session.device)
         self._by_batch = self._stream is None and plan.streams_metrics and metrics is not None
         storage = ArrayStorage(share=plan.memory_share, folder=plan.spill_folder)
-        self._logits, self._labels, self._inputs, self._losses = (
+        self._collectors = [  # of logits, labels, inputs and losses
             NestedCollector(num_samples, concat=plan.concat_batches, move_every=plan.move_every, storage=storage)
             for _ in range(4)
-        )
+        ]
 
-    def add(
-        self,
-        inputs: Batch,
-        step: tuple[torch.Tensor | None, Nested, Nested],
-        *,
-        rows: int,
-        shown: Nested,
-        counts: bool,
-        is_last: bool,
-    ) -> None:
+    def add(self, inputs: Batch, step: Step, *, rows: int, shown: Nested, counts: bool, is_last: bool) -> None:
         """Adds one batch of so many rows, and `shown`, its inputs for metrics.
 
         `step` is loss, logits and labels, as `prediction_step` returns them. Nothing is kept of a batch that does not
@@ -218,11 +204,8 @@ class PredictionAccumulator:
         logits, labels, shown, losses = (session.gather(part if counts else _no_rows(part)) for part in parts)
         if logits is not None and labels is not None:
             self._feed(logits, labels, shown, losses, is_last=is_last)
-        if not session.keeps_results:
-            return
-        collectors = (self._logits, self._labels, self._inputs, self._losses)
-        for collector, value in zip(collectors, (logits, labels, shown, losses), strict=True):
-            if value is not None:
+        for collector, value in zip(self._collectors, (logits, labels, shown, losses), strict=True):
+            if session.keeps_results and value is not None:
                 collector.add(value)
 
     def _feed(self, logits: Nested, labels: Nested, shown: Nested, losses: Nested, *, is_last: bool) -> None:
@@ -237,8 +220,7 @@ class PredictionAccumulator:
     def output(self, prefix: str, *, num_samples: int, found_labels: bool) -> EvalLoopOutput:
         """Returns the results; `num_samples` were seen by all processes, and metrics are named `<prefix>_...`."""
         session = self.session
-        collectors = (self._logits, self._labels, self._inputs, self._losses)
-        predictions, labels, inputs, losses = (collector.result() for collector in collectors)
+        predictions, labels, inputs, losses = (collector.result() for collector in self._collectors)
         if self._stream is not None:
             self._metrics = self._stream.result() if found_labels else {}
         elif predictions is not None and labels is not None and session.compute_metrics and not self._by_batch:
@@ -260,11 +242,9 @@ def _prefixed(metrics: object, prefix: str, losses: dict[str, float]) -> dict[st
             f"compute_metrics returned a metric named {names[0]!r} (a {type(names[0]).__name__}); names are text, for "
             f"example {f'class_{names[0]}'!r}."
         )
-    named = dict(losses)
-    for name, value in plain_numbers(metrics).items():
-        if name not in losses:
-            named[name if name.startswith(f"{prefix}_") else f"{prefix}_{name}"] = value
-    return named
+    plain = {name: value for name, value in plain_numbers(metrics).items() if name not in losses}
+    start = f"{prefix}_"
+    return losses | {name if name.startswith(start) else f"{start}{name}": value for name, value in plain.items()}
 
 
 def _no_rows(value: object) -> Nested:
@@ -275,10 +255,6 @@ def _no_rows(value: object) -> Nested:
 
 
 # -- metrics with a state of their own ------------------------------------------------------------------------------
-
-
-PREDICTIONS = ("predictions", "preds", "pred", "y_pred", "logits", "input")
-REFERENCES = ("references", "target", "targets", "labels", "label_ids", "y_true")
 
 
 def is_streaming(metric: object) -> bool:
@@ -299,7 +275,6 @@ class StreamingMetric:
         self._takes_arrays = not callable(getattr(metric, "update", None))
         self._feed: Callable[..., object] = metric.add_batch if self._takes_arrays else metric.update
         self._names = _names_of(self._feed)
-        self._name = type(metric).__name__
         if callable(getattr(metric, "reset", None)):
             metric.reset()
         if isinstance(metric, torch.nn.Module) and device is not None:
@@ -325,10 +300,11 @@ class StreamingMetric:
         value = self._metric.compute()
         if isinstance(value, Mapping):
             return dict(value)
+        name = type(self._metric).__name__
         if isinstance(python_number(value), (int, float)):
-            return {self._name: value}
+            return {name: value}
         raise DataError(
-            f"{self._name}.compute() returned a {type(value).__name__}; it must return a dict of names and numbers, or "
+            f"{name}.compute() returned a {type(value).__name__}; it must return a dict of names and numbers, or "
             "one number."
         )
 

@@ -30,18 +30,15 @@ class Task:
     labels: torch.Tensor | None  # the answers, one row for each sample; None where the batch has none
     for_loss: Batch | None  # the batch that the loss is taken on; None without labels
     prompt_width: int = 0  # tokens at the start of each generated row that repeat the prompt
-    # whether the rows for the loss are made of a prompt and an answer that the batch has separately
-    is_joined: bool = False
+    is_joined: bool = False  # whether `for_loss` joins prompts and answers that the batch has separately
 
 
 def task_of(batch: Batch, label_names: Sequence[str]) -> Task:
     """Makes the task of an encoder-decoder model: its inputs are all entries but the labels and those made of them."""
-    labels = batch.get("labels")
-    made_of_labels: set[str] = set()
-    decoder_input = batch.get("decoder_input_ids")
+    labels, decoder_input = batch.get("labels"), batch.get("decoder_input_ids")
+    skipped = {"labels", *label_names}
     if labels is not None and decoder_input is not None and labels.shape == decoder_input.shape:
-        made_of_labels = {"decoder_input_ids", "decoder_attention_mask"}  # it would only have to go on from the answer
-    skipped = {"labels", *label_names} | made_of_labels
+        skipped |= {"decoder_input_ids", "decoder_attention_mask"}  # made of the labels: nothing would be left to write
     inputs = {name: value for name, value in batch.items() if name not in skipped}
     return Task(inputs=inputs, labels=labels, for_loss=None if labels is None else dict(batch))
 
@@ -50,9 +47,10 @@ def prompted_task_of(batch: Batch, label_names: Sequence[str], *, pad_token_id: 
     """Makes the task of a model that continues its prompt, padded at the left; DataError where there is no prompt."""
     ids, labels = batch["input_ids"], batch.get("labels")
     mask = whole = _mask_of(batch, pad_token_id)
-    together = labels is not None and _repeats(ids, labels)
-    if together and labels is not None:
-        mask = mask & (labels.ne(IGNORE_INDEX).cumsum(dim=1) == 0)
+    together = False
+    if labels is not None and ids.shape == labels.shape:
+        together = bool((labels.eq(ids) | labels.eq(IGNORE_INDEX)).all())  # they are the labels of the input itself
+        mask = mask & (labels.ne(IGNORE_INDEX).cumsum(dim=1) == 0) if together else mask
     _check_prompts(mask, together=together)
     inputs = _prompts(batch, mask, skipped={"labels", *label_names}, pad_token_id=pad_token_id)
     width = inputs["input_ids"].shape[1]
@@ -67,10 +65,7 @@ def prompted_task_of(batch: Batch, label_names: Sequence[str], *, pad_token_id: 
 
 
 def pack(rows: torch.Tensor, keep: torch.Tensor, *, fill: int, at_right: bool = False) -> torch.Tensor:
-    """Moves the entries that the mask `keep` has in rows (batch, tokens) to one edge, in their order; fills the others.
-
-    Returns rows as wide as the longest.
-    """
+    """Moves the entries of rows (batch, tokens) that a mask keeps to one edge, in order; as wide as the longest row."""
     width = int(keep.sum(dim=1).max()) if keep.numel() else 0
     order = keep.to(torch.uint8).argsort(dim=1, stable=True, descending=not at_right)
     packed = rows.gather(1, order).masked_fill(~keep.gather(1, order), fill)
@@ -104,8 +99,7 @@ def new_tokens(generated: Nested, task: Task, *, batch_size: int) -> torch.Tenso
             f"generate() gave {rows.shape[0]} rows for {batch_size} samples; predictions need the same number of rows "
             "for each sample. Return num_return_sequences rows for each."
         )
-    prompt = task.inputs.get("input_ids")
-    width = task.prompt_width
+    prompt, width = task.inputs.get("input_ids"), task.prompt_width
     # Models that embed the prompt themselves give back what is new and nothing else.
     if width == 0 or rows.shape[1] < width or prompt is None:
         return rows
@@ -117,23 +111,13 @@ def _mask_of(batch: Batch, pad_token_id: int) -> torch.Tensor:
     mask: torch.Tensor | None = batch.get("attention_mask")
     if mask is not None and mask.shape == ids.shape:
         return mask.bool()
-    if "labels" not in batch or batch["labels"].shape != ids.shape:
-        at_end = ids[:, -1].eq(pad_token_id)
-        if bool(at_end.any()):
-            raise DataError(
-                "A batch of prompts has padding at its right end and no attention_mask to tell which tokens are "
-                "padding. Let the collator pad on the left (tokenizer.padding_side = 'left'), or return an "
-                "attention_mask."
-            )
+    is_prompt = "labels" not in batch or batch["labels"].shape != ids.shape
+    if is_prompt and bool(ids[:, -1].eq(pad_token_id).any()):
+        raise DataError(
+            "A batch of prompts has padding at its right end and no attention_mask to tell which tokens are padding. "
+            "Let the collator pad on the left (tokenizer.padding_side = 'left'), or return an attention_mask."
+        )
     return torch.ones_like(ids, dtype=torch.bool)
-
-
-def _repeats(ids: torch.Tensor, labels: torch.Tensor) -> bool:
-    """Returns True if the labels are those of the input itself, -100 where there is none."""
-    if ids.shape != labels.shape:
-        return False
-    counts = labels.ne(IGNORE_INDEX)
-    return bool((labels.eq(ids) | ~counts).all())
 
 
 def _check_prompts(mask: torch.Tensor, *, together: bool) -> None:
@@ -152,9 +136,8 @@ def _prompts(batch: Batch, keep: torch.Tensor, *, skipped: set[str], pad_token_i
     """Returns the prompts and their masks at the right edge; entries without a token dimension stay as they are."""
     ids: torch.Tensor = batch["input_ids"]
     moved: Batch = {}
-    for name, value in batch.items():
-        if name in skipped or name in ("position_ids", "attention_mask"):  # positions follow from the mask
-            continue
+    skipped = {*skipped, "position_ids", "attention_mask"}  # positions follow from the mask
+    for name, value in ((name, value) for name, value in batch.items() if name not in skipped):
         along = isinstance(value, torch.Tensor) and value.shape == ids.shape
         fill = pad_token_id if name == "input_ids" else 0
         moved[name] = pack(value, keep, fill=fill, at_right=True) if along else value
@@ -180,8 +163,8 @@ def _joined(batch: Batch, prompts: Batch, labels: torch.Tensor, *, pad_token_id:
     keep = torch.cat([mask, is_answer], dim=1)
     tokens = torch.cat([ids, labels], dim=1)
     targets = torch.cat([torch.full_like(ids, IGNORE_INDEX), labels], dim=1)
-    like_tokens = {name for name, value in batch.items() if getattr(value, "shape", None) == batch["input_ids"].shape}
-    others = {name: value for name, value in batch.items() if name not in like_tokens | {"labels"}}
+    shape = batch["input_ids"].shape
+    others = {n: value for n, value in batch.items() if n != "labels" and getattr(value, "shape", None) != shape}
     return {
         **others,
         "input_ids": pack(tokens, keep, fill=pad_token_id),

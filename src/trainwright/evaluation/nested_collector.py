@@ -104,9 +104,8 @@ def gather_results(value: object, gather_objects: Callable[[Nested], list[Nested
     """Gathers a nested value of all processes: lists have an entry for each sample and are joined, tensors by rows."""
     if value is None:
         return None
-    return joined(
-        gather_objects(map_nested(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, value))
-    )
+    on_cpu = map_nested(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, value)
+    return joined(gather_objects(on_cpu))
 
 
 def joined(values: list[Nested]) -> Nested:
@@ -148,16 +147,6 @@ class ArrayStorage:
         if size_bytes <= self._left_bytes or size_bytes == 0 or dtype.hasobject:
             self._left_bytes -= size_bytes
             return np.empty(shape, dtype=dtype)
-        self._tell(size_bytes)
-        with tempfile.TemporaryFile(prefix=".trainwright-results-", dir=self._folder) as file:
-            return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
-
-    def give_back(self, array: Array) -> None:
-        """Counts the memory of an array as free again."""
-        if not isinstance(array, np.memmap):
-            self._left_bytes += array.nbytes
-
-    def _tell(self, size_bytes: int) -> None:
         if not self._has_told:
             logger.warning(
                 "The results of this evaluation need %.1f GB and little more than %.1f GB of memory are free: they go "
@@ -165,6 +154,13 @@ class ArrayStorage:
                 "keeps less.", size_bytes / 1e9, max(self._left_bytes, 0) / 1e9, self._folder or tempfile.gettempdir(),
             )  # fmt: skip
         self._has_told = True
+        with tempfile.TemporaryFile(prefix=".trainwright-results-", dir=self._folder) as file:
+            return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
+
+    def give_back(self, array: Array) -> None:
+        """Counts the memory of an array as free again."""
+        if not isinstance(array, np.memmap):
+            self._left_bytes += array.nbytes
 
 
 BLOCK_BYTES = 1 << 24
@@ -180,18 +176,13 @@ class GrowingArray:
     """
 
     def __init__(self, num_rows: int | None, storage: ArrayStorage) -> None:
-        self._expected = num_rows
-        self._storage = storage
+        self._expected, self._storage = num_rows, storage
         self._array: Any = None  # numpy's array or memmap; None before the first rows
-        self._num = 0
         self._widths: tuple[int, ...] = ()
-        self._is_padded = False
+        self._num, self._is_padded = 0, False
 
     def add(self, rows: npt.ArrayLike) -> None:
-        """Appends an array of shape (rows, ...), whose other dimensions may differ from those of earlier rows.
-
-        Raises DataError for another number of dimensions, and for what is no array at all.
-        """
+        """Appends an array of shape (rows, ...); another number of dimensions than before is a DataError."""
         rows = np.atleast_1d(np.asarray(rows))
         if self._array is None:
             self._widths = rows.shape[1:]
@@ -264,6 +255,5 @@ def _region(first: int, last: int, widths: tuple[int, ...]) -> tuple[slice, ...]
 
 def _blocks(array: Array, num: int) -> list[tuple[int, int]]:
     """Cuts the first `num` rows into pieces of some megabytes."""
-    row_bytes = max(1, array.nbytes // max(1, len(array)))
-    size = max(1, BLOCK_BYTES // row_bytes)
+    size = max(1, BLOCK_BYTES // max(1, array.nbytes // max(1, len(array))))
     return [(first, min(first + size, num)) for first in range(0, num, size)]

@@ -28,12 +28,10 @@ class EvalPrediction:
     """
 
     def __init__(self, predictions: Nested, label_ids: Nested, inputs: Nested = None, losses: Nested = None) -> None:
-        self.predictions = predictions
-        self.label_ids = label_ids
-        self.inputs = inputs
-        self.losses = losses
-        self.elements: tuple[Nested, ...] = (predictions, label_ids)
-        self.elements += tuple(extra for extra in (inputs, losses) if extra is not None)
+        self.predictions, self.label_ids = predictions, label_ids
+        self.inputs, self.losses = inputs, losses
+        extras = (extra for extra in (inputs, losses) if extra is not None)
+        self.elements: tuple[Nested, ...] = (predictions, label_ids, *extras)
 
     def __iter__(self) -> Iterator[Nested]:
         return iter(self.elements)
@@ -73,12 +71,9 @@ class TrainOutput(NamedTuple):
 
 
 def split_outputs(outputs: Nested, ignore_keys: Sequence[str], *, has_loss: bool) -> Nested:
-    """Returns the predictions in a model's output, detached, alone if there is one: no loss and no ignored entry.
-
-    The loss is the entry `loss` of a mapping, the first element of a tuple, if `has_loss`.
-    """
+    """Returns the predictions in a model's output, detached, alone if there is one: no loss, no ignored entry."""
     if isinstance(outputs, Mapping):
-        skipped = {*ignore_keys, "loss"} if has_loss else set(ignore_keys)
+        skipped = {*ignore_keys, *(["loss"] if has_loss else [])}
         logits: Nested = tuple(value for key, value in outputs.items() if key not in skipped and value is not None)
     else:
         logits = outputs[1:] if has_loss else outputs
@@ -88,30 +83,21 @@ def split_outputs(outputs: Nested, ignore_keys: Sequence[str], *, has_loss: bool
     return logits[0] if isinstance(logits, (tuple, list)) and len(logits) == 1 else logits
 
 
-def labels_of(inputs: Batch, label_names: Sequence[str]) -> Nested:
-    """Returns the labels of a batch, detached, alone if there is one kind; read before the loss, which may pop them."""
-    labels = nested_detach(tuple(inputs.get(name) for name in label_names))
-    return labels[0] if len(labels) == 1 else labels
-
-
 def prediction_step(
-    inputs: Batch,
-    *,
-    label_names: Sequence[str],
-    returns_loss: bool,
-    loss_only: bool,
-    ignore_keys: Sequence[str],
-    loss_and_outputs: Callable[[Batch], tuple[torch.Tensor, Nested]],
-    outputs_only: Callable[[Batch], Nested],
-) -> tuple[torch.Tensor | None, Nested, Nested]:
+    inputs: Batch, *, label_names: Sequence[str], returns_loss: bool, loss_only: bool, ignore_keys: Sequence[str],
+    loss_and_outputs: Callable[[Batch], tuple[torch.Tensor, Nested]], outputs_only: Callable[[Batch], Nested],
+) -> tuple[torch.Tensor | None, Nested, Nested]:  # fmt: skip
     """Returns loss, logits and labels of a batch on the device, detached, each None where there is none.
 
     `loss_and_outputs` runs the model where the batch has all labels, or none are needed for a loss (`returns_loss`);
     `outputs_only` runs it without a loss. With `loss_only`, logits and labels are left out.
     """
-    has_labels = bool(label_names) and all(inputs.get(name) is not None for name in label_names)
-    with_loss = has_labels or (not label_names and returns_loss)
-    labels = labels_of(inputs, label_names) if with_loss and not loss_only else None
+    has_labels = all(inputs.get(name) is not None for name in label_names)
+    with_loss = has_labels if label_names else returns_loss
+    labels: Nested = None
+    if with_loss and not loss_only:  # read before the loss, which may pop them
+        labels = nested_detach(tuple(inputs.get(name) for name in label_names))
+        labels = labels[0] if len(labels) == 1 else labels
     with torch.no_grad():
         if with_loss:
             loss, outputs = loss_and_outputs(inputs)

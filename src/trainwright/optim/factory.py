@@ -1,30 +1,37 @@
-"""Builds an optimizer over a model from a class and its arguments: parameter groups, their decay, their rates."""
+"""Builds an optimizer: its class and arguments by the name in `args.optim`, its parameter groups by the model.
+
+The arguments follow from the fields of the run and from the text of `optim_args`.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import logging
-from collections.abc import Callable, Iterable
-from typing import cast
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, cast
 
-import torch
+from packaging.requirements import Requirement
 from torch import nn
 from torch.optim import Optimizer
 
 from trainwright.config.protocol import Arguments
-from trainwright.errors import ArgumentError
-from trainwright.optim.optimizer_class import Kwargs, OptimizerClass, depends_on_the_model, spec_of
-from trainwright.optim.own_optimizers import LayerWiseDummyOptimizer, step_in_backward
-from trainwright.optim.parameter_groups import (
-    Group,
-    decay_groups,
-    own_rates,
-    rates_by_id,
-    sets_own_rates,
-    split_by_rate,
-    with_decay,
-)
+from trainwright.errors import ArgumentError, MissingPackageError, did_you_mean
+from trainwright.optim import parameter_groups
+from trainwright.optim.optimizer_table import OPTIMIZERS, UNSET, OptimizerSpec, Options, one_process
+from trainwright.optim.own_optimizers import LayerWiseDummyOptimizer, muon_groups, step_in_backward
+from trainwright.optim.parameter_groups import Group, sets_own_rates
 
 logger = logging.getLogger(__name__)
+
+OptimizerClass = Callable[..., Optimizer]
+Kwargs = dict[str, Any]  # arguments of a class that this file knows by name only
+ADAM_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}
+
+
+# -- the optimizer of a model -----------------------------------------------------------------------------------------
 
 
 def build_optimizer(
@@ -47,18 +54,17 @@ def build_optimizer(
     given = kwargs.pop("optimizer_dict" if holds_groups else "params", None)
     groups = _groups(given, model, args, decay_names)
     if "optimizer_dict" in kwargs:
-        return _layerwise(cls, kwargs.pop("optimizer_dict"), kwargs, model, args, groups)
-    optimizer = cls(groups, **kwargs)
-    _adapt(optimizer, model)
-    return optimizer
+        return _layerwise(cls, kwargs, model, args, groups)
+    return _adapted(cls(groups, **kwargs), model)
 
 
-def _adapt(optimizer: Optimizer, model: nn.Module) -> None:
-    """Makes an optimizer of another package savable and resumable; torch's are."""
+def _adapted(optimizer: Optimizer, model: nn.Module) -> Optimizer:
+    """Returns an optimizer that can be saved and resumed: torch's can, those of other packages are changed."""
     if not type(optimizer).__module__.startswith("torch."):
         from trainwright.optim.third_party_state import adapt
 
         adapt(optimizer, model)
+    return optimizer
 
 
 def is_optimizer_factory(optimizer_cls_or_factory: object) -> bool:
@@ -67,23 +73,19 @@ def is_optimizer_factory(optimizer_cls_or_factory: object) -> bool:
     Args:
         optimizer_cls_or_factory: first element of `optimizer_cls_and_kwargs`.
     """
-    return not (
-        isinstance(optimizer_cls_or_factory, type) and issubclass(optimizer_cls_or_factory, torch.optim.Optimizer)
-    )
+    return not (isinstance(optimizer_cls_or_factory, type) and issubclass(optimizer_cls_or_factory, Optimizer))
 
 
 def _groups(
     given: Iterable[Group] | None, model: nn.Module, args: Arguments, decay_names: Iterable[str]
 ) -> list[Group]:
     if given is None:
-        groups = decay_groups(model, decay_names, args.weight_decay)
+        groups = parameter_groups.decay_groups(model, decay_names, args.weight_decay)
     elif depends_on_the_model(spec_of(args)[1]):  # made by the name
-        groups = with_decay(given, model, decay_names, args.weight_decay)
+        groups = parameter_groups.with_decay(given, model, decay_names, args.weight_decay)
     else:  # a user's own, which say everything themselves
         groups = list(given)
-    if sets_own_rates(args):
-        groups = split_by_rate(groups, rates_by_id(model, own_rates(model, args)))
-    return groups
+    return parameter_groups.with_own_rates(groups, model, args) if sets_own_rates(args) else groups
 
 
 def _over_the_model(cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, args: Arguments) -> Optimizer:
@@ -101,27 +103,20 @@ def _over_the_model(cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, args:
     from trainwright.optim.third_party_state import release_lomo_hooks
 
     release_lomo_hooks(model)
-    optimizer = cls(kwargs.pop("model"), **kwargs)
-    _adapt(optimizer, model)
-    return optimizer
+    return _adapted(cls(kwargs.pop("model"), **kwargs), model)
 
 
 def _layerwise(
-    cls: OptimizerClass,
-    parts: dict[nn.Parameter, Optimizer],
-    kwargs: Kwargs,
-    model: nn.Module,
-    args: Arguments,
-    groups: list[Group],
+    cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, args: Arguments, groups: list[Group]
 ) -> Optimizer:
+    parts: dict[nn.Parameter, Optimizer] = kwargs.pop("optimizer_dict")
     _say_nothing_is_clipped(args)
     for group in groups:
         own: Group = {name: group[name] for name in ("lr", "weight_decay") if name in group}
-        for parameter in group["params"]:
-            if parameter in parts:
-                parts[parameter].param_groups[0].update(own)
+        for parameter in parts.keys() & {*group["params"]}:
+            parts[parameter].param_groups[0].update(own)
     for part in parts.values():
-        _adapt(part, model)
+        _adapted(part, model)
     optimizer = cls(parts, **kwargs)
     step_in_backward(cast(LayerWiseDummyOptimizer, optimizer))
     return optimizer
@@ -133,3 +128,139 @@ def _say_nothing_is_clipped(args: Arguments) -> None:
             "max_grad_norm=%s has no effect with optim=%r: gradients are used and freed during the backward pass.",
             args.max_grad_norm, spec_of(args)[0],
         )  # fmt: skip
+
+
+# -- its class and arguments, by its name -----------------------------------------------------------------------------
+
+
+def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) -> tuple[OptimizerClass, Kwargs]:
+    """Returns class and keyword arguments for `args.optim`; some optimizers make their own groups, and need the model.
+
+    Their groups are among the arguments as "params"; "optimizer_dict" (layer-wise) and "model" (LOMO) stand for what
+    the class takes in place of groups. Settings that contradict the optimizer, and a missing package, are errors.
+    """
+    name, spec = spec_of(args)
+    problems = [message for limit in spec.limits if (message := limit(name, args))]
+    if problems:
+        raise ArgumentError("\n".join(problems))
+    given = parse_optim_args(args.optim_args)
+    warn_of_unknown_names(name, given, {**spec.options, **spec.projects})
+    cls = load_class(name, spec)
+    kwargs = {"lr": args.learning_rate, **_from_args(spec, args), **read(name, given, spec.options), **spec.fixed}
+    if "beta3" in kwargs:  # AdEMAMix takes its three in one
+        first, second = kwargs["betas"]
+        kwargs["betas"] = (kwargs.pop("beta1", first), kwargs.pop("beta2", second), kwargs.pop("beta3"))
+    if not depends_on_the_model(spec):
+        return cls, kwargs
+    if model is None:
+        raise ArgumentError(f"optim={name!r} depends on the model: call get_optimizer_cls_and_kwargs(args, model).")
+    if spec.whole_model:
+        return cls, {**kwargs, "model": model}
+    if not spec.projects:
+        return cls, {**kwargs, "params": muon_groups(model)}
+    settings = {**read(name, given, spec.projects), **(_adam(args) if spec.projects_adam else {})}
+    return _projected(cls, kwargs, model, args, settings)
+
+
+def steps_in_backward(args: Arguments) -> bool:
+    """Returns True if the optimizer that `args.optim` names updates weights while gradients are computed."""
+    return one_process in spec_of(args)[1].limits
+
+
+def spec_of(args: Arguments) -> tuple[str, OptimizerSpec]:
+    """Returns the name in `args.optim` and its row of the table."""
+    name = str(getattr(args.optim, "value", args.optim))
+    if name not in OPTIMIZERS:
+        raise ArgumentError(f"optim={name!r} is no optimizer. There are: {', '.join(sorted(OPTIMIZERS))}.")
+    return name, OPTIMIZERS[name]
+
+
+def depends_on_the_model(spec: OptimizerSpec) -> bool:
+    """Returns True if the arguments hold groups of the model's parameters, or the model itself."""
+    return spec.whole_model or bool(spec.projects) or spec.path.endswith(":MuonWithAdamW")
+
+
+def _projected(
+    cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, args: Arguments, settings: Kwargs
+) -> tuple[OptimizerClass, Kwargs]:
+    name, spec = spec_of(args)
+    chosen = parameter_groups.target_parameters(model, args.optim_target_modules, optimizer=name)
+    groups = parameter_groups.projected_groups(model, chosen, settings)
+    if not spec.layerwise:
+        return cls, {**kwargs, "params": groups}
+    parts = {
+        p: cls([{"params": [p], **(settings if name in chosen else {})}], **kwargs)
+        for name, p in model.named_parameters() if p.requires_grad
+    }  # fmt: skip
+    return LayerWiseDummyOptimizer, {**kwargs, "params": groups, "optimizer_dict": parts}
+
+
+def _from_args(spec: OptimizerSpec, args: Arguments) -> Kwargs:
+    kwargs: Kwargs = {}
+    if spec.adam == "betas":
+        kwargs["betas"] = _adam(args)["betas"]
+    elif spec.adam != "no":
+        always, adam = spec.adam == "always", _adam(args)
+        kwargs |= {name: value for name, value in adam.items() if always or value != ADAM_DEFAULTS[name]}
+    if spec.decay:
+        kwargs["weight_decay"] = args.weight_decay
+    if spec.warmup:
+        kwargs["warmup_steps"] = args.get_warmup_steps(args.max_steps)
+    return kwargs
+
+
+def _adam(args: Arguments) -> Kwargs:
+    return {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+
+
+def load_class(name: str, spec: OptimizerSpec) -> OptimizerClass:
+    """Imports the class of the optimizer that `args.optim` names; MissingPackageError where its package fails."""
+    module, _, attribute = spec.path.partition(":")
+    if spec.package is None:
+        return cast(OptimizerClass, getattr(importlib.import_module(module), attribute))
+    package, found = Requirement(spec.package), None
+    cure = f"Install it: pip install --upgrade {shlex.quote(spec.package)}"
+    with suppress(importlib.metadata.PackageNotFoundError):
+        found = importlib.metadata.version(package.name)
+    if found is not None and not package.specifier.contains(found, prereleases=True):
+        oldest = str(package.specifier).removeprefix(">=")
+        raise MissingPackageError(f"optim={name!r}: {package.name} {found} is older than {oldest}. {cure}")
+    try:
+        return cast(OptimizerClass, getattr(importlib.import_module(module), attribute))
+    except (ImportError, AttributeError) as error:
+        problem = f"the package {package.name} is not installed"
+        if found is not None:
+            problem = f"{package.name} {found} is installed, but {attribute} cannot be imported: {error}"
+        raise MissingPackageError(f"optim={name!r}: {problem}. {cure}") from error
+
+
+def parse_optim_args(text: str | None) -> dict[str, str]:
+    """Splits `"a=1, b=2"` into a dict of texts."""
+    values = {}
+    for item in filter(None, (text or "").replace(" ", "").split(",")):
+        name, sep, value = item.partition("=")
+        if not sep:
+            raise ArgumentError(f"optim_args={text!r}: {item!r} is no name=value. Write 'name=value,name=value'.")
+        values[name] = value
+    return values
+
+
+def warn_of_unknown_names(optimizer: str, given: Mapping[str, str], known: Options) -> None:
+    """Warns of names that the optimizer does not take; transformers ignores them without a word."""
+    takes = ", ".join(sorted(known)) or "no options"
+    for name in (name for name in given if name not in known):
+        guess = did_you_mean(name, known, quoted=True)
+        logger.warning("optim_args names %r, which has no effect: optim=%r takes %s.%s", name, optimizer, takes, guess)
+
+
+def read(optimizer: str, given: Mapping[str, str], options: Options) -> Kwargs:
+    """Returns the values of those `options` that were given or have a default."""
+    values = {}
+    for name, option in options.items():
+        value = given.get(name, option.default)
+        if value is not UNSET:
+            try:
+                values[name] = option.convert(value) if isinstance(value, str) else value
+            except ValueError as error:
+                raise ArgumentError(f"optim_args: {name}={value!r} of optim={optimizer!r} must be {error}.") from None
+    return values

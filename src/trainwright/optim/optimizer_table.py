@@ -21,9 +21,6 @@ UNSET = object()
 TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
-# -- `optim_args`: converters of the text of a value -----------------------------------------------------------------
-
-
 class Option(NamedTuple):
     """One name of `optim_args`."""
 
@@ -79,24 +76,12 @@ def dtype(text: str) -> torch.dtype:
     return value
 
 
-# -- the rows --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
-    """Package of an optimizer."""
-
-    name: str  # of the distribution
-    install: str  # requirement for pip
-    at_least: str = "0"  # oldest supported version
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
     """Class of one optimizer and its arguments; every class gets `lr`."""
 
     path: str  # "module:attribute" of the class
-    package: Package | None = None  # None where torch or transformers has it
+    package: str | None = None  # requirement for pip, with the oldest supported version; None where torch has the class
     # give it `betas` and `eps` of `adam_beta1`, ...: "always", "betas" alone, or "if set" to something else than the
     # default, for classes whose own defaults differ
     adam: Literal["no", "always", "betas", "if set"] = "no"
@@ -173,44 +158,29 @@ def _without_layers(name: str) -> str:
     return f", for example {name.removesuffix('_layerwise')!r}" if name.endswith("_layerwise") else ""
 
 
-def _named(convert: Callable[[str], Any], *names: str) -> dict[str, Option]:
-    return {name: Option(convert) for name in names}
+def _options(convert: Callable[[str], Any], *names: str, **defaults: object) -> dict[str, Option]:
+    return {**{name: Option(convert) for name in names}, **{n: Option(convert, value) for n, value in defaults.items()}}
 
 
-BITSANDBYTES = Package(name="bitsandbytes", install="bitsandbytes", at_least="0.46")
-GALORE = Package(name="galore-torch", install="galore-torch")
-APOLLO = Package(name="apollo-torch", install="apollo-torch")
-LOMO = Package(name="lomo-optim", install="lomo-optim")
-TORCHAO = Package(name="torchao", install="torchao", at_least="0.11")
-SCHEDULE_FREE = Package(name="schedulefree", install="schedulefree", at_least="1.4")
-
+BITSANDBYTES, GALORE, APOLLO, LOMO = "bitsandbytes>=0.46", "galore-torch", "apollo-torch", "lomo-optim"
 IN_BACKWARD = (no_accumulation, no_fp16, one_process)
-RMSPROP = {**_named(number, "momentum", "alpha", "eps", "weight_decay"), "centered": Option(flag)}
-ADEMAMIX = {
-    **_named(number, "beta1", "beta2", "eps"),
-    "beta3": Option(number, 0.9999),
-    "alpha": Option(number, 5.0),
-    **_named(whole, "t_alpha", "t_beta3"),
-}
-PROJECTION = {"rank": Option(whole, 128), "update_proj_gap": Option(whole, 200)}
-GALORE_GROUP = {
-    **PROJECTION,
-    "scale": Option(number, 0.25),
-    "proj_type": Option(one_of("std", "reverse_std", "right", "left", "full"), "std"),
-}
+RMSPROP = _options(number, "momentum", "alpha", "eps", "weight_decay") | _options(flag, "centered")
+ADEMAMIX = _options(number, "beta1", "beta2", "eps", beta3=0.9999, alpha=5.0) | _options(whole, "t_alpha", "t_beta3")
+PROJECTION = _options(whole, rank=128, update_proj_gap=200)
+SIDES = ("std", "reverse_std", "right", "left")
+GALORE_GROUP = PROJECTION | _options(number, scale=0.25) | _options(one_of(*SIDES, "full"), proj_type="std")
 APOLLO_GROUP = {
-    **PROJECTION,
-    "proj": Option(one_of("random", "svd"), "random"),
-    "scale_type": Option(one_of("channel", "tensor"), "channel"),
-    "scale": Option(number, 1.0),
-    "proj_type": Option(one_of("std", "reverse_std", "right", "left"), "std"),
+    **_options(one_of("random", "svd"), proj="random"),
+    **_options(one_of("channel", "tensor"), scale_type="channel"),
+    **_options(one_of(*SIDES), proj_type="std"),
 }
-SCHEDULE_FREE_OPTIONS = {"weight_lr_power": Option(number, 2.0), "r": Option(number, 0.0)}
+APOLLO_GROUP |= PROJECTION | _options(number, scale=1.0)
+SCHEDULE_FREE_OPTIONS = _options(number, weight_lr_power=2.0, r=0.0)
 EXTERNAL_RATE = {"scale_parameter": False, "relative_step": False}
 
 
-def _bnb(kind: str, *, bits: int, **more: Any) -> OptimizerSpec:
-    fixed = {"optim_bits": bits, **({"is_paged": more.pop("paged")} if "paged" in more else {})}
+def _bnb(kind: str, *, bits: int, paged: bool | None = None, **more: Any) -> OptimizerSpec:
+    fixed = {"optim_bits": bits, **({} if paged is None else {"is_paged": paged})}
     return OptimizerSpec(path=f"bitsandbytes.optim:{kind}", package=BITSANDBYTES, fixed=fixed, **more)
 
 
@@ -222,69 +192,59 @@ def _galore(kind: str, *, layerwise: bool = False, limits: tuple[Limit, ...] = (
 
 
 def _torchao(kind: str) -> OptimizerSpec:
-    options = {"block_size": Option(whole, 256), "bf16_stochastic_round": Option(flag, False)}
-    return OptimizerSpec(path=f"torchao.optim:{kind}", package=TORCHAO, adam="always", options=options)
+    options = _options(whole, block_size=256) | _options(flag, bf16_stochastic_round=False)
+    return OptimizerSpec(path=f"torchao.optim:{kind}", package="torchao>=0.11", adam="always", options=options)
 
 
 def _schedule_free(kind: str, **more: Any) -> OptimizerSpec:
     limits = (whole_warmup,) if more.get("warmup") else ()
     more = {"options": SCHEDULE_FREE_OPTIONS, **more}
-    return OptimizerSpec(path=f"schedulefree:{kind}", package=SCHEDULE_FREE, decay=True, limits=limits, **more)
+    return OptimizerSpec(path=f"schedulefree:{kind}", package="schedulefree>=1.4", decay=True, limits=limits, **more)
 
 
-def _apollo(*, layerwise: bool) -> OptimizerSpec:
+def _apollo(**more: Any) -> OptimizerSpec:
     return OptimizerSpec(
         path="apollo_torch:APOLLOAdamW",
         package=APOLLO,
         adam="if set",
         projects=APOLLO_GROUP,
         projects_adam=True,
-        layerwise=layerwise,
-        limits=IN_BACKWARD if layerwise else (),
+        **more,
     )
 
 
-TORCH: dict[str, OptimizerSpec] = {
+OPTIMIZERS: dict[str, OptimizerSpec] = {
     "adamw_torch": OptimizerSpec(path="torch.optim:AdamW", adam="always"),
     "adamw_torch_fused": OptimizerSpec(path="torch.optim:AdamW", adam="always", fixed={"fused": True}),
-    "adamw_torch_xla": OptimizerSpec(
-        path="torch_xla.amp.syncfree:AdamW", package=Package(name="torch_xla", install="torch_xla"), adam="always"
-    ),
-    "adamw_torch_npu_fused": OptimizerSpec(
-        path="torch_npu.optim:NpuFusedAdamW", package=Package(name="torch_npu", install="torch_npu"), adam="always"
-    ),
+    "adamw_torch_xla": OptimizerSpec(path="torch_xla.amp.syncfree:AdamW", package="torch_xla", adam="always"),
+    "adamw_torch_npu_fused": OptimizerSpec(path="torch_npu.optim:NpuFusedAdamW", package="torch_npu", adam="always"),
     "adamw_anyprecision": OptimizerSpec(
         path="torchdistx.optimizers:AnyPrecisionAdamW",
-        package=Package(name="torchdistx", install="git+https://github.com/pytorch/torchdistx"),
+        package="torchdistx @ git+https://github.com/pytorch/torchdistx",
         adam="always",
-        options={
-            "use_kahan_summation": Option(flag, False),
-            "momentum_dtype": Option(dtype, "float32"),
-            "variance_dtype": Option(dtype, "float32"),
-            "compensation_buffer_dtype": Option(dtype, "bfloat16"),
-        },
+        options=_options(flag, use_kahan_summation=False)
+        | _options(dtype, momentum_dtype="float32", variance_dtype="float32", compensation_buffer_dtype="bfloat16"),
     ),
     "adamw_torch_4bit": _torchao("AdamW4bit"),
     "adamw_torch_8bit": _torchao("AdamW8bit"),
     "adafactor": OptimizerSpec(path="trainwright.optim.schedules:Adafactor", fixed=EXTERNAL_RATE),
     "sgd": OptimizerSpec(
         path="torch.optim:SGD",
-        options={**_named(number, "momentum", "dampening", "weight_decay"), "nesterov": Option(flag)},
+        options=_options(number, "momentum", "dampening", "weight_decay") | _options(flag, "nesterov"),
     ),
-    "adagrad": OptimizerSpec(path="torch.optim:Adagrad", options=_named(number, "lr_decay", "weight_decay", "eps")),
+    "adagrad": OptimizerSpec(path="torch.optim:Adagrad", options=_options(number, "lr_decay", "weight_decay", "eps")),
     "rmsprop": OptimizerSpec(path="torch.optim:RMSprop", options=RMSPROP),
     "muon": OptimizerSpec(
         path="trainwright.optim.own_optimizers:MuonWithAdamW",
         adam="always",
         options={
-            "momentum": Option(number, 0.95),
-            "nesterov": Option(flag, True),
-            "ns_steps": Option(whole, 5),
-            "adjust_lr_fn": Option(one_of("original", "match_rms_adamw"), "match_rms_adamw"),
+            **_options(number, momentum=0.95),
+            **_options(flag, nesterov=True),
+            **_options(whole, ns_steps=5),
+            **_options(one_of("original", "match_rms_adamw"), adjust_lr_fn="match_rms_adamw"),
         },
     ),
-}
-EIGHT_BIT: dict[str, OptimizerSpec] = {
+    # bitsandbytes
     **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit"), _bnb("AdamW", bits=8, paged=False, adam="always")),
     "paged_adamw_32bit": _bnb("AdamW", bits=32, paged=True, adam="always"),
     "paged_adamw_8bit": _bnb("AdamW", bits=8, paged=True, adam="always"),
@@ -298,47 +258,37 @@ EIGHT_BIT: dict[str, OptimizerSpec] = {
     "paged_lion_8bit": _bnb("Lion", bits=8, paged=True, adam="betas"),
     **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_32bit"), _bnb("RMSprop", bits=32, options=RMSPROP)),
     "rmsprop_bnb_8bit": _bnb("RMSprop", bits=8, options=RMSPROP),
-}
-OTHERS: dict[str, OptimizerSpec] = {
+    # other packages
     "galore_adamw": _galore("GaLoreAdamW", adam="if set"),
     "galore_adamw_8bit": _galore("GaLoreAdamW8bit", adam="if set", limits=(needs_cuda,)),
     "galore_adafactor": _galore("GaLoreAdafactor", fixed=EXTERNAL_RATE),
     "galore_adamw_layerwise": _galore("GaLoreAdamW", adam="if set", layerwise=True),
     "galore_adamw_8bit_layerwise": _galore("GaLoreAdamW8bit", adam="if set", layerwise=True, limits=(needs_cuda,)),
     "galore_adafactor_layerwise": _galore("GaLoreAdafactor", layerwise=True, fixed=EXTERNAL_RATE),
-    "apollo_adamw": _apollo(layerwise=False),
-    "apollo_adamw_layerwise": _apollo(layerwise=True),
+    "apollo_adamw": _apollo(),
+    "apollo_adamw_layerwise": _apollo(layerwise=True, limits=IN_BACKWARD),
     "lomo": OptimizerSpec(path="lomo_optim:Lomo", package=LOMO, whole_model=True, limits=IN_BACKWARD),
     "adalomo": OptimizerSpec(
         path="lomo_optim:AdaLomo", package=LOMO, whole_model=True, limits=(*IN_BACKWARD, needs_cuda)
     ),
     "grokadamw": OptimizerSpec(
         path="grokadamw:GrokAdamW",
-        package=Package(name="grokadamw", install="grokadamw"),
+        package="grokadamw",
         adam="if set",
-        options={
-            "alpha_init": Option(number, 0.98),
-            "lamb": Option(number, 2.0),
-            "gamma": Option(number, 0.1),
-            "grokking_signal_decay_rate": Option(number, 0.1),
-            "gradient_clipping": Option(number, 1.0),
-        },
+        options=_options(
+            number, alpha_init=0.98, lamb=2.0, gamma=0.1, grokking_signal_decay_rate=0.1, gradient_clipping=1.0
+        ),
     ),
     "schedule_free_radam": _schedule_free("RAdamScheduleFree", adam="always"),
     "schedule_free_adamw": _schedule_free("AdamWScheduleFree", adam="always", warmup=True),
     "schedule_free_sgd": _schedule_free(
-        "SGDScheduleFree", warmup=True, options={**SCHEDULE_FREE_OPTIONS, "momentum": Option(number)}
+        "SGDScheduleFree", warmup=True, options=SCHEDULE_FREE_OPTIONS | _options(number, "momentum")
     ),
     "stable_adamw": OptimizerSpec(
         path="optimi:StableAdamW",
-        package=Package(name="torch-optimi", install="torch-optimi"),
+        package="torch-optimi",
         adam="always",
         decay=True,
-        options={
-            "decouple_lr": Option(flag, False),
-            "max_lr": Option(number, None),
-            "kahan_sum": Option(flag, None),
-        },
+        options=_options(flag, decouple_lr=False, kahan_sum=None) | _options(number, max_lr=None),
     ),
 }
-OPTIMIZERS: dict[str, OptimizerSpec] = {**TORCH, **EIGHT_BIT, **OTHERS}

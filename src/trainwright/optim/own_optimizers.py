@@ -107,17 +107,13 @@ def step_in_backward(optimizer: LayerWiseDummyOptimizer) -> None:
         parameter.grad = None
 
     for parameter in parts:
-        earlier = _HOOKS.pop(parameter, None)
-        if earlier is not None:  # of an optimizer that this one replaces
-            earlier.remove()
+        if parameter in _HOOKS:  # of an optimizer that this one replaces
+            _HOOKS.pop(parameter).remove()
         _HOOKS[parameter] = parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
 
 
 class MuonWithAdamW(Optimizer):
-    """Combines Muon and AdamW over disjoint groups, with common groups and state in torch's usual form.
-
-    `params` are groups as `muon_groups` makes them; learning rate and weight decay are those of both.
-    """
+    """Combines Muon and AdamW over the groups of `muon_groups`, with common groups and state in torch's usual form."""
 
     def __init__(
         self,
@@ -129,15 +125,12 @@ class MuonWithAdamW(Optimizer):
         adjust_lr_fn: str = "match_rms_adamw",
         **muon: Any,  # further arguments of torch.optim.Muon
     ) -> None:
-        groups = [{**group, "params": list(group["params"])} for group in params]
-        groups = [group for group in groups if group["params"]]
+        groups = [{**group, "params": own} for group in params if (own := list(group["params"]))]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, MATRICES: False})
         self._parts: list[Optimizer] = []
-        matrices = [group for group in self.param_groups if group[MATRICES]]
-        others = [group for group in self.param_groups if not group[MATRICES]]
-        if matrices:
+        if matrices := [group for group in self.param_groups if group[MATRICES]]:
             self._parts.append(Muon(matrices, lr, weight_decay, adjust_lr_fn=adjust_lr_fn, **muon))
-        if others:
+        if others := [group for group in self.param_groups if not group[MATRICES]]:
             self._parts.append(AdamW(others, lr, betas, eps, weight_decay))
         self._share()
 
@@ -165,16 +158,13 @@ class MuonWithAdamW(Optimizer):
 def muon_groups(model: nn.Module) -> list[Group]:
     """Returns two groups of a model's parameters: the hidden matrices, without which it is an error, and the rest."""
     hidden = hidden_matrices(model)
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if not any(name in hidden for name, _ in named):
+    named = [(name in hidden, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not any(is_hidden for is_hidden, _ in named):
         raise ArgumentError(
             f"optim='muon' is for the matrices inside of a network, and {type(model).__name__} has none to train "
             "besides embeddings and its output layer. Use optim='adamw_torch'."
         )
-    return [
-        {"params": [p for name, p in named if name in hidden], MATRICES: True},
-        {"params": [p for name, p in named if name not in hidden], MATRICES: False},
-    ]
+    return [{"params": [p for kind, p in named if kind is wanted], MATRICES: wanted} for wanted in (True, False)]
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:
@@ -183,7 +173,6 @@ def hidden_matrices(model: nn.Module) -> set[str]:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if isinstance(head, nn.Module):
         outer |= {id(p) for p in head.parameters()}
-    for name, child in model.named_modules():
-        if name.rpartition(".")[2] in HEADS:
-            outer |= {id(p) for p in child.parameters()}
+    heads = [child for name, child in model.named_modules() if name.rpartition(".")[2] in HEADS]
+    outer |= {id(p) for child in heads for p in child.parameters()}
     return {name for name, p in model.named_parameters() if p.ndim == 2 and id(p) not in outer}

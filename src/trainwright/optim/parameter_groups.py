@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 from torch import nn
@@ -16,11 +16,15 @@ from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.model_facts import embedding_ids
 
+logger = logging.getLogger(__name__)
+
 Group = dict[str, Any]  # "params" and the settings of a group, as torch has them
+Targets = str | Sequence[str]
 
 # Searched in the lower-case path of a parameter: biases, and norm layers by the names that models give them.
 NO_DECAY_PATTERNS = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
 NO_DECAY_LAYERS: tuple[type[nn.Module], ...] = (nn.LayerNorm,)
+_NUMBERED = re.compile(r"^(.*?)\.?(?<![^.])(\d+)\.")  # what is before the first number, and that number
 
 
 def get_parameter_names(
@@ -65,13 +69,12 @@ def with_decay(
         return [{"weight_decay": 0.0, **group} for group in groups]
     names = set(decay_names)
     decays = {id(p) for name, p in model.named_parameters() if name in names}
-    result = []
-    for group in groups:
-        for kind, value in ((True, weight_decay), (False, 0.0)):
-            params = [p for p in group["params"] if (id(p) in decays) is kind]
-            if params:
-                result.append({"weight_decay": value, **group, "params": params})
-    return result
+    return [
+        {"weight_decay": value, **group, "params": params}
+        for group in groups
+        for kind, value in ((True, weight_decay), (False, 0.0))
+        if (params := [p for p in group["params"] if (id(p) in decays) is kind])
+    ]
 
 
 def _matches(patterns: Iterable[re.Pattern[str]], name: str) -> bool:
@@ -79,11 +82,6 @@ def _matches(patterns: Iterable[re.Pattern[str]], name: str) -> bool:
 
 
 # -- target modules of GaLore and APOLLO -------------------------------------------------------------------------------
-
-
-logger = logging.getLogger(__name__)
-
-Targets = str | Sequence[str]
 
 
 def check_target_module_exists(
@@ -99,8 +97,8 @@ def check_target_module_exists(
     Returns:
         Whether the module is a target; with `return_is_regex` a pair with whether only a pattern fits.
     """
-    fits = _fits(optim_target_modules, key)
-    return fits if return_is_regex else fits[0]
+    fits, is_regex = _fits(optim_target_modules, key)
+    return (fits, is_regex) if return_is_regex else fits
 
 
 def _fits(targets: Targets, key: str) -> tuple[bool, bool]:
@@ -162,15 +160,13 @@ def nearest(wanted: str | Sequence[str], names: Sequence[str], *, count: int = 4
     if not names:
         return "There are none."
     texts = [wanted] if isinstance(wanted, str) else list(wanted)
-    scores = {name: max(_likeness(text, name) for text in texts) for name in names}
-    best = sorted(names, key=lambda name: -scores[name])[:count]
-    return f"The nearest names: {', '.join(best)}."
 
+    def likeness(name: str) -> float:
+        """Returns the similarity of a wanted name to the whole name or to one part of it, whichever is highest."""
+        parts = [name, *(part for part in name.split(".") if not part.isdigit())]
+        return max(SequenceMatcher(None, text.lower(), part.lower()).ratio() for text in texts for part in parts)
 
-def _likeness(text: str, name: str) -> float:
-    """Returns the similarity of a text to the whole name or to one part of it, whichever is higher."""
-    parts = [name, *(part for part in name.split(".") if not part.isdigit())]
-    return max(difflib.SequenceMatcher(None, text.lower(), part.lower()).ratio() for part in parts)
+    return f"The nearest names: {', '.join(sorted(names, key=likeness, reverse=True)[:count])}."
 
 
 def projected_groups(model: nn.Module, chosen: set[str], settings: Group) -> list[Group]:
@@ -183,9 +179,6 @@ def projected_groups(model: nn.Module, chosen: set[str], settings: Group) -> lis
 
 
 # -- learning rates that differ between parameters ---------------------------------------------------------------------
-
-
-_NUMBERED = re.compile(r"^(.*?)\.?(?<![^.])(\d+)\.")  # what is before the first number, and that number
 
 
 def sets_own_rates(args: Arguments) -> bool:
@@ -201,10 +194,10 @@ def own_rates(model: nn.Module, args: Arguments) -> dict[str, float]:
     regular expressions, searched in the parameter's name, to a rate (a number) or a factor (text such as "0.1x") of the
     rate that the parameter would have otherwise. The first pattern that fits decides.
     """
-    names = [name for name, p in model.named_parameters() if p.requires_grad]
     decay = getattr(args, "layerwise_lr_decay", None)
-    factors = dict.fromkeys(names, 1.0) if decay is None else layer_factors(model, decay)
-    rates = {name: args.learning_rate * factors[name] for name in names}
+    factors = {} if decay is None else layer_factors(model, decay)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    rates = {name: args.learning_rate * factors.get(name, 1.0) for name in trained}
     return _with_patterns(rates, getattr(args, "lr_groups", None) or {}, model)
 
 
@@ -227,20 +220,13 @@ def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
             f"layerwise_lr_decay={decay} counts the layers by the numbers in their names, and {type(model).__name__} "
             f"has none ({', '.join(names[:3])}, ...). Use lr_groups, for example {{'{names[0]}': '0.5x'}}."
         )
-    heights: dict[str, int] = defaultdict(int)
-    for stack, index in layers.values():
-        heights[stack] = max(heights[stack], index + 1)
+    heights = {stack: index + 1 for stack, index in sorted(layers.values())}  # the last one of a stack counts
     weights = embedding_ids(model)
     embeddings = {name for name, p in model.named_parameters() if id(p) in weights or "embed" in name.lower()}
 
-    def distance(name: str) -> int:
-        """Returns the distance from the top: 0 for the head."""
-        if name in layers:
-            stack, index = layers[name]
-            return heights[stack] - index
-        return max(heights.values()) + 1 if name in embeddings else 0
-
-    return {name: float(decay) ** distance(name) for name in names}
+    distances = dict.fromkeys(embeddings, max(heights.values()) + 1)  # from the top
+    distances |= {name: heights[stack] - index for name, (stack, index) in layers.items()}
+    return {name: float(decay) ** distances.get(name, 0) for name in names}
 
 
 def _with_patterns(rates: dict[str, float], patterns: Mapping[str, float | str], model: nn.Module) -> dict[str, float]:
@@ -258,9 +244,10 @@ def _with_patterns(rates: dict[str, float], patterns: Mapping[str, float | str],
     return result
 
 
-def split_by_rate(groups: Iterable[Group], rates: Mapping[int, float]) -> list[Group]:
-    """Splits each group by the rates of its parameters (given by `id`), the highest first."""
-    result: list[Group] = []
+def with_own_rates(groups: Iterable[Group], model: nn.Module, args: Arguments) -> list[Group]:
+    """Splits each group by the rates that `args` give its parameters, the highest first."""
+    by_name, result = own_rates(model, args), list[Group]()
+    rates = {id(p): by_name[name] for name, p in model.named_parameters() if name in by_name}
     for group in groups:
         by_rate: dict[float, list[nn.Parameter]] = defaultdict(list)
         for parameter in group["params"]:
@@ -268,8 +255,3 @@ def split_by_rate(groups: Iterable[Group], rates: Mapping[int, float]) -> list[G
                 by_rate[rates[id(parameter)]].append(parameter)
         result += [{**group, "params": by_rate[rate], "lr": rate} for rate in sorted(by_rate, reverse=True)]
     return result
-
-
-def rates_by_id(model: nn.Module, rates: Mapping[str, float]) -> dict[int, float]:
-    """Converts rates by name into rates by `id` of the parameter."""
-    return {id(p): rates[name] for name, p in model.named_parameters() if name in rates}

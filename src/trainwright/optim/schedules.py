@@ -1,7 +1,28 @@
-"""Learning-rate schedules: the most frequent ones, and all others from transformers.
+"""Learning-rate schedules, and rates and other settings of the optimizer after a resume.
 
-The frequent ones give what transformers' give, bit for bit. They are written again because transformers' file of
-schedules loads PEFT, bitsandbytes and what these load: seconds and 60 MB before the first step of a run that uses none.
+The most frequent schedules give what transformers' give, bit for bit. They are written again because transformers' file
+of schedules loads PEFT, bitsandbytes and what these load: seconds and 60 MB before step 1 of a run that uses none.
+
+After a resume, what changed takes effect, and no rate jumps by itself.
+
+**Another length.** A run of T0 steps stands at step s0 and is to take T1 steps. Its schedule is f0(s), a factor of the
+base rate; the schedule of a fresh run of T1 steps is f1(s). Following f1 from s0 on would jump. So the run follows
+
+    g(s) = f1(s) + (a - f1(s0)) * (T1 - s) / (T1 - s0)       where the run stands above f1: the excess fades away,
+                                                             and never above a, or f1 where that is higher
+    g(s) = e + (f1(s) - e) * (a - e) / (f1(s0) - e)          where it stands below: f1's course in the room below a
+
+with a = f0(s0), where it stands, and e = f1(T1), where f1 ends (0 in the second line if a is below it). Both begin at a
+and end at e. A run that is over (s0 >= T0) stands at the rate of its last step, a = f0(T0 - 1): what a schedule says
+beyond its end was never meant to be trained with.
+
+    linear, base 1e-3, T0 = 20, s0 = 20, T1 = 40: a = f0(19) = 1/20, f1(20) = 1/2, e = 0, so g(s) = f1(s) / 10:
+    step 20 had 5e-5, step 21 has 5e-5, step 31 has 2.5e-5, step 41 would have 0. (f1 itself: step 21 at 5e-4.)
+
+What a schedule says at s0 may not depend on the length (constant, inverse_sqrt, in warm-up by steps): then g is f1.
+The lengths that a run has had, and since when, are kept in the schedule's state, so a later resume follows g too.
+
+**Another base rate** applies from here, at the position and with the shape of the schedule.
 """
 
 from __future__ import annotations
@@ -10,8 +31,9 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.optim import Optimizer
@@ -45,15 +67,31 @@ NEEDS = {
 }
 WITHOUT_OPTIONS = ("constant", "constant_with_warmup")  # transformers ignores them
 REEXPORTED = ("Adafactor", "AdafactorSchedule", "GreedyLR", "get_scheduler", *BUILDERS.values())
+Options = Mapping[str, object]
+Factor = Callable[[int], float]
+Build = Callable[[Optimizer, int], LRScheduler]
+HORIZONS = "horizons"  # in the schedule's state: [[first step, length], ...]
+
+# Argument -> settings of a parameter group that it makes.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("learning_rate", "lr_groups", "layerwise_lr_decay"), ("lr", "initial_lr")),
+    "weight_decay": ("weight_decay",),
+    "adam_beta1": ("betas", "beta1", "momentum"),
+    "adam_beta2": ("betas", "beta2"),
+    "adam_epsilon": ("eps",),
+}
+NOT_FROM_OPTIONS = ("params", "lr", "initial_lr", "weight_decay")
+SHAPES = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
+OF_RATES = {"learning_rate", "lr_groups", "layerwise_lr_decay", *SHAPES}
+BASES = ("base_lrs", "_init_lrs")
+OF_PLATEAUS = (
+    "mode", "factor", "patience", "threshold", "threshold_mode", "cooldown", "warmup", "min_lrs", "max_lrs", "eps",
+    "window_size",
+)  # fmt: skip
 
 
 def make_schedule(
-    name: str,
-    optimizer: Optimizer,
-    *,
-    num_warmup_steps: int,
-    num_training_steps: int,
-    options: Mapping[str, object] | None = None,
+    name: str, optimizer: Optimizer, *, num_warmup_steps: int, num_training_steps: int, options: Options | None = None
 ) -> LRScheduler:
     """Makes the schedule that `lr_scheduler_type` names, with a warm-up from 0; `options` are `lr_scheduler_kwargs`."""
     name = str(getattr(name, "value", name))
@@ -64,42 +102,33 @@ def make_schedule(
     from transformers.optimization import get_scheduler
 
     _check_options(name, options)
-    return get_scheduler(  # type: ignore[no-any-return]
-        name, optimizer=optimizer, **steps, scheduler_specific_kwargs=options
-    )
+    made: LRScheduler = get_scheduler(name, optimizer=optimizer, **steps, scheduler_specific_kwargs=options)
+    return made
 
 
 def schedule_options(name: str) -> tuple[str, ...]:
     """Returns the names that `lr_scheduler_kwargs` may hold for a schedule."""
     import transformers.optimization
 
-    made_by: Callable[..., object] = getattr(transformers.optimization, BUILDERS[name])
-    if name == "reduce_lr_on_plateau":
-        made_by = ReduceLROnPlateau
-    elif name == "greedy":
-        made_by = transformers.optimization.GreedyLR
-    parameters = inspect.signature(made_by).parameters
-    return tuple(parameter for parameter in parameters if parameter not in FROM_THE_RUN)
+    classes = {"reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": transformers.optimization.GreedyLR}
+    made_by = classes.get(name) or getattr(transformers.optimization, BUILDERS[name])
+    return tuple(parameter for parameter in inspect.signature(made_by).parameters if parameter not in FROM_THE_RUN)
 
 
 def _check_options(name: str, options: Mapping[str, object]) -> None:
     known = schedule_options(name)
-    for option in options:
-        if option not in known:
-            guess = did_you_mean(option, known, quoted=True)
-            message = (
-                f"lr_scheduler_kwargs names {option!r}, which lr_scheduler_type={name!r} does not take; it takes "
-                f"{', '.join(known) or 'none'}.{guess}"
-            )
-            if name not in WITHOUT_OPTIONS:
-                raise ArgumentError(message)
-            logger.warning("%s It has no effect.", message)
+    for option in (option for option in options if option not in known):
+        message = (
+            f"lr_scheduler_kwargs names {option!r}, which lr_scheduler_type={name!r} does not take; it takes "
+            f"{', '.join(known) or 'none'}.{did_you_mean(option, known, quoted=True)}"
+        )
+        if name not in WITHOUT_OPTIONS:
+            raise ArgumentError(message)
+        logger.warning("%s It has no effect.", message)
     needed = NEEDS.get(name, ())
     if needed and not any(options.get(option) is not None for option in needed):
-        raise ArgumentError(
-            f"lr_scheduler_type={name!r} needs lr_scheduler_kwargs={{{needed[0]!r}: ...}}"
-            f"{f' (or {needed[1]!r})' if needed[1:] else ''}."
-        )
+        other = f" (or {needed[1]!r})" if needed[1:] else ""
+        raise ArgumentError(f"lr_scheduler_type={name!r} needs lr_scheduler_kwargs={{{needed[0]!r}: ...}}{other}.")
 
 
 def follows_metrics(scheduler: object) -> bool:
@@ -114,16 +143,11 @@ def current_rate(scheduler: LRScheduler, optimizer: Optimizer) -> float:
 
 
 def __getattr__(name: str) -> Any:  # a class or a function of transformers
-    if name in REEXPORTED:
-        import transformers.optimization
+    if name not in REEXPORTED:
+        raise AttributeError(name)
+    import transformers.optimization
 
-        return getattr(transformers.optimization, name)
-    raise AttributeError(name)
-
-
-def rising(step: int, num_warmup_steps: int) -> float:
-    """Returns the factor of the warm-up, from 0 to 1."""
-    return step / max(1, num_warmup_steps)
+    return getattr(transformers.optimization, name)
 
 
 def flat(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
@@ -131,27 +155,141 @@ def flat(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
 
 
 def constant(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
-    return rising(step, num_warmup_steps) if step < num_warmup_steps else 1.0
+    return step / max(1, num_warmup_steps) if step < num_warmup_steps else 1.0
 
 
 def linear(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
     """Returns a factor that falls linearly to 0 at the last step, after the warm-up."""
     if step < num_warmup_steps:
-        return rising(step, num_warmup_steps)
+        return step / max(1, num_warmup_steps)
     return max(0.0, (num_training_steps - step) / max(1, num_training_steps - num_warmup_steps))
 
 
 def cosine(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
     """Returns a factor that falls to 0 along half a cosine (Loshchilov and Hutter, SGDR, 2017) after the warm-up."""
     if step < num_warmup_steps:
-        return rising(step, num_warmup_steps)
+        return step / max(1, num_warmup_steps)
     progress = (step - num_warmup_steps) / max(1, num_training_steps - num_warmup_steps)
     return max(0.0, 0.5 * (1.0 + math.cos(math.pi * progress)))
 
 
-FACTORS: dict[str, Callable[..., float]] = {
-    "linear": linear,
-    "cosine": cosine,
-    "constant": flat,
-    "constant_with_warmup": constant,
-}
+Factors = dict[str, Callable[..., float]]
+FACTORS: Factors = {"linear": linear, "cosine": cosine, "constant": flat, "constant_with_warmup": constant}
+
+
+# -- after a resume ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedSettings:
+    """Settings by the arguments: of each parameter group, and of the schedule."""
+
+    groups: list[dict[str, Any]]  # values as torch keeps them
+    schedule: dict[str, object]
+
+
+def settings_of(optimizer: Optimizer, scheduler: LRScheduler) -> RequestedSettings:
+    """Copies the settings that follow from the arguments, before a checkpoint's states are loaded over them."""
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in getattr(optimizer, "param_groups", ())]
+    return RequestedSettings(groups, {k: v for k, v in vars(_plain(scheduler)).items() if k in (*OF_PLATEAUS, *BASES)})
+
+
+def changed_rate(optimizer: Optimizer, asked: RequestedSettings) -> tuple[float, float] | None:
+    """Returns the first base rate that a loaded state changed: (loaded, requested); None if there is none."""
+    for group, fresh in zip(getattr(optimizer, "param_groups", ()), asked.groups, strict=False):
+        before, now = group.get("initial_lr"), fresh.get("initial_lr")
+        if before is not None and now is not None and float(before) != float(now):
+            return float(before), float(now)
+    return None
+
+
+def apply_changes(
+    optimizer: Optimizer, scheduler: LRScheduler, asked: RequestedSettings, changed: Mapping[str, tuple[Any, Any]]
+) -> None:
+    """Applies the settings whose arguments changed, (before, now), after loading; the others stay as loaded."""
+    scheduler = _plain(scheduler)
+    names = {name for argument in changed for name in SETTINGS.get(argument, ())}
+    follows = follows_metrics(scheduler)
+    for group, fresh in zip(getattr(optimizer, "param_groups", ()), asked.groups, strict=False):
+        own = set(fresh) - set(NOT_FROM_OPTIONS) if "optim_args" in changed else set()
+        group.update({name: fresh[name] for name in (names | own) & set(fresh) if not (follows and name == "lr")})
+        if follows and "learning_rate" in changed:  # moved by evaluations: it keeps its ratio to the base rate
+            before, now = changed["learning_rate"]
+            group["lr"] = group["lr"] * now / before if before else fresh["lr"]
+    if follows and "lr_scheduler_kwargs" in changed:
+        vars(scheduler).update({k: v for k, v in asked.schedule.items() if k in OF_PLATEAUS})
+    if "lr" in names:
+        vars(scheduler).update({k: v for k, v in asked.schedule.items() if k in BASES})
+    if isinstance(scheduler, LambdaLR) and changed.keys() & OF_RATES:
+        _set_rates(scheduler)
+
+
+def continue_towards(scheduler: LRScheduler, build: Build, *, before: int, now: int, is_new: bool = False) -> bool:
+    """Continues a loaded schedule towards another length without a jump; returns whether the rate depends on it.
+
+    `build` makes the schedule of a new run from an optimizer and a number of steps. A schedule that `is_new` differs
+    from the checkpoint's, whose earlier lengths no longer count.
+    """
+    scheduler = _plain(scheduler)
+    if is_new:
+        vars(scheduler).pop(HORIZONS, None)
+    if is_new or not isinstance(scheduler, LambdaLR):
+        return False
+    horizons = [list(one) for one in getattr(scheduler, HORIZONS, None) or [[0, before]]]
+    if horizons[-1][1] != now:
+        horizons.append([scheduler.last_epoch, now])
+    if len(horizons) == 1:
+        return False
+    factors = [_factors(build, scheduler, length) for _, length in horizons]
+    course, length = factors[0], horizons[0][1]
+    for (since, following), fresh in zip(horizons[1:], factors[1:], strict=True):
+        course = [_continued(f0, f1, since, length, following) for f0, f1 in zip(course, fresh, strict=True)]
+        length = following
+    here = scheduler.last_epoch
+    depends = any(f(here) != g(here) or f(now - 1) != g(now - 1) for f, g in zip(factors[-2], factors[-1], strict=True))
+    scheduler.lr_lambdas = list(course)
+    setattr(scheduler, HORIZONS, horizons)
+    _set_rates(scheduler)
+    return depends
+
+
+def _continued(f0: Factor, f1: Factor, since: int, before: int, now: int) -> Factor:
+    """Returns g of the file's head; before step `since`, f0."""
+    stands = f0(since if since < before else max(before - 1, 0))
+    fresh, end = f1(since), f1(now)
+    if stands == fresh or since >= now:
+        return lambda s: f1(s) if s >= since else f0(s)
+    floor = end if stands >= end < fresh else 0.0
+
+    def course(s: int) -> float:
+        if s < since:
+            return f0(s)
+        if stands > fresh:
+            fading = (stands - fresh) * max(now - s, 0) / (now - since)
+            return min(f1(s) + fading, max(stands, f1(s)))
+        return floor + (f1(s) - floor) * (stands - floor) / (fresh - floor)
+
+    return course
+
+
+def _factors(build: Build, scheduler: LambdaLR, length: int) -> list[Factor]:
+    """Returns the schedule of a new run of `length` steps, one factor for each group."""
+    rate = scheduler.optimizer.defaults.get("lr", scheduler.base_lrs[0])
+    made = cast(LambdaLR, build(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate), length))
+    return list(made.lr_lambdas) * len(scheduler.base_lrs)
+
+
+def _set_rates(scheduler: LambdaLR) -> None:
+    """Sets the rates of the next step from base rates and factors."""
+    rates = [base * f(scheduler.last_epoch) for base, f in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+    scheduler._last_lr = rates
+
+
+def _plain(scheduler: LRScheduler) -> LRScheduler:
+    """Returns the schedule inside a backend's wrapper."""
+    return getattr(scheduler, "scheduler", scheduler)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 State = dict[str, Any]  # as torch's `state_dict`
+Convert = Callable[[State], State]
 Foreign = Any  # an object of an optional package: its attributes are read and replaced
 PROJECTORS = (
     "galore_torch.galore_projector:GaLoreProjector",
@@ -25,16 +26,12 @@ PROJECTORS = (
 
 def adapt(optimizer: Foreign, model: nn.Module) -> None:
     """Adapts an optimizer of any package in place, if its package needs that."""
-    complete = ADAPTERS.get(type(optimizer).__module__.partition(".")[0])
-    if complete is not None:
+    if (complete := ADAPTERS.get(type(optimizer).__module__.partition(".")[0])) is not None:
         complete(optimizer, model)
 
 
 def _saves_as(
-    optimizer: Foreign,
-    encode: Callable[[State], State],
-    decode: Callable[[State], None],
-    loadable: Callable[[State], State] = lambda state_dict: state_dict,
+    optimizer: Foreign, encode: Convert, decode: Callable[[State], None], loadable: Convert = lambda state: state
 ) -> None:
     """Replaces saving by `encode`, and loading by a load of the `loadable` part and `decode` of the rest."""
     save, load = optimizer.state_dict, optimizer.load_state_dict
@@ -60,11 +57,8 @@ def _plain_projectors(optimizer: Foreign, model: nn.Module) -> None:
         return {**state_dict, "state": states}
 
     def loadable(state_dict: State) -> State:  # torch would take the projectors' texts apart
-        states = {
-            key: {name: value for name, value in state.items() if name != "projector"}
-            for key, state in state_dict["state"].items()
-        }
-        return {**state_dict, "state": states}
+        states = state_dict["state"].items()
+        return {**state_dict, "state": {k: {n: v for n, v in s.items() if n != "projector"} for k, s in states}}
 
     def decode(state_dict: State) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -99,10 +93,8 @@ def _on(device: torch.device, value: object) -> object:
 
 def _plain_groups(optimizer: Foreign, model: nn.Module) -> None:
     def encode(state_dict: State) -> State:
-        packed = [
-            {**shown, "state": [group.get("state", {}).get(p) for p in group["params"]]}
-            for shown, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
-        ]
+        pairs = zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
+        packed = [{**shown, "state": [own.get("state", {}).get(p) for p in own["params"]]} for shown, own in pairs]
         return {**state_dict, "param_groups": packed}
 
     def decode(state_dict: State) -> None:
@@ -121,7 +113,7 @@ def _plain_groups(optimizer: Foreign, model: nn.Module) -> None:
 
 def _fused_backward(optimizer: Foreign, model: nn.Module) -> None:
     """Makes `step()` do nothing: the engine calls `fused_backward(loss, lr)` in place of `loss.backward()`."""
-    optimizer.step = MethodType(_nothing, optimizer)
+    optimizer.step = MethodType(lambda self, closure=None: None, optimizer)
     kept = [name for name in ("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "step_num") if hasattr(optimizer, name)]
 
     def encode(state_dict: State) -> State:
@@ -131,15 +123,11 @@ def _fused_backward(optimizer: Foreign, model: nn.Module) -> None:
         for name, value in state_dict.get("adalomo", {}).items():
             if not isinstance(value, dict):
                 setattr(optimizer, name, value)
-                continue
-            for key, tensor in value.items():
-                getattr(optimizer, name)[key].copy_(tensor)
+            else:
+                for key, tensor in value.items():
+                    getattr(optimizer, name)[key].copy_(tensor)
 
     _saves_as(optimizer, encode, decode)
-
-
-def _nothing(self: object, closure: object = None) -> None:
-    return None
 
 
 def release_lomo_hooks(model: nn.Module) -> None:
@@ -157,9 +145,8 @@ def _embeddings_in_32_bits(optimizer: Foreign, model: nn.Module) -> None:
     """Sets 32-bit states for embeddings, in a manager of this optimizer alone: the package's is shared by all."""
     if getattr(optimizer, "args", None) is None or optimizer.args.optim_bits != 8:
         return
-    shared: Foreign = optimizer.mng
-    own: Foreign = object.__new__(type(shared))
-    settings = vars(shared).items()
+    own: Foreign = object.__new__(type(optimizer.mng))
+    settings = vars(optimizer.mng).items()
     own.__dict__.update({name: value.copy() if hasattr(value, "copy") else value for name, value in settings})
     for module in model.modules():
         if isinstance(module, nn.Embedding):

@@ -25,7 +25,7 @@ from trainwright.config.plans import StepPlan
 from trainwright.data import columns
 from trainwright.engine.precision import supports_bf16
 from trainwright.loop.context import NULL_OBSERVER
-from trainwright.optim.optimizer_class import steps_in_backward
+from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight import data_checks, model_checks  # noqa: F401 -- registers their checks
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was

@@ -32,7 +32,7 @@ from trainwright.config.protocol import Arguments
 from trainwright.config.summary import differing as differing_arguments
 from trainwright.errors import ModelError, ProcessFailedError
 from trainwright.host import available_bytes
-from trainwright.optim.optimizer_class import steps_in_backward
+from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build
 from trainwright.state.trainer_state import TrainerControl, TrainerState

@@ -21,8 +21,7 @@ from trainwright.data.loader import Loader
 from trainwright.data.seeding import seed_from
 from trainwright.engine.base import Engine
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, TrainwrightError
-from trainwright.optim import schedule_resume
-from trainwright.optim.schedules import make_schedule
+from trainwright.optim import schedules
 from trainwright.state.trainer_state import TrainerState
 
 if TYPE_CHECKING:
@@ -362,7 +361,7 @@ def load_checkpoint_args(
 
 
 def apply_new_settings(
-    optimizer: Any, scheduler: Any, asked: schedule_resume.RequestedSettings, then: CheckpointArguments, *,
+    optimizer: Any, scheduler: Any, asked: schedules.RequestedSettings, then: CheckpointArguments, *,
     args: Any, num_steps: int, is_own: bool,
 ) -> list[str]:  # fmt: skip
     """Lets what differs take effect in the loaded states; returns it as lines.
@@ -373,12 +372,12 @@ def apply_new_settings(
 
     changed = {one.name: (one.before, one.now) for one in then.differences}
     lines = [str(one) for one in then.differences]
-    rate = schedule_resume.changed_rate(optimizer, asked)
+    rate = schedules.changed_rate(optimizer, asked)
     if rate is not None and "learning_rate" not in changed:  # another trainer's checkpoint, or a user's optimizer
         changed["learning_rate"] = rate
         lines.append(str(Difference("learning_rate", *rate)))
-    schedule_resume.apply_changes(optimizer, scheduler, asked, changed)
-    is_new = not changed.keys().isdisjoint(schedule_resume.SHAPES)
+    schedules.apply_changes(optimizer, scheduler, asked, changed)
+    is_new = not changed.keys().isdisjoint(schedules.SHAPES)
 
     if not is_own:
         length = then.num_steps if num_steps == OPEN_END else num_steps  # without a length no rate depends on one
@@ -394,8 +393,8 @@ def continue_schedule(scheduler: Any, args: Any, *, before: int, now: int, is_ne
 
     def build(stand_in: Any, length: int) -> Any:
         warmup, options = args.get_warmup_steps(length), args.lr_scheduler_kwargs
-        return make_schedule(
+        return schedules.make_schedule(
             args.lr_scheduler_type, stand_in, num_warmup_steps=warmup, num_training_steps=length, options=options
         )
 
-    schedule_resume.continue_towards(scheduler, build, before=before, now=now, is_new=is_new)
+    schedules.continue_towards(scheduler, build, before=before, now=now, is_new=is_new)

@@ -26,7 +26,7 @@ from trainwright.errors import ArgumentError, ModelError
 from trainwright.host import available_bytes
 from trainwright.loop.context import NULL_OBSERVER, LoopContext
 from trainwright.loop.step import Window, take_step
-from trainwright.optim.optimizer_class import steps_in_backward
+from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight.memory.allocation_tracker import AllocationTracker
 from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, SettingsChange, parse_size
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
