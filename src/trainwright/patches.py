@@ -237,3 +237,7 @@ class RecurrentForward:
         outputs = model(**inputs)
         self._past = outputs[self._past_index]
         return outputs
+
+    def fresh(self) -> RecurrentForward:
+        """The same without a state: for a new epoch, or for an evaluation."""
+        return RecurrentForward(self._past_index)
