@@ -28,9 +28,8 @@ from trainwright.checkpoint import rng  # noqa: E402
 from trainwright.config.plans import LoaderPlan  # noqa: E402
 from trainwright.data.columns import default_data_collator  # noqa: E402
 from trainwright.data.dataloader import build_dataloader  # noqa: E402
-from trainwright.data.feistel import FeistelOrder  # noqa: E402
 from trainwright.data.loader import Loader  # noqa: E402
-from trainwright.data.samplers import EpochBatches  # noqa: E402
+from trainwright.data.samplers import EpochBatches, FeistelOrder  # noqa: E402
 
 BATCH = 8
 NUM_ITEMS = 20_000

@@ -31,8 +31,7 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.fields import value_of
-from trainwright.data import bad_sample, columns
-from trainwright.data import batch_sampler as batch_order
+from trainwright.data import bad_sample, columns, length_sampler
 from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
@@ -48,7 +47,7 @@ from trainwright.run import build, checkpointing, console, input_pipeline, resum
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.training import TrainingRun, restore, state_of
 from trainwright.state import model_modes
-from trainwright.state.clock import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
+from trainwright.state.run_state import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.throughput import count_tokens, speed_metrics, step_logs, utilisation
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 
@@ -641,7 +640,7 @@ class Trainer:
         Returns:
             Tokens.
         """
-        known = batch_order.num_tokens(train_dl) if max_steps is None else None
+        known = length_sampler.num_tokens(train_dl) if max_steps is None else None
         if known is not None:
             return known
         batches = train_dl if max_steps is None else islice(train_dl, 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainwright.checkpoint import disk_space
+from trainwright.checkpoint import async_writer
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.errors import CheckpointWriteError
 
@@ -145,7 +145,7 @@ def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
         trainer.train()
         folder = tmp_path / name / "checkpoint-1"
         written = (folder / "model.safetensors").stat().st_size
-        assert 0.5 * written < disk_space.weights_bytes(trainer.model) <= written
+        assert 0.5 * written < async_writer.weights_bytes(trainer.model) <= written
         written = (folder / "optimizer.pt").stat().st_size
-        assert 0.1 * written < disk_space.optimizer_bytes(trainer.optimizer) <= written
-        assert disk_space.estimated_optimizer_bytes(trainer.model) <= written
+        assert 0.1 * written < async_writer.optimizer_bytes(trainer.optimizer) <= written
+        assert async_writer.estimated_optimizer_bytes(trainer.model) <= written

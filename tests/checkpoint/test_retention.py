@@ -17,8 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.retention import Keep, Saved, milestones, to_remove
-from trainwright.checkpoint.store import CheckpointStore
+from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, milestones, to_remove
 from trainwright.run import checkpointing, resume
 
 Case = tuple[list[Saved], Keep, int, int | None]

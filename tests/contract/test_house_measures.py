@@ -21,7 +21,7 @@ MAX_STATEMENTS = 30  # of a hook
 MAX_MODULES = 120  # of the package, with its subpackages, that the two public classes load
 # What is imported where a run chooses it.
 CHOSEN = ("preflight", "hub", "search", "report", "trackers", "patches", "cli", "compat", "callbacks.progress",
-          "config.deprecated", "config.fsdp_config", "data.packing", "data.streaming.reader", "data.feistel",
+          "config.deprecated", "config.fsdp_config", "data.packing", "data.streaming.reader",
           "distributed.watchdog", "evaluation.eval_loop", "optim.factory", "run.dry_run", "run.search")  # fmt: skip
 
 

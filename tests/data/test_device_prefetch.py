@@ -17,8 +17,9 @@ import torch
 from transformers import BatchEncoding
 
 from trainwright._types import TailBatch
-from trainwright.data import device_prefetch
-from trainwright.data.device_prefetch import DevicePrefetcher
+from trainwright.data import prepared_dataloader
+from trainwright.data.prepared_dataloader import DevicePrefetcher
+from trainwright.run import training
 
 from .._support.small import AugmentedStream, StopAt, data, differing, make_trainer, weights
 
@@ -142,7 +143,7 @@ def test_what_is_not_pinned_or_too_large_stays(device: Device, monkeypatch: pyte
     assert copies.receive(copies.send(words)) == words
     assert device.log == ["copy", "wait"]  # nobody waits for nothing
 
-    monkeypatch.setattr(device_prefetch, "AT_MOST_BYTES", 100)
+    monkeypatch.setattr(prepared_dataloader, "AT_MOST_BYTES", 100)
     copies.begin_window()
     sizes = [copies.receive(copies.send(torch.ones(15))).sum() for _ in range(3)]
     assert sizes == [15.0] * 3
@@ -161,7 +162,7 @@ DATA: dict[str, Callable[[], Any]] = {
 @pytest.fixture
 def used(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Every loader copies to the double."""
-    monkeypatch.setattr(device_prefetch, "make_prefetcher", lambda dataloader, where: copies_to(device))
+    monkeypatch.setattr(training, "make_prefetcher", lambda dataloader, where: copies_to(device))
     yield device
     assert "copy" in device.log
 
@@ -179,7 +180,7 @@ def test_training_is_the_same_also_after_a_resume(
     plain = trainer("plain")
     plain.train()
     assert device.log == []
-    monkeypatch.setattr(device_prefetch, "make_prefetcher", lambda dataloader, where: copies_to(device))
+    monkeypatch.setattr(training, "make_prefetcher", lambda dataloader, where: copies_to(device))
     copied = trainer("copied")
     copied.train()
     assert device.log.count("wait") == {1: 9, 3: 21}[accumulation]  # seven batches an epoch
@@ -208,5 +209,5 @@ def test_the_next_batch_is_under_way_while_this_one_is_computed(used: Device, tm
 
 def test_on_a_cpu_and_without_pinned_memory_nothing_is_copied_ahead(tmp_path: Path) -> None:
     dataloader = make_trainer(tmp_path).get_train_dataloader()
-    assert device_prefetch.make_prefetcher(dataloader, CPU) is None
-    assert device_prefetch.make_prefetcher(dataloader, torch.device("cuda", 0)) is None
+    assert prepared_dataloader.make_prefetcher(dataloader, CPU) is None
+    assert prepared_dataloader.make_prefetcher(dataloader, torch.device("cuda", 0)) is None

@@ -42,7 +42,7 @@ def test_losses_are_those_without(accumulation: int, workers: int, tmp_path: Pat
 
 def test_a_copy_that_lags_behind_is_waited_for() -> None:
     """The copying stream is held up by a long computation; what is received is what was sent all the same."""
-    from trainwright.data.device_prefetch import DevicePrefetcher
+    from trainwright.data.prepared_dataloader import DevicePrefetcher
 
     device = torch.device("cuda", torch.cuda.current_device())
     stream: Any = torch.Stream(device)

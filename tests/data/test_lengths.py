@@ -15,9 +15,8 @@ from transformers.trainer_pt_utils import DistributedLengthGroupedSampler as Ori
 
 from trainwright import BatchRebalanceSampler, DistributedLengthGroupedSampler
 from trainwright.data.balanced_batches import cost
-from trainwright.data.length_sampler import check_lengths, lengths_digest, sample_lengths
-from trainwright.data.packing.sampler import PackedDataset, PackedOrder, best_fit_decreasing
-from trainwright.data.token_budget import TokenBudget
+from trainwright.data.length_sampler import TokenBudget, check_lengths, lengths_digest, sample_lengths
+from trainwright.data.packing import PackedDataset, PackedOrder, best_fit_decreasing
 from trainwright.errors import DataError
 
 SOME = [3, 9, 16, 2, 5, 5, 12, 1, 7, 4]

@@ -319,15 +319,15 @@ STUCK = """
 import functools, sys, time
 import torch
 from torch.utils.data import DataLoader, Dataset
-from trainwright.data import workers
+from trainwright.data import dataloader
 class Stuck(Dataset):
     def __len__(self):
         return 8
     def __getitem__(self, index):
         time.sleep(600 if index >= 2 else 0)
         return torch.ones(2)
-workers.end_workers_at_exit()
-start = functools.partial(workers.start_worker, seeds={})
+dataloader.end_workers_at_exit()
+start = functools.partial(dataloader.start_worker, seeds={})
 batches = iter(DataLoader(Stuck(), batch_size=1, num_workers=2, worker_init_fn=start))
 sys.modules["alive until the end"] = batches
 next(batches)

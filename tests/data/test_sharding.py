@@ -19,8 +19,7 @@ from transformers import default_data_collator
 from trainwright._types import TailBatch
 from trainwright.config.plans import LoaderPlan
 from trainwright.data.dataloader import build_dataloader, build_whole
-from trainwright.data.samplers import EpochBatches, ShuffledOrder
-from trainwright.data.sharding import RankShare
+from trainwright.data.samplers import EpochBatches, RankShare, ShuffledOrder
 from trainwright.errors import DataError
 
 SIZES, BATCHES, PROCESSES = st.integers(1, 70), st.integers(1, 5), st.integers(1, 5)

@@ -156,7 +156,7 @@ def test_a_bundle_without_weights_takes_those_of_the_checkpoint_before_it(
     def free_bytes(folder: Path) -> int:
         return 1 if folder.name == bundle.FOLDER else 1 << 40
 
-    monkeypatch.setattr("trainwright.checkpoint.disk_space.free_bytes", free_bytes)
+    monkeypatch.setattr("trainwright.checkpoint.async_writer.free_bytes", free_bytes)
     settings = {"save_strategy": "steps", "save_steps": 1, "save_async": False}
     trained(tmp_path, model=dropping(), poison={ROW: POISONS["nan"]}, settings=settings)
     result = replayed(tmp_path)

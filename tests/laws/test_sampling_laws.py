@@ -12,8 +12,7 @@ import torch
 from transformers import DataCollatorForTokenClassification, LlamaConfig, LlamaForCausalLM
 
 from trainwright import Trainer
-from trainwright.data.samplers import EpochBatches
-from trainwright.data.sharding import RankShare
+from trainwright.data.samplers import EpochBatches, RankShare
 from trainwright.data.streaming import lookahead_buffer
 from trainwright.data.streaming.lookahead_buffer import BatchFormer
 from trainwright.errors import DataError

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias, cast
 from trainwright.callbacks.base import EVENTS, TrainerCallback, overrides
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.errors import CallbackError
-from trainwright.state.clock import CALLBACKS, LOGGING, Clock
-from trainwright.state.run_state import RunState
+from trainwright.state.run_state import CALLBACKS, LOGGING, Clock, RunState
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 logger = logging.getLogger(__name__)

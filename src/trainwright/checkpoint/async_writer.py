@@ -1,4 +1,4 @@
-"""CheckpointWriter: writes checkpoints before a save returns, or on a thread. One save at a time.
+"""CheckpointWriter: writes checkpoints before a save returns, or on a thread, one at a time; the space they need.
 
 In the background: what changes while training goes on is copied (`sink`), and a thread of low priority writes, flushes
 and commits, outside of the interpreter's lock. An error of it is raised where the run next asks: at the next save, or
@@ -12,6 +12,7 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,15 +21,22 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from trainwright._types import is_instance_of
 from trainwright.checkpoint.deferred_io import IMMEDIATE, DeferredSink, FileSink, HostBuffers
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import CheckpointError, CheckpointWriteError, NonFiniteWeightsError
+from trainwright.tensor_tree import tensors_of
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 NICENESS = 5  # of the writing thread, where the system knows priorities of threads
+STATES_PER_WEIGHT = 2  # of Adam and its kin; only an estimate, and only before the first step
 
 
 class Ranks(Protocol):
@@ -73,22 +81,13 @@ class CheckpointWriter:
     ) -> None:
         """Writes a checkpoint as a whole, or discards it. Every process calls it.
 
-        Args:
-            store: directory of the checkpoints.
-            manifest: step, run and cursor of the checkpoint.
-            ranks: collective operations of the run.
-            writes: whether this process commits; others write into the directory of the main process.
-            in_background: copy now and write on a thread.
-            check: raises if there is no room; called by the main process before anything is written.
-            write: writes the files into the directory that it gets, large ones into `sink`.
-            after: called when the checkpoint is on disk.
-
-        Raises:
-            CheckpointWriteError: this checkpoint, or the one before it, cannot be written.
+        The processes that commit (`writes`) have a directory of their own, others write into the main process's.
+        `in_background` copies now and writes on a thread. `check` raises if there is no room: the main process calls it
+        first. `write` writes the files into the directory that it gets, large ones into `sink`; `after` is called when
+        the checkpoint is on disk. Raises CheckpointWriteError where it, or the one before it, cannot be written.
         """
         self.wait()
-        begun = time.monotonic()
-        before, self.newest = self.newest, manifest.step
+        begun, before, self.newest = time.monotonic(), self.newest, manifest.step
         later, parted = DeferredSink(self._buffers, ranks.gather_objects), False
         try:
             with failures_named(store.root):
@@ -100,27 +99,37 @@ class CheckpointWriter:
                 write(folder)
                 ranks.barrier()  # overrides may have written on any process
                 parted = False
-            if own is None and not later.is_shared:
-                return
-
-            def finish() -> None:
-                all_agree = partial(fail_together, ranks) if later.is_shared else nullcontext
-                with all_agree(), discard_on_failure(store, own):
-                    with all_agree():
-                        later.write()
-                    if own is not None:
-                        store.commit(own, manifest)
-                if own is not None:
-                    after()
-                self.longest_s = max(self.longest_s, time.monotonic() - begun)
-
-            self._begin(finish) if in_background else finish()
+            if own is not None or later.is_shared:
+                finish = partial(self._finish, store, manifest, ranks, own, later, after=after, begun=begun)
+                self._begin(finish) if in_background else finish()
         except BaseException as error:
             if not isinstance(error, NonFiniteWeightsError):  # all processes count that step as dealt with
                 self.newest = before
             if parted:
                 raise
             self._raise_or_report(error)
+
+    def _finish(
+        self,
+        store: CheckpointStore,
+        manifest: Manifest,
+        ranks: Ranks,
+        own: Path | None,
+        later: DeferredSink,
+        *,
+        after: Callable[[], None],
+        begun: float,
+    ) -> None:
+        """Writes the copies and commits the directory of this process, if it has one."""
+        all_agree = partial(fail_together, ranks) if later.is_shared else nullcontext
+        with all_agree(), discard_on_failure(store, own):
+            with all_agree():
+                later.write()
+            if own is not None:
+                store.commit(own, manifest)
+        if own is not None:
+            after()
+        self.longest_s = max(self.longest_s, time.monotonic() - begun)
 
     @contextmanager
     def _collecting(self) -> Iterator[None]:
@@ -149,7 +158,8 @@ class CheckpointWriter:
 
         def run() -> None:
             try:
-                _lower_priority()
+                with contextlib.suppress(AttributeError, OSError):  # Linux has a priority for each thread
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
                 work()
             except BaseException as error:
                 self._error = error
@@ -269,8 +279,6 @@ def failures_named(root: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, CheckpointError) or not _is_of_the_disk(error):
             raise
-        from trainwright.checkpoint.disk_space import free_bytes, size_text
-
         free = free_bytes(root)
         left = "" if free is None else f" ({size_text(free)} free there)"
         is_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
@@ -288,6 +296,53 @@ def _is_of_the_disk(error: Exception) -> bool:
     return isinstance(error, OSError) or any(word in f"{type(error).__name__} {error}" for word in words)
 
 
-def _lower_priority() -> None:
-    with contextlib.suppress(AttributeError, OSError):  # Linux has a priority for each thread
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+# -- space on the disk -------------------------------------------------------------------------------------------------
+
+
+def weights_bytes(model: nn.Module) -> int:
+    """Returns the least bytes of the weights; of an adapter those of its trained ones."""
+    if is_instance_of(model, "peft", "PeftModel"):
+        return _distinct_bytes([p for p in model.parameters() if p.requires_grad])
+    return _distinct_bytes([*model.parameters(), *model.buffers()])
+
+
+def optimizer_bytes(optimizer: Optimizer) -> int:
+    """Returns the bytes of an optimizer's states now; few before its first step."""
+    return _distinct_bytes(list(tensors_of(list(getattr(optimizer, "state", {}).values()))))
+
+
+def estimated_optimizer_bytes(model: nn.Module) -> int:
+    """Estimates the bytes of an optimizer's states after its first step."""
+    return STATES_PER_WEIGHT * _distinct_bytes([p for p in model.parameters() if p.requires_grad])
+
+
+def _distinct_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum({(t.device, t.data_ptr()): t.numel() * t.element_size() for t in tensors}.values())
+
+
+def check_free_space(root: Path, needed: int, *, what: str) -> None:
+    """Raises CheckpointWriteError where the disk of `root`, which need not exist, has fewer bytes free than needed."""
+    free = free_bytes(root)
+    if free is not None and free < needed:
+        raise CheckpointWriteError(shortage_message(root, needed, free, what=what))
+
+
+def shortage_message(root: Path, needed: int, free: int, *, what: str) -> str:
+    """Returns the message of a full disk, with its cures."""
+    return (
+        f"{what} needs at least {size_text(needed)}, and {size_text(free)} are free at {root}. Make room, choose "
+        "another output_dir, save less (save_only_model=True), or keep fewer checkpoints (save_total_limit)."
+    )
+
+
+def free_bytes(root: Path) -> int | None:
+    """Returns the free bytes on the disk of a directory, which need not exist; None where unknown."""
+    there = next((path for path in (root, *root.absolute().parents) if path.is_dir()), None)
+    try:
+        return None if there is None else shutil.disk_usage(there).free
+    except OSError:
+        return None
+
+
+def size_text(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"

@@ -34,9 +34,9 @@ class CopyRequest(NamedTuple):
 
 def why_not_copy(wishes: Sequence[CopyRequest]) -> str | None:
     """Returns the reason why processes write at once, or None if they copy; those of one host share its memory."""
-    for obstacle in (wish.obstacle for wish in wishes if wish.obstacle is not None):
+    if obstacle := next((wish.obstacle for wish in wishes if wish.obstacle is not None), None):
         return obstacle
-    for host in {wish.host: None for wish in wishes}:
+    for host in dict.fromkeys(wish.host for wish in wishes):
         here = [wish for wish in wishes if wish.host == host]
         lacking = sum(wish.lacking_bytes for wish in here)
         if lacking > min(wish.available_bytes for wish in here) * SHARE_OF_MEMORY:
@@ -66,28 +66,23 @@ class DeferredSink:
 
     def put(self, tree: Nested, write: Write, *, shared: bool = False) -> None:
         """Copies the tree, or writes it at once where it cannot."""
-        mine = self._wish(tree)
-        wishes = self._everybodys(mine) if shared else [mine]
-        reason = why_not_copy(wishes)
-        if reason is None:
-            copied, mine = self._copy(tree, mine)
-            wishes = self._everybodys(mine) if shared else [mine]
-            reason = why_not_copy(wishes)
-            if reason is None:
+        everybodys = self._everybodys if shared else lambda mine: [mine]
+        mine, copied = self._wish(tree), None
+        wishes = everybodys(mine)
+        if (reason := why_not_copy(wishes)) is None:
+            try:
+                copied = self._buffers.copy_of(tree)
+            except (MemoryError, OSError, RuntimeError) as error:  # of python, of mmap, of torch's allocators
+                logger.warning("A checkpoint could not be copied in memory: %s", error or type(error).__name__)
+                mine = mine._replace(lacking_bytes=max(1, mine.lacking_bytes), available_bytes=0)
+            wishes = everybodys(mine)
+            if (reason := why_not_copy(wishes)) is None:
                 self._writes.append((copied, write))
                 self.is_shared = self.is_shared or shared
                 return
         level = logging.INFO if any(wish.obstacle for wish in wishes) else logging.WARNING
         logger.log(level, "Training waits while a file of a checkpoint is written: %s.", reason)
         write(tree)
-
-    def _copy(self, tree: Nested, wish: CopyRequest) -> tuple[Nested, CopyRequest]:
-        """Copies a tree; where its memory cannot be had after all, the request returned has none available."""
-        try:
-            return self._buffers.copy_of(tree), wish
-        except (MemoryError, OSError, RuntimeError) as error:  # of python, of mmap, of torch's allocators
-            logger.warning("A checkpoint could not be copied in memory: %s", error or type(error).__name__)
-            return None, wish._replace(lacking_bytes=max(1, wish.lacking_bytes), available_bytes=0)
 
     def _wish(self, tree: Nested) -> CopyRequest:
         host = socket.gethostname()
@@ -133,22 +128,24 @@ class HostBuffers:
 
     def missing_bytes(self, tree: Nested) -> int:
         """Returns the bytes that a copy needs in addition to the memory kept; NotPlainError as for `copy_of`."""
-        originals = [check_plain(tensor) for tensor in tensors_of(tree)]
-        storages = {_place(s): s for s in (tensor.untyped_storage() for tensor in originals)}
-        wanted = Counter(_kind(storage) for place, storage in storages.items() if place not in self._copies)
+        wanted = Counter(map(_kind, self._new_storages([check_plain(tensor) for tensor in tensors_of(tree)]).values()))
         return sum(kind[0] * max(count - len(self._free[kind]), 0) for kind, count in wanted.items())
 
     def copy_of(self, tree: Nested) -> Nested:
         """Returns a copy: tensors in this memory, on the CPU, the rest deep-copied; or raises NotPlainError."""
         originals = [check_plain(tensor) for tensor in tensors_of(tree)]
-        storages = {_place(s): s for s in (tensor.untyped_storage() for tensor in originals)}
-        new = {place: storage for place, storage in storages.items() if place not in self._copies}
+        new = self._new_storages(originals)
         self._reserve([_kind(storage) for storage in new.values()])
         for place, storage in new.items():
             self._copies[place] = storage, self._fill(storage)
         if any(storage.device.type == "cuda" for storage in new.values()):
             torch.cuda.synchronize()  # the copies are under way; the next step changes their originals
         return copy.deepcopy(tree, {id(tensor): self._twin(tensor) for tensor in originals})
+
+    def _new_storages(self, tensors: list[torch.Tensor]) -> dict[Place, torch.UntypedStorage]:
+        """Returns the storages of tensors that this snapshot has not copied yet."""
+        storages = {_place(s): s for s in (tensor.untyped_storage() for tensor in tensors)}
+        return {place: storage for place, storage in storages.items() if place not in self._copies}
 
     def _reserve(self, kinds: list[Kind]) -> None:
         """Allocates the missing memory, in one piece where it need not be pinned."""

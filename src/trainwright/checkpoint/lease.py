@@ -41,23 +41,14 @@ _HELD: set[str] = set()  # tokens of the leases that trainers of this process ho
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Contents of a lease.
-
-    Attributes:
-        host: name of the machine.
-        place: boot and process namespace in which `pid` counts; "" where the system has none.
-        pid: of the process.
-        began: start of the process, in seconds since the epoch.
-        since: when the lease was taken, likewise.
-        token: of this lease alone.
-    """
+    """Contents of a lease."""
 
     host: str
-    place: str
+    place: str  # boot and process namespace in which `pid` counts; "" where the system has none
     pid: int
-    began: float
-    since: float
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    began: float  # start of the process, in seconds since the epoch
+    since: float  # when the lease was taken, likewise
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)  # of this lease alone
 
     @classmethod
     def of_this_process(cls) -> Holder:
@@ -108,10 +99,9 @@ class Obstacle:
 
 
 class Lease:
-    """Lease on a directory. Only the process that writes checkpoints takes one.
+    """Lease on a directory, made if missing. Only the process that writes checkpoints takes one.
 
-    Args:
-        folder: made if missing. Where nothing can be written into it, the run has no lease and says so.
+    Where nothing can be written into the directory, the run has no lease and says so.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -167,11 +157,9 @@ class Lease:
                 draft.unlink(missing_ok=True)
 
     def confirm(self) -> None:
-        """Makes sure before a save that the lease is this run's. One that nobody has is taken: somebody deleted it, or
-        only a callback asks for a save.
+        """Makes sure before a save that the lease is this run's; a CheckpointWriteError where another run has it.
 
-        Raises:
-            CheckpointWriteError: another run has the directory.
+        One that nobody has is taken: somebody deleted it, or only a callback asks for a save.
         """
         if self._path is not None and _is_of(self._path, self._token):
             return
@@ -202,21 +190,14 @@ class Lease:
                 os.utime(path)
 
     def _leases(self) -> list[tuple[int, Path]]:
-        found = [(match, path) for path in self._folder.iterdir() if (match := _NAME.match(path.name))]
-        return [(int(match[1]), path) for match, path in found]
+        return [(int(match[1]), path) for path in self._folder.iterdir() if (match := _NAME.match(path.name))]
 
     def _obstacle(self, leases: list[tuple[int, Path]], now: float) -> Obstacle | None:
-        """Returns the first of these leases that is not stale.
-
-        Args:
-            leases: numbers and paths.
-            now: time by the clock of the disk, in seconds.
-        """
+        """Returns the first of these leases that is not stale, by the clock of the disk."""
         for _, path in leases:
             holder = Holder.read(path)
             is_alive = None if holder is None else holder.is_alive()
-            if is_alive is None:
-                is_alive = self._has_moved(path, now)
+            is_alive = self._has_moved(path, now) if is_alive is None else is_alive
             if is_alive is not False:
                 return Obstacle(str(holder or "an unknown process"), is_alive=is_alive is True)
         return None
@@ -235,16 +216,9 @@ class Lease:
 
 
 def take(lease: Lease, agree: Callable[[Callable[[], bool]], bool], *, folder: str, wait_s: float) -> None:
-    """Takes a lease for a run, or waits for it. All processes call it, and the main one decides.
+    """Takes a lease for a run; an ArgumentError where another live run holds it for more than `wait_s`.
 
-    Args:
-        lease: of the main process; those of others stay unused.
-        agree: calls a function in the main process, and returns its result in all.
-        folder: the directory, for messages.
-        wait_s: seconds to wait for a run that holds it.
-
-    Raises:
-        ArgumentError: another live run holds it.
+    All processes call it, and the main one decides: `agree` calls a function there, and returns its result in all.
     """
     begun = time.monotonic()
     told: list[str] = []

@@ -70,18 +70,15 @@ class Manifest:
         return manifest if manifest._is_sound() else None
 
     def _is_sound(self) -> bool:
-        kinds = (
-            (self.run_id, str),
-            (self.written_at, (int, float)),
-            (self.files, dict),
-            (self.cursor, (dict, type(None))),
-        )
-        entries = self.files.values() if isinstance(self.files, dict) else ()
         return (
-            all(isinstance(value, kind) for value, kind in kinds)
+            isinstance(self.run_id, str)
+            and isinstance(self.written_at, (int, float))
             and abs(self.written_at) < sys.maxsize
-            and all(is_count(number) for number in (self.step, self.world_size))
-            and all(isinstance(entry, dict) and is_count(entry.get("size")) for entry in entries)
+            and isinstance(self.cursor, (dict, type(None)))
+            and is_count(self.step)
+            and is_count(self.world_size)
+            and isinstance(self.files, dict)
+            and all(isinstance(entry, dict) and is_count(entry.get("size")) for entry in self.files.values())
         )
 
 
@@ -164,7 +161,7 @@ def _problems(folder: Path) -> Iterator[str]:
             yield f"{TRAINER_STATE_NAME} is missing"
         return
     found = (_problem_of_file(folder, name, expected) for name, expected in manifest.files.items())
-    yield from (problem for problem in found if problem is not None)
+    yield from filter(None, found)
 
 
 def _problem_of_file(folder: Path, name: str, expected: FileEntry) -> str | None:

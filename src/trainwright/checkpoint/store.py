@@ -1,7 +1,11 @@
-"""Directories of checkpoints: staged, committed by rename, listed, deleted. Their contents are no concern of this file.
+"""Directories of checkpoints: staged, committed by rename, listed, deleted; which old ones may be deleted.
 
 A checkpoint exists or it does not: files are written into a staging directory beside the final one, flushed to disk,
 listed in a manifest, and the directory is renamed. A reader never sees a half-written checkpoint under its final name.
+
+Only checkpoints that this run wrote are ever deleted, and among these never the one that was just written (nor those
+of later steps, which a run that went back will write again) and never the best. Of the others stay the last ones up to
+the limit, and beyond it one for each so many steps and one for each length of time, as `Keep` says.
 """
 
 from __future__ import annotations
@@ -13,8 +17,8 @@ import re
 import shutil
 import socket
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, replacing
@@ -31,8 +35,8 @@ _BESIDE = re.compile(
     r"(?P<purpose>staging|replaced|removed)$"
 )
 
-
 ANY_WEIGHTS = WeightCheck()
+MIN_BYTES = 1 << 20  # smaller files save nothing worth having, and they are the ones that people edit in place
 _IN_USE: set[Path] = set()  # staging directories that this process is writing, maybe behind training's back
 
 
@@ -73,21 +77,14 @@ class CheckpointStore:
 
         Files that somebody wrote under the final name meanwhile are kept, unless the checkpoint has them too. Large
         files that are as they were in this run's checkpoint before it share its place on the disk. Weights that are not
-        finite are marked in the manifest.
-
-        Args:
-            staging: the directory of the staged checkpoint.
-            manifest: without its files.
-
-        Raises:
-            NonFiniteWeightsError: they are not, the check is strict, and the run has a checkpoint to go back to.
+        finite are marked in the manifest, which comes without its files; where the check is strict and the run has a
+        checkpoint to go back to, they are a NonFiniteWeightsError.
         """
         final = self.path(manifest.step)
         if final.exists() and Manifest.read(final) is None:
             _merge(final, staging)
         files = describe_files(staging)
-        bad = self._weights.find(staging)
-        if bad is not None:
+        if (bad := self._weights.find(staging)) is not None:
             name, tensor = bad
             good = max(self.owned_by(manifest.run_id) - self.non_finite(), default=None)
             if self._weights.is_strict and good is not None:
@@ -97,8 +94,7 @@ class CheckpointStore:
                     "on_nonfinite='ignore' writes such checkpoints too."
                 )
             files[name]["non_finite"] = tensor
-        before = max(self.owned_by(manifest.run_id), default=None)
-        if before is not None:
+        if (before := max(self.owned_by(manifest.run_id), default=None)) is not None:
             link_unchanged(staging, files, self.path(before))
         replace(manifest, files=files).write(staging)
         flush(staging)
@@ -145,14 +141,14 @@ class CheckpointStore:
 
     def _left_over(self) -> list[tuple[Path, re.Match[str]]]:
         """Returns the directories that dead processes of this machine left beside the checkpoints."""
-        names = [(path, _BESIDE.match(path.name)) for path in (self.root.iterdir() if self.root.is_dir() else ())]
-        here, own = socket.gethostname(), os.getpid()
-        ours = [(path, match) for path, match in names if match and match["host"] == here]
-        return [
-            (path, match)
-            for path, match in ours
-            if path.absolute() not in _IN_USE and (int(match["pid"]) == own or not is_process_alive(int(match["pid"])))
-        ]
+        found, here, own = [], socket.gethostname(), os.getpid()
+        for path in self.root.iterdir() if self.root.is_dir() else ():
+            match = _BESIDE.match(path.name)
+            if match and match["host"] == here and path.absolute() not in _IN_USE:
+                pid = int(match["pid"])
+                if pid == own or not is_process_alive(pid):
+                    found.append((path, match))
+        return found
 
     def latest(self, why_not: Callable[[Path], str | None] = find_problem) -> Path | None:
         """Returns the newest checkpoint without a problem; warns of newer ones with one, and of the reason."""
@@ -260,25 +256,18 @@ def _flush_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-# Small files save nothing worth having, and they are the ones that people edit in place.
-MIN_BYTES = 1 << 20
-
-
 def link_unchanged(staging: Path, files: Mapping[str, FileEntry], before: Path) -> int:
     """Replaces staged files by links to equal files of an older checkpoint; returns the bytes saved.
 
     No file is written through a link: each checkpoint is staged with files of its own, and a link joins only two
     complete files that are equal byte for byte.
     """
-    older = Manifest.read(before)
-    saved = 0
+    older, saved = Manifest.read(before), 0
+    older_files = {} if older is None else older.files
     for name, entry in files.items():
-        size = entry["size"]
-        is_candidate = (
-            older is not None and size >= MIN_BYTES and older.files.get(name, {}).get(DIGEST) == entry[DIGEST]
-        )
-        if is_candidate and _link(before / name, staging / name):
-            saved += size
+        is_equal = entry["size"] >= MIN_BYTES and older_files.get(name, {}).get(DIGEST) == entry[DIGEST]
+        if is_equal and _link(before / name, staging / name):
+            saved += entry["size"]
     return saved
 
 
@@ -291,3 +280,52 @@ def _link(source: Path, staged: Path) -> bool:
     except OSError:  # gone meanwhile, or a file system without links: the file stays as it was written
         return False
     return True
+
+
+# -- which ones may be deleted: pure functions without disk access -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint of this run: its step, and when it was written, in seconds."""
+
+    step: int
+    written_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Rules of the checkpoints to keep."""
+
+    # number of the newest ones, the best one included; None for all. With 1 these can be two: newest and best.
+    last: int | None = None
+    every_steps: int | None = None  # beyond that number, the checkpoints at multiples of this many steps
+    # beyond that number, the oldest, and then each that is at least this many seconds younger than the last
+    every_s: float | None = None
+
+
+def to_remove(saved: Iterable[Saved], keep: Keep, *, newest: int, best: int | None = None) -> set[int]:
+    """Returns the steps of one run whose checkpoints may be deleted after `newest` was saved; `best` is the best."""
+    behind = sorted((one for one in saved if one.step <= newest), key=lambda one: one.step)
+    if keep.last is None:
+        return set()
+    stays = {newest, best} | milestones(behind, keep)
+    counted = {newest, best} & {one.step for one in behind}
+    for one in reversed(behind):
+        if len(counted) >= keep.last:
+            break
+        counted.add(one.step)
+    return {one.step for one in behind} - stays - counted
+
+
+def milestones(saved: list[Saved], keep: Keep) -> set[int]:
+    """Returns the steps that are kept for good. A later call returns them again."""
+    found = {one.step for one in saved if keep.every_steps and one.step % keep.every_steps == 0}
+    if keep.every_s is None:
+        return found
+    last = None
+    for one in saved:
+        if last is None or one.written_at - last >= keep.every_s:
+            found.add(one.step)
+            last = one.written_at
+    return found

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import torch
+import torch.utils.serialization
 from safetensors import safe_open
 from torch.optim import Optimizer
 
@@ -43,7 +44,13 @@ class Stateful(Protocol):
 
 def save_optimizer(state: StateDict, folder: Path, *, sink: FileSink = IMMEDIATE) -> None:
     """Writes an optimizer's `state_dict` through a sink, which may write it later."""
-    sink.put(state, lambda copied: _save_large(copied, folder / OPTIMIZER_NAME))
+
+    def write(copied: StateDict) -> None:
+        # Without the checksums inside the file: they are slow, and the manifest has a better one.
+        with torch.utils.serialization.config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
+            torch.save(copied, folder / OPTIMIZER_NAME)
+
+    sink.put(state, write)
 
 
 def save_scheduler(scheduler: Stateful, folder: Path) -> None:
@@ -51,24 +58,13 @@ def save_scheduler(scheduler: Stateful, folder: Path) -> None:
     torch.save(scheduler.state_dict(), folder / SCHEDULER_NAME)
 
 
-def _save_large(state: object, path: Path) -> None:
-    """Writes without the checksums inside the file: they are slow, and the manifest has a better one."""
-    were_on = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(state, path)
-    finally:
-        torch.serialization.set_crc32_options(were_on)
-
-
 def load_optimizer(
     optimizer: Optimizer, folder: Path, *, load: Callable[[Optimizer, StateDict], None], holds_parts: bool = False
 ) -> None:
     """Loads the state of an optimizer by `load`; the shapes of parts of parameters (`holds_parts`) are not checked.
 
-    Raises:
-        CheckpointError: the file is missing, or its optimizer is of another kind: a new optimizer at the full rate
-            would ruin a run silently.
+    A CheckpointError where the file is missing, or its optimizer is of another kind: a new optimizer at the full rate
+    would ruin a run silently.
     """
     _check_is_there(folder, OPTIMIZER_NAME)
     state = _load(folder / OPTIMIZER_NAME)
@@ -97,21 +93,15 @@ def save_guard(state: JSONObject, folder: Path) -> None:
 
 
 def load_guard(folder: Path) -> JSONObject:
-    """Returns what guards remembered; empty where no file says anything.
-
-    Raises:
-        CheckpointError: the file holds what no run writes.
-    """
+    """Returns what guards remembered; empty where no file says anything; CheckpointError for what no run writes."""
     path = folder / GUARD_STATE_NAME
     if not path.is_file():
         return {}
     try:
         state: JSONObject = read_json(path, max_bytes=MAX_GUARD_BYTES)
-        histories = state.get("accepted", {}).values()
+        values = [value for history in state.get("accepted", {}).values() for value in history]
         counts = [state.get(name, 0) for name in ("skipped_in_a_row", "left_out_steps")]
-        is_sound = all(is_count(count) for count in counts) and all(
-            isinstance(value, float) and math.isfinite(value) for history in histories for value in history
-        )
+        is_sound = all(map(is_count, counts)) and all(isinstance(one, float) and math.isfinite(one) for one in values)
     except (ValueError, TypeError, AttributeError):
         is_sound = False
     if not is_sound:

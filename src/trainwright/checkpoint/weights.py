@@ -1,25 +1,35 @@
-"""Weights of a model in `from_pretrained` form: safetensors or torch's files, whole or in shards, adapters, modules."""
+"""Weights in `from_pretrained` form: safetensors or torch's files, whole or in shards, adapters; a model exported."""
 
 from __future__ import annotations
 
 import copy
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import safetensors.torch
 import torch
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
-from trainwright._types import is_instance_of, optional_class, read_json, replacing
+from trainwright._types import (
+    MANIFEST_NAME,
+    TRAINER_STATE_NAME,
+    TRAINING_ARGS_JSON_NAME,
+    is_instance_of,
+    optional_class,
+    read_json,
+    replacing,
+)
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
-from trainwright.errors import CheckpointError, ModelError
+from trainwright.checkpoint.manifest import find_problem
+from trainwright.errors import CheckpointError, CheckpointNotFoundError, ModelError
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
@@ -28,7 +38,9 @@ WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
 ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
 ADAPTER_FILES = (ADAPTER_WEIGHTS_NAME, "adapter_model.bin")
 MAX_INDEX_BYTES = 256 << 20
-PRIVATE = 0o600
+# What a model needs beside its weights: settings, vocabularies, templates, adapters.
+KEPT = (".json", ".txt", ".model", ".jinja", ".md", ".vocab", ".py")
+OF_TRAINING = (MANIFEST_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, SAFE_WEIGHTS_INDEX_NAME)
 LOAD_WHOLE = partial(nn.Module.load_state_dict, strict=False)
 
 Weights: TypeAlias = dict[str, torch.Tensor]
@@ -43,16 +55,11 @@ def save_weights(
     sink: FileSink = IMMEDIATE,
     as_safetensors: bool = True,
 ) -> None:
-    """Writes a model so that `from_pretrained` (or `load_weights`) reads it.
+    """Writes a model (of transformers or peft, or any module) so that `from_pretrained` or `load_weights` reads it.
 
-    Tied and shared weights of a plain module are written once, non-contiguous ones as contiguous.
-
-    Args:
-        model: a model of transformers or peft, or any module.
-        folder: made if missing.
-        state_dict: the weights, where the model does not hold them as a whole; empty to write only the configuration.
-        sink: writes the weights, perhaps later; a model whose own `save_pretrained` reads the model is written at once.
-        as_safetensors: False: in files of torch, such as pytorch_model.bin.
+    Tied and shared weights of a plain module are written once, non-contiguous ones as contiguous. `state_dict` has the
+    weights where the model does not hold them as a whole; it is empty to write only the configuration. `sink` may write
+    later, but a model whose own `save_pretrained` reads the model is written at once.
     """
     folder.mkdir(parents=True, exist_ok=True)
     adapters: Pretrained = getattr(model, "peft_config", None) or {}
@@ -60,25 +67,24 @@ def save_weights(
     saver: Pretrained = getattr(model, "save_pretrained", None)
     if state_dict is not None and not state_dict:
         return _save_description(model, folder)
-    if saver is None:
-        state = _each_once(model) if state_dict is None else _without_repetitions(model, state_dict)
+    takes = saver is not None and _takes_its_weights(model)
+    shown: Pretrained = _as_it_is_now(model) if takes else model
 
-        def write(copied: Weights) -> None:
-            _save_file(copied, folder / SAFE_WEIGHTS_NAME)
-            rewrite_with_torch(written)
-
-        sink.put(state, write)
-    elif _takes_its_weights(model):
-        twin: Pretrained = _as_it_is_now(model)
-
-        def write_pretrained(copied: Weights) -> None:
-            _save_pretrained(twin.save_pretrained, folder, copied)
-            rewrite_with_torch(written)
-
-        sink.put(model.state_dict() if state_dict is None else state_dict, write_pretrained)
-    else:
-        _save_pretrained(saver, folder, state_dict)
+    def write(copied: Weights | None) -> None:
+        if copied is not None and saver is None:
+            with replacing(folder / SAFE_WEIGHTS_NAME) as beside:  # a signal while a user saves leaves the older model
+                safetensors.torch.save_file(copied, beside, metadata={"format": "pt"})
+            use_umask(folder)
+        else:
+            _save_pretrained(shown.save_pretrained, folder, copied)
         rewrite_with_torch(written)
+
+    if saver is None:
+        sink.put(_each_once(model) if state_dict is None else _without_repetitions(model, state_dict), write)
+    elif takes:
+        sink.put(model.state_dict() if state_dict is None else state_dict, write)
+    else:
+        write(state_dict)
 
 
 def rewrite_with_torch(folders: Iterable[Path]) -> None:
@@ -102,12 +108,6 @@ def _name_of_torch(name: str) -> str:
     return renamed.removesuffix(".safetensors") + ".bin"
 
 
-def _save_file(state: Weights, path: Path) -> None:
-    with replacing(path) as partial:  # a signal while a user saves leaves the older model whole
-        safetensors.torch.save_file(state, partial, metadata={"format": "pt"})
-    use_umask(path.parent)
-
-
 def use_umask(folder: Path) -> None:
     """Gives weights the mode of any new file: their writer makes them readable by their owner alone."""
     probe = folder / f".mode.{os.getpid()}.partial"
@@ -115,12 +115,12 @@ def use_umask(folder: Path) -> None:
     mode = stat.S_IMODE(probe.stat().st_mode)
     probe.unlink()
     for path in (*folder.glob("*.safetensors"), *folder.glob(f"*/{ADAPTER_WEIGHTS_NAME}")):
-        if stat.S_IMODE(path.stat().st_mode) == PRIVATE:
+        if stat.S_IMODE(path.stat().st_mode) == 0o600:
             path.chmod(mode)
 
 
 def _save_description(model: nn.Module, folder: Path) -> None:
-    configs: list[Pretrained] = [getattr(model, "config", None), getattr(model, "generation_config", None)]
+    configs: list[Pretrained] = [getattr(model, name, None) for name in ("config", "generation_config")]
     adapters = getattr(model, "peft_config", None)
     configs += adapters.values() if isinstance(adapters, dict) else ()
     for config in configs:
@@ -212,16 +212,10 @@ def _without_progress_bars() -> Iterator[None]:
 def make_pretrained(
     folder: Path, class_name: str, *, attention: str | None, found: Mapping[str, torch.Tensor] | None = None
 ) -> nn.Module:
-    """Makes a model of transformers with the weights in a directory. Code and pickles in it are not run.
+    """Makes a model of transformers with a directory's `config.json` and safetensors; code and pickles are not run.
 
-    Args:
-        folder: with `config.json` and weights in safetensors.
-        class_name: of the model, in transformers.
-        attention: implementation of attention; None: the default.
-        found: weights that were read already; None: those of the directory.
-
-    Raises:
-        ModelError: transformers has no such model, or it does not fit the files.
+    `found` are weights that were read already; None: those of the directory. A ModelError where transformers has no
+    such model, or it does not fit the files.
     """
     import transformers
 
@@ -254,7 +248,15 @@ def load_weights(
     if is_adapter(model) and found is None:
         _load_adapter(model, folder)
         return _IncompatibleKeys([], [])
-    state_dict = _read_all(folder) if found is None else dict(found)
+    files = weight_files(folder) if found is None else []
+    if found is None and not files:
+        raise CheckpointError(
+            f"{folder} has no weights: neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME} is there, nor "
+            f"{WEIGHTS_NAME}. Name a directory that a trainer or save_pretrained wrote."
+        )
+    state_dict = dict(found or {})
+    for file in files:
+        state_dict |= read_file(file)
     if not is_adapter(model):
         state_dict = _in_the_models_names(model, state_dict)
     try:
@@ -268,20 +270,6 @@ def load_weights(
         tie_weights()
     shared = _shared_names(model)
     return _IncompatibleKeys([name for name in result.missing_keys if name not in shared], list(result.unexpected_keys))
-
-
-def _read_all(folder: Path) -> dict[str, torch.Tensor]:
-    files = weight_files(folder)
-    if not files:
-        raise CheckpointError(
-            f"{folder} has no weights: neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME} is there, nor "
-            f"{WEIGHTS_NAME}. "
-            "Name a directory that a trainer or save_pretrained wrote."
-        )
-    state_dict: dict[str, torch.Tensor] = {}
-    for file in files:
-        state_dict |= read_file(file)
-    return state_dict
 
 
 def _in_the_models_names(model: Pretrained, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -310,10 +298,9 @@ def weight_files(folder: Path) -> list[Path]:
     for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
         if (folder / name).is_file():
             return [folder / name]
-    indices = [folder / name for name in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME) if (folder / name).is_file()]
-    if not indices:
+    paths = (folder / name for name in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME))
+    if (index := next((path for path in paths if path.is_file()), None)) is None:
         return []
-    index = indices[0]
     try:
         names = sorted(set(read_json(index, max_bytes=MAX_INDEX_BYTES)["weight_map"].values()))
         outside = [name for name in names if Path(name).name != name]
@@ -362,3 +349,61 @@ def _shared_names(model: nn.Module) -> set[str]:
             shared |= {name, first[tensor.data_ptr()]}
         first[tensor.data_ptr()] = name
     return shared
+
+
+# -- the model of a checkpoint alone -----------------------------------------------------------------------------------
+
+
+class ShardedReader(Protocol):
+    """Reader of checkpoints whose weights several processes wrote in parts."""
+
+    def has_weights(self, folder: Path) -> bool: ...
+    def read_weights(self, folder: Path) -> dict[str, torch.Tensor]: ...
+
+
+def export_model(checkpoint: Path, folder: Path, *, parts: ShardedReader) -> list[Path]:
+    """Writes the model of a checkpoint of any layout, in one file, into an empty or missing folder."""
+    if not checkpoint.is_dir():
+        raise CheckpointNotFoundError(f"There is no directory {checkpoint}.")
+    if folder.exists() and any(folder.iterdir()):
+        raise CheckpointError(f"{folder} is not empty. Name another directory.")
+    is_ours = (checkpoint / TRAINER_STATE_NAME).is_file() and (checkpoint / MANIFEST_NAME).is_file()
+    if is_ours and (problem := find_problem(checkpoint)) is not None:
+        raise CheckpointError(f"{checkpoint}: {problem}. Export another checkpoint.")
+    shards, adapters = weight_files(checkpoint), list(_adapters(checkpoint))
+    in_parts = not shards and parts.has_weights(checkpoint)
+    if not (shards or adapters or in_parts):
+        raise CheckpointError(f"{checkpoint} has no weights: neither {SAFE_WEIGHTS_NAME} nor {ADAPTER_WEIGHTS_NAME}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    named = [path for path in sorted(checkpoint.iterdir()) if path.is_file() and path.suffix in KEPT]
+    settings = [path for path in named if path.name not in OF_TRAINING and not path.name.endswith("_results.json")]
+    for path in [*settings, *adapters]:
+        target = folder / path.relative_to(checkpoint)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    if shards:
+        _merge(shards, folder / SAFE_WEIGHTS_NAME)
+    elif in_parts:
+        weights = parts.read_weights(checkpoint)
+        safetensors.torch.save_file(weights, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+    use_umask(folder)
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _merge(shards: list[Path], target: Path) -> None:
+    is_safe = shards[0].suffix == ".safetensors"
+    if len(shards) == 1 and is_safe:
+        shutil.copyfile(shards[0], target)
+        return
+    weights = {name: tensor for shard in shards for name, tensor in read_file(shard).items()}
+    if not is_safe:  # tensors of one file may share memory there
+        weights = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
+    safetensors.torch.save_file(weights, target, metadata={"format": "pt"})
+
+
+def _adapters(checkpoint: Path) -> Iterator[Path]:
+    """Yields the adapters of the checkpoint itself, and named ones in directories below it."""
+    for weights in sorted([*checkpoint.glob(ADAPTER_WEIGHTS_NAME), *checkpoint.glob(f"*/{ADAPTER_WEIGHTS_NAME}")]):
+        yield weights
+        if weights.parent != checkpoint and (weights.parent / "adapter_config.json").is_file():
+            yield weights.parent / "adapter_config.json"

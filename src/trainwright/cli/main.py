@@ -205,7 +205,7 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Directory to write; it must be empty, or not there.", metavar="DIR")],
 ) -> None:
     """Write the model of a checkpoint alone, for from_pretrained."""
-    from trainwright.checkpoint.model_export import export_model
+    from trainwright.checkpoint.weights import export_model
     from trainwright.engine import sharded_state
 
     written = export_model(checkpoint, folder, parts=sharded_state)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR
-from trainwright.checkpoint.retention import Keep, Saved, to_remove
+from trainwright.checkpoint.store import Keep, Saved, to_remove
 from trainwright.errors import LegacyNameWarning
 
 SAME_TIME_S = 1.0  # file systems that keep no times show directories as made at once

@@ -65,11 +65,9 @@ def _note_of_workers(error: BaseException) -> str:
 
 
 def stack_of(pid: int, stacks: Pipe) -> str:
-    """Asks a worker for the stack of its main thread; "" if it does not answer.
+    """Asks a worker that was started with `stacks` for the stack of its main thread; "" if it does not answer.
 
-    Args:
-        pid: of a worker that was started with `stacks`.
-        stacks: also of other workers, one of which may be asked at a time.
+    One worker may be asked at a time.
     """
     if not hasattr(faulthandler, "register"):
         return ""
@@ -99,10 +97,10 @@ def _wrapped(exc_info: Any = None, where: str = "in background") -> ExceptionWra
 def note_of(error: BaseException) -> str:
     """Returns what is known of the sample, as a sentence; "" if the error was not raised while a batch was fetched."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    fetches = (number for number, frame in enumerate(frames) if _is_fetch(frame))
-    first = next(fetches, None)
-    if first is None:
+    places = [(frame.f_code.co_name, frame.f_code.co_filename) for frame in frames]
+    if (fetch := ("fetch", torch_fetch.__file__)) not in places:
         return ""
+    first = places.index(fetch)
     values, below = frames[first].f_locals, frames[first + 1 :]
     if not isinstance(values.get("self"), torch_fetch._MapDatasetFetcher):
         rows = values.get("data")
@@ -116,10 +114,6 @@ def note_of(error: BaseException) -> str:
     index = _index_of(below, indices)
     batch = f"the batch of samples {_listed(indices)}"
     return f"Reading {batch} failed." if index is None else f"Reading sample {index} failed ({batch})."
-
-
-def _is_fetch(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "fetch" and frame.f_code.co_filename == torch_fetch.__file__
 
 
 def _note_of_stream(frames: Iterable[FrameType]) -> str:
@@ -145,9 +139,8 @@ def _numbers(origin: Any) -> list[object]:
 
 
 def _note_of_rows(rows: Rows, numbers: Sequence[object]) -> str:
-    odd = odd_one(rows)
     note = f"Collating the batch of samples {_listed(numbers)} failed." if numbers else "Collating a batch failed."
-    if odd is None:
+    if (odd := odd_one(rows)) is None:
         return note
     row, what = odd
     which = f"Sample {numbers[row]}" if row < len(numbers) else f"Its row {row}"
@@ -183,9 +176,8 @@ def odd_one(rows: Rows) -> tuple[int, str] | None:
 
 
 def _odd(kinds: list[str], text: str) -> tuple[int, str] | None:
-    counts = Counter(kinds)
-    usual, number = counts.most_common(1)[0]
-    if number == len(kinds) or number != len(kinds) - 1:
+    usual, number = Counter(kinds).most_common(1)[0]
+    if number != len(kinds) - 1:
         return None
     row = next(row for row, kind in enumerate(kinds) if kind != usual)
     return row, text.replace("{}", kinds[row], 1).replace("{}", usual, 1)
@@ -200,8 +192,7 @@ def _type(row: Mapping[Any, Any], name: object) -> str:
 
 def _shape(row: Mapping[Any, Any], name: object) -> str:
     value = row.get(name)
-    shape = getattr(value, "shape", None)
-    if shape is not None:
+    if (shape := getattr(value, "shape", None)) is not None:
         return f"the shape {tuple(shape)}"
     return f"{len(value)} elements" if isinstance(value, (list, tuple)) else "no length"
 

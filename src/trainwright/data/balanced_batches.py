@@ -18,9 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from trainwright.data.batch_sampler import BatchOrder
 from trainwright.data.cursor import OrderKind
-from trainwright.data.length_sampler import lengths_digest
+from trainwright.data.length_sampler import BatchOrder, lengths_digest
 from trainwright.errors import ArgumentError
 
 ATTENTION_COST = 0.001

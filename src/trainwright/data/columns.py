@@ -47,7 +47,7 @@ def remove_unused(
     """
     unused = [name for name in dataset.column_names if name not in columns]
     if for_own:
-        if not unused or len(unused) == len(dataset.column_names):  # then it makes the inputs of all that there is
+        if len(unused) in (0, len(dataset.column_names)):  # of all that there is the collator makes the inputs
             return dataset
         _say(unused, model_name, description, module_logger, for_own=True)
         return DatasetWithExtras(dataset, unused)

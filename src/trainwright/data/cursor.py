@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NoReturn, TypeAlias
 
 from trainwright._types import is_count
@@ -64,20 +64,10 @@ class Cursor:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Cursor:
-        """The cursor in a manifest, which has other entries too; older ones lack some.
-
-        Raises:
-            CheckpointError: epoch or samples are missing, or an entry is not what a run writes.
-        """
+        """The cursor in a manifest, which has other entries too; older ones lack some. `check_entries` may raise."""
         check_entries(values)
-        names = ("seed", "num_samples", "unit", "batches", "chunk", "order")
-        return cls(
-            epoch=values["epoch"],
-            samples=values["samples"],
-            shift=values.get("shift", 0),
-            left_out=values.get("left_out") or 0,
-            **{name: values.get(name) for name in names},
-        )
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known and value is not None})
 
 
 COUNTS = ("epoch", "samples", "seed", "num_samples", "batches", "chunk", "batch_size", "micro_batches",
@@ -165,11 +155,7 @@ def plan_resume(
 
 
 def check_same_data(cursor: Cursor, num_samples: int | None, unit: str | None = None) -> None:
-    """In the middle of an epoch, its order must still be that of the same samples, or of the same groups of them.
-
-    Raises:
-        DataError: there are more or fewer samples than when the checkpoint was written, or they are grouped otherwise.
-    """
+    """Raises DataError in the middle of an epoch whose samples are more or fewer now, or are grouped otherwise."""
     if cursor.samples > 0 and cursor.unit != unit:
         then, now = (one or "single samples" for one in (cursor.unit, unit))
         raise DataError(

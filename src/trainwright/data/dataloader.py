@@ -1,55 +1,60 @@
-"""From a dataset and a plan to torch's DataLoader: one over indices, or one over a stream."""
+"""From a dataset and a plan to torch's DataLoader, one over indices or over a stream; and its worker processes."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from multiprocessing import Pipe
+from functools import cache, partial
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainwright._types import Batch, Item, TailBatch
+from trainwright._types import Batch, DatasetLike, Item, TailBatch
 from trainwright.config.plans import LoaderPlan
-from trainwright.data.batch_sampler import BatchOrder, SingleBatchCollator
+from trainwright.data.bad_sample import Pipe, name_samples_of_worker
+from trainwright.data.length_sampler import BatchOrder, SingleBatchCollator
 from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.sampler_factory import order_by
-from trainwright.data.samplers import EpochBatches, Order
-from trainwright.data.seeding import SeededCollator, SeededItems
-from trainwright.data.sharding import ChunkPart, RankShare
-from trainwright.data.workers import end_workers_at_exit, start_worker
+from trainwright.data.samplers import EpochBatches, Order, RankShare
+from trainwright.data.seeding import SeededCollator, SeededItems, seed_worker
 
 if TYPE_CHECKING:
     from trainwright.data.streaming.lookahead_buffer import BatchFormer
-    from trainwright.data.streaming.reader import StreamDataLoader
-    from trainwright.data.streaming.split_sync import RankExchange
+    from trainwright.data.streaming.reader import RankExchange, StreamDataLoader
 
 # Any: datasets and samplers are the user's own types.
 Collate = Callable[[list[Item]], Batch]
+POLL_S = 1.0  # between two looks of a worker for the main process
+GRACE_S = 0.5  # for children that end by themselves when the process does
 
 
 def build_dataloader(
-    dataset: Any, plan: LoaderPlan, *, sampler: Any, collate: Collate, exchange: RankExchange | None = None
+    dataset: DatasetLike, plan: LoaderPlan, *, sampler: Any, collate: Collate, exchange: RankExchange | None = None
 ) -> PreparedDataLoader:
     """A DataLoader over the dataset; the order comes from the sampler, or from the dataset itself if it is a stream.
 
     The sampler gives indices or groups of them; for a stream it is a `BatchFormer` of its samples, or None. `exchange`
-    is between processes that have parts of a stream of their own.
-
-    Raises:
-        DataError: a stream that is split for other processes, or a sampler of batches.
+    is between processes that have parts of a stream of their own. Raises DataError for a stream that is split for other
+    processes, or a sampler of batches.
     """
-    dataloader = (
-        _stream_dataloader(dataset, plan, sampler, collate, exchange)
-        if isinstance(dataset, IterableDataset)
-        else _indexed_dataloader(dataset, plan, sampler, collate)
-    )
+    if isinstance(dataset, IterableDataset):
+        dataloader: PreparedDataLoader = _stream_dataloader(dataset, plan, sampler, collate, exchange)
+    else:
+        dataloader = _indexed_dataloader(dataset, plan, sampler, collate)
     dataloader.total_batch_size = plan.batch_size * plan.num_processes
     return dataloader
 
 
-def build_whole(dataset: Any, plan: LoaderPlan, *, sampler: Any, collate: Collate) -> DataLoader[Any]:
+def build_whole(dataset: DatasetLike, plan: LoaderPlan, *, sampler: Any, collate: Collate) -> DataLoader[Any]:
     """A DataLoader of the batches of all processes together, as one process reads them for the others."""
     whole = replace(plan, batch_size=plan.batch_size * plan.num_processes, rank=0, num_processes=1)
     if isinstance(dataset, IterableDataset):
@@ -63,7 +68,7 @@ def build_whole(dataset: Any, plan: LoaderPlan, *, sampler: Any, collate: Collat
 
 
 def _stream_dataloader(
-    dataset: Any, plan: LoaderPlan, former: BatchFormer | None, collate: Collate, exchange: RankExchange | None
+    dataset: DatasetLike, plan: LoaderPlan, former: BatchFormer | None, collate: Collate, exchange: RankExchange | None
 ) -> StreamDataLoader:
     from trainwright.data.streaming.reader import StreamDataLoader, StreamItems
     from trainwright.data.streaming.stream_state import WHOLE, check_is_whole, split_for
@@ -73,9 +78,7 @@ def _stream_dataloader(
         split = split_for(dataset, rank=plan.rank, num_processes=plan.num_processes)
     else:
         check_is_whole(dataset, plan.num_processes, purpose="an evaluation")
-    if split.is_whole:
-        exchange = None
-    else:
+    if not split.is_whole:
         share = RankShare(batch_size=plan.batch_size)
     items = StreamItems(
         dataset,
@@ -86,10 +89,11 @@ def _stream_dataloader(
         former=former,
         split=split,
     )
-    return StreamDataLoader(items, collate=collate, exchange=exchange, **_options(plan))
+    between = None if split.is_whole else exchange
+    return StreamDataLoader(items, collate=collate, exchange=between, **_options(plan))
 
 
-def _indexed_dataloader(dataset: Any, plan: LoaderPlan, sampler: Any, collate: Collate) -> PreparedDataLoader:
+def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, collate: Collate) -> PreparedDataLoader:
     worker_seed = plan.seed if plan.is_training and plan.workers > 0 else None
     share, drop_last = _share(plan), plan.drop_last
     if isinstance(sampler, BatchOrder):  # its unit is a batch already, and it drops what is to be dropped itself
@@ -100,8 +104,7 @@ def _indexed_dataloader(dataset: Any, plan: LoaderPlan, sampler: Any, collate: C
         order = order_by(sampler, dataset, plan)
     batches = EpochBatches(order, share.batch_size, drop_last=drop_last, worker_seed=worker_seed, share=share)
     if plan.seed_samples:
-        batches.tells_epoch, dataset = True, SeededItems(dataset, plan.seed)
-        collate = SeededCollator(collate)
+        batches.tells_epoch, dataset, collate = True, SeededItems(dataset, plan.seed), SeededCollator(collate)
     kind = RankDataLoader if plan.num_processes > 1 else PreparedDataLoader
     return kind(dataset, batch_sampler=batches, collate_fn=collate, **_options(plan))
 
@@ -114,6 +117,7 @@ def _options(plan: LoaderPlan) -> dict[str, Any]:
     """Returns the keywords of torch's DataLoader besides the data, their order and the collator."""
     seeds = {"num_workers": plan.workers, "rank": plan.rank} if plan.is_training else {}
     timeout_s = plan.timeout_s if plan.workers > 0 else 0.0
+    stacks = multiprocessing.Pipe(duplex=False) if timeout_s else None
     if plan.workers > 0:
         end_workers_at_exit()
     return {
@@ -124,7 +128,7 @@ def _options(plan: LoaderPlan) -> dict[str, Any]:
         "prefetch_factor": plan.prefetch_factor,
         "in_order": plan.in_order,
         "timeout": timeout_s,
-        "worker_init_fn": partial(start_worker, seeds=seeds, stacks=Pipe(duplex=False) if timeout_s else None),
+        "worker_init_fn": partial(start_worker, seeds=seeds, stacks=stacks),
     }
 
 
@@ -136,9 +140,63 @@ class RankDataLoader(PreparedDataLoader):
         assert isinstance(batches, EpochBatches)
         num_batches, part = batches.num_batches(batches.first_sample), batches.last_part(batches.first_sample)
         fetched = super().host_batches()
-        return fetched if part is None else _with_marked_end(fetched, num_batches, part)
+        if part is None:
+            return fetched
+        tail = partial(TailBatch, num_samples=part.num_samples, weight=part.weight)
+        return (batch if number < num_batches else tail(batch) for number, batch in enumerate(fetched, start=1))
 
 
-def _with_marked_end(batches: Iterator[Batch], num_batches: int, part: ChunkPart) -> Iterator[Batch]:
-    for number, batch in enumerate(batches, start=1):
-        yield (batch if number < num_batches else TailBatch(batch, num_samples=part.num_samples, weight=part.weight))
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+
+def start_worker(worker_id: int, seeds: dict[str, int], stacks: Pipe | None = None) -> None:
+    """Prepares a new worker: seeds it, and leaves signals to the main process, which still needs its batches.
+
+    `seeds` are arguments of `seed_worker`; empty: the worker keeps torch's seed. `stacks`: where the worker writes its
+    stack when it is signalled.
+    """
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if stacks is not None and hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR2, file=stacks[1].fileno(), all_threads=False)
+    main = multiprocessing.parent_process()
+    if main is not None:
+        threading.Thread(target=_end_with, args=(main, os.getppid()), name="trainwright-parent", daemon=True).start()
+    name_samples_of_worker()
+    if seeds:
+        seed_worker(worker_id, **seeds)
+
+
+def _end_with(main: BaseProcess, parent: int) -> None:
+    """Ends this worker when the main process is gone: torch's looks for it only while a worker waits for indices.
+
+    A worker that was started before others is told by the number of its parent: they keep its pipe to `main` open.
+    """
+    while main.is_alive() and os.getppid() == parent:
+        main.join(POLL_S)
+    os._exit(1)
+
+
+@cache
+def end_workers_at_exit() -> None:
+    """Kills workers that ignore SIGTERM when this process exits, which would wait for them without end.
+
+    Registered later than multiprocessing's own hook, so it runs before that one, which terminates and joins them.
+    """
+    atexit.register(_end_children)
+
+
+def _end_children() -> None:
+    """Asks daemonic children to end, as multiprocessing would, and kills those that do not."""
+    if hasattr(signal, "SIGCHLD"):
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises at the first one that is killed
+    children = [child for child in multiprocessing.active_children() if child.daemon]
+    for child in children:
+        child.terminate()
+    deadline = time.monotonic() + GRACE_S
+    for child in children:
+        child.join(max(0.0, deadline - time.monotonic()))
+        if child.is_alive():
+            child.kill()

@@ -1,23 +1,31 @@
-"""Samplers that put samples of similar length together, and the lengths of the samples of a dataset."""
+"""Orders that the lengths of samples decide: similar lengths together, whole batches by a budget; and the lengths."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import Dataset, DistributedSampler, Sampler
 from tqdm.auto import tqdm
 
-from trainwright._types import DatasetLike
+from trainwright._types import Batch, DataLoaderLike, DatasetLike, Item
 from trainwright.data.columns import is_columnar
+from trainwright.data.cursor import OrderKind
+from trainwright.data.samplers import Order
 from trainwright.errors import DataError
 
 logger = logging.getLogger(__name__)
+
+Items = list[Item]
+Lengths = NDArray[np.int64] | NDArray[np.float64]
+QUIET_S = 2.0  # reading lengths shows its progress when it takes longer
+CLASS_WIDTH = 1 / 16  # lengths that differ by less are drawn together by a token budget
 
 
 def get_length_grouped_indices(
@@ -137,11 +145,156 @@ def _known_lengths(
     return list(lengths) if isinstance(lengths, Sequence) else lengths.tolist()
 
 
+# -- orders of whole batches -----------------------------------------------------------------------------------------
+
+
+class BatchOrder(Order, Sampler[Any]):  # Any: groups are lists of indices, or rows of pieces of samples
+    """Groups of samples, in an order that is a pure function of seed and epoch. Each is a batch of one process.
+
+    To everything that deals with positions a group is what a sample is elsewhere: an index of the order, so that
+    seeking, resuming and sharing among processes need no case of their own. The dataset wrapper turns such an index
+    into a list of items, and the collator wrapper makes the batch of it.
+    """
+
+    seed: int  # base of the order
+    num_samples: int  # in all groups together
+    unit: str  # the settings that decide what a group is; a position counted in other groups means nothing
+    epoch: int = 0
+
+    @abstractmethod
+    def num_tokens(self, epoch: int) -> int:
+        """Tokens of all batches of an epoch as the model gets them, padding included."""
+
+    def num_samples_of(self, group: Sequence[Any]) -> int:
+        """Samples that a group adds to those of the epoch."""
+        return len(group)
+
+    def of_all_processes(self) -> BatchOrder:
+        """The order of the groups of all processes; this one, unless it is one process's."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.indices(self.epoch))
+
+    def wrap(self, dataset: DatasetLike) -> BatchedDataset:
+        """The dataset whose index is a group."""
+        return BatchedDataset(dataset)
+
+
+class BatchedDataset(Dataset[Items]):
+    """Gives the items of a group of indices."""
+
+    def __init__(self, dataset: DatasetLike) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, group: Sequence[Any]) -> Items:
+        return fetch_items(self.dataset, group)
+
+
+class SingleBatchCollator:
+    """Collates the one group of which a batch consists."""
+
+    def __init__(self, data_collator: Callable[[Items], Batch]) -> None:
+        self.data_collator = data_collator
+
+    def __call__(self, groups: list[Items]) -> Batch:
+        (group,) = groups
+        return self.data_collator(group)
+
+
+def batch_order_of(dataloader: object) -> BatchOrder | None:
+    """The order behind a dataloader whose batches were formed by it; None for any other."""
+    order = getattr(getattr(dataloader, "batch_sampler", None), "order", None)
+    return order if isinstance(order, BatchOrder) else None
+
+
+def num_tokens(dataloader: DataLoaderLike) -> int | None:
+    """Tokens of an epoch of this process, padding included, where the lengths tell without reading a sample."""
+    order = batch_order_of(dataloader)
+    if order is None or dataloader.batch_sampler.share.num_processes > 1:
+        return None
+    return order.num_tokens(dataloader.batch_sampler.epoch)
+
+
+def fetch_items(dataset: DatasetLike, indices: Iterable[int]) -> Items:
+    """Items by index; at once where the dataset can (torch's own protocol for it)."""
+    many = getattr(dataset, "__getitems__", None)
+    return list(many(list(indices))) if many is not None else [dataset[index] for index in indices]
+
+
+class TokenBudget(BatchOrder):
+    """Batches of up to `max_tokens` tokens on one process, padding included; a longer sample is a DataError.
+
+    The samples are sorted by length, longest first, and cut: a batch that begins with a sample of length L takes N // L
+    of them. So that they change their company from epoch to epoch, lengths that differ by less than a sixteenth count
+    as the longest of them, and within such a class the order is drawn anew. The cuts depend on the classes alone: every
+    epoch has the same number of batches. Their order is drawn, too. The collator pads to a multiple of `multiple_of`.
+
+    Worked example: N = 32, lengths 16 9 8 4 4 4 (all classes of their own but the 4s): batches (16 9) (8 4 4 4), which
+    are 2 x 16 = 32 and 4 x 8 = 32 tokens with padding.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int] | Lengths, max_tokens: int, *, seed: int, multiple_of: int | None = None
+    ) -> None:
+        super().__init__()
+        cure = "Raise the budget, or cut the samples."
+        checked = check_lengths(lengths, max_tokens, setting="max_tokens_per_batch", cure=cure)
+        multiple = multiple_of or 1
+        self._padded: NDArray[np.int64] = -(-checked // multiple) * multiple
+        self.seed = seed
+        self.num_samples = len(checked)
+        self.unit = f"max_tokens_per_batch={max_tokens}"
+        self._pad_to = multiple_of
+        self._classes = _classes(self._padded)
+        self._starts = _cuts(np.sort(self._classes)[::-1], max_tokens)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def indices(self, epoch: int) -> Iterable[list[int]]:
+        generator = torch.Generator().manual_seed(self.seed + epoch)
+        drawn = torch.randperm(self.num_samples, generator=generator).numpy()
+        order = drawn[np.argsort(-self._classes[drawn], kind="stable")]
+        ends = np.append(self._starts[1:], self.num_samples)
+        for batch in torch.randperm(len(self), generator=generator).tolist():
+            yield order[self._starts[batch] : ends[batch]].tolist()
+
+    def describe(self) -> OrderKind:
+        lengths = lengths_digest(self._padded)
+        return {"kind": "token_budget", "unit": self.unit, "pad_to": self._pad_to, "lengths": lengths}
+
+    def num_tokens(self, epoch: int) -> int:
+        return sum(len(batch) * int(self._padded[batch].max()) for batch in self.indices(epoch))
+
+
+def _classes(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each sample the length of its class: the longest one in it."""
+    tops: list[int] = []
+    for length in np.unique(lengths)[::-1].tolist():
+        if not tops or length <= tops[-1] * (1 - CLASS_WIDTH):
+            tops.append(length)
+    ascending: NDArray[np.int64] = np.array(tops[::-1], dtype=np.int64)
+    return ascending[np.searchsorted(ascending, lengths)]
+
+
+def _cuts(widths: Lengths, max_tokens: int) -> NDArray[np.int64]:
+    """Returns the first positions of batches in samples sorted by width, widest first."""
+    starts, position = [], 0
+    while position < len(widths):
+        starts.append(position)
+        position += max(max_tokens // int(widths[position]), 1)
+    return np.array(starts, dtype=np.int64)
+
+
 # -- lengths of the samples --------------------------------------------------------------------------------------------
-
-
-Lengths = NDArray[np.int64] | NDArray[np.float64]
-QUIET_S = 2.0  # reading lengths shows its progress when it takes longer
 
 
 def sample_lengths(
@@ -150,14 +303,11 @@ def sample_lengths(
     """Length of each sample: the column of lengths where the dataset has it, else of its entry `name`.
 
     A `datasets.Dataset` is not read for it: Arrow knows where each list begins. Anything else is asked by index.
-
-    Raises:
-        DataError: items without that entry, or lengths that are none.
+    Raises DataError for items without that entry, or lengths that are none.
     """
-    if is_columnar(dataset):
-        lengths = _of_columns(dataset, name, column)
-        if lengths is not None:
-            return lengths
+    lengths = _of_columns(dataset, name, column) if is_columnar(dataset) else None
+    if lengths is not None:
+        return lengths
     return np.asarray(lengths_of(dataset, name, show_progress=show_progress), dtype=np.int64)
 
 
@@ -172,13 +322,11 @@ def _of_columns(dataset: DatasetLike, name: str, column: str | None) -> Lengths 
     elif name in dataset.column_names and dataset.format["type"] != "custom":
         values = dataset.data.column(name)
         is_list = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-        if not any(test(values.type) for test in is_list):
+        if values.null_count or not any(test(values.type) for test in is_list):
             return None
         values = pc.list_value_length(values)
     else:
         return None
-        if values.null_count:
-            return None
     lengths = _as_lengths(values.to_numpy())
     chosen = getattr(dataset, "_indices", None)  # rows of the table that a shuffle or a selection left, in their order
     return lengths if chosen is None else lengths[chosen.column(0).to_numpy()]
@@ -208,11 +356,7 @@ def _as_lengths(values: Any) -> Lengths:
 
 
 def lengths_of(dataset: DatasetLike, name: str, *, show_progress: bool = False) -> list[int]:
-    """Length of an entry of each item, asked by index: a dataset need not end with an IndexError.
-
-    Raises:
-        DataError: an item has no such entry.
-    """
+    """Length of an entry of each item, asked by index (a dataset need not end with an IndexError), or a DataError."""
     lengths = []
     for index in tqdm(range(len(dataset)), "Lengths", delay=QUIET_S, disable=not show_progress, leave=False):
         item = dataset[index]
@@ -227,11 +371,7 @@ def lengths_of(dataset: DatasetLike, name: str, *, show_progress: bool = False) 
 
 
 def check_lengths(lengths: Sequence[int] | Lengths, longest: int, *, setting: str, cure: str) -> NDArray[np.int64]:
-    """The lengths as an array, if each is above 0 and at most `longest`, which `setting` sets.
-
-    Raises:
-        DataError: names the first sample that is not, the setting, and the cure.
-    """
+    """The lengths as an array; a DataError if one is not above 0 and at most `longest`, which `setting` sets."""
     array: NDArray[np.int64] = np.ceil(np.asarray(lengths)).astype(np.int64)
     if (array < 1).any():
         index = int((array < 1).argmax())

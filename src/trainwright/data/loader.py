@@ -11,22 +11,19 @@ What differs between a dataset with indices, a stream and a dataloader that the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainwright._types import Batch
 from trainwright.config.plans import OPEN_END
 from trainwright.data.bad_sample import name_sample
-from trainwright.data.batch_sampler import BatchedDataset
 from trainwright.data.columns import draws_random_numbers, is_columnar
 from trainwright.data.cursor import Cursor, LoaderState
+from trainwright.data.length_sampler import BatchedDataset
 from trainwright.data.positions import position_of
-from trainwright.data.prepared_dataloader import watched
+from trainwright.data.prepared_dataloader import DevicePrefetcher, watched
 from trainwright.data.seeding import SeededItems
-
-if TYPE_CHECKING:
-    from trainwright.data.device_prefetch import DevicePrefetcher
 
 _END: Any = object()
 RandomStates = dict[str, Any]  # of python, numpy and torch, as `checkpoint.rng` captures them

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import IterableDataset
 
-from trainwright._types import Batch, has_length
+from trainwright._types import Batch, DataLoaderLike, DatasetLike, has_length
 from trainwright.data.cursor import Cursor, OrderKind, WindowSize, check_same_data, is_same_order, raise_another_order
 from trainwright.data.prepared_dataloader import host_batches
 from trainwright.data.sampler_factory import order_of_checkpoint
@@ -57,12 +57,7 @@ class LoaderPosition(ABC):
     def leave_out(self, samples: set[int], num_samples: int) -> None:
         """Leaves samples out of the batches that are fetched from now on, and those of an earlier call no more.
 
-        Args:
-            samples: indices in the dataset.
-            num_samples: of the dataset.
-
-        Raises:
-            DataError: samples have no index, or none would be left.
+        Raises DataError where samples have no index, or none would be left of the `num_samples` of the dataset.
         """
         raise DataError(
             "Samples can be left out of a dataset with indices whose dataloader is the trainer's. Leave them out of "
@@ -82,10 +77,7 @@ class LoaderPosition(ABC):
     def samples_of(self, epoch: int, batches: int, *, num_batches: int) -> list[list[Any]]:
         """Returns the samples of some batches: indices, or positions in a stream; empty where they are not known.
 
-        Args:
-            epoch: from 0.
-            batches: of the epoch before the first one; of a stream, near the window that was begun last.
-            num_batches: whose samples are wanted.
+        `batches` are those of the epoch before the first one; of a stream, near the window that was begun last.
         """
         return []
 
@@ -93,7 +85,7 @@ class LoaderPosition(ABC):
         """Returns what a checkpoint keeps beside the cursor, by the kind of position; None: nothing."""
         return None
 
-    def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: Any) -> str:
+    def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: DatasetLike) -> str:
         """Checks that a run with steps of size `now` can resume at a position that steps of size `before` reached.
 
         Returns what to say of the order of samples; empty where it stays. An epoch that was begun in another kind of
@@ -110,7 +102,7 @@ class LoaderPosition(ABC):
             return f"an older checkpoint, which does not name its order: epoch {number} is finished in this run's"
         return "" if is_same else self._finish_order(cursor, here.order, dataset)
 
-    def _finish_order(self, cursor: Cursor, now: OrderKind, dataset: Any) -> str:
+    def _finish_order(self, cursor: Cursor, now: OrderKind, dataset: DatasetLike) -> str:
         """Finishes the cursor's epoch in another kind of order than the one of this run; says so."""
         raise_another_order(cursor, now)
 
@@ -126,7 +118,7 @@ class LoaderPosition(ABC):
 class IndexedPosition(LoaderPosition):
     """A position in an order of indices, computed from the number of batches."""
 
-    def __init__(self, dataloader: Any, batches: EpochBatches) -> None:
+    def __init__(self, dataloader: DataLoaderLike, batches: EpochBatches) -> None:
         self._dataloader = dataloader
         self._batches = batches
         self._moved = (-1, 0)  # an epoch, and by how many samples its batches are moved
@@ -162,7 +154,7 @@ class IndexedPosition(LoaderPosition):
         found = self._batches.indices_of(epoch, self._samples_before(epoch, batches), num_batches)
         return [[index for one in batch for index in (one if isinstance(one, list) else [one])] for batch in found]
 
-    def _finish_order(self, cursor: Cursor, now: OrderKind, dataset: Any) -> str:
+    def _finish_order(self, cursor: Cursor, now: OrderKind, dataset: DatasetLike) -> str:
         num_samples = len(self._batches.order)
         order = order_of_checkpoint(cursor, now, num_samples=num_samples, dataset=dataset)
         self._batches.finish(cursor.epoch, order)
@@ -272,7 +264,7 @@ class StreamPosition(LoaderPosition):
 class ForeignPosition(LoaderPosition):
     """A position in a dataloader that the user made, in batches; with its own state where it tells one."""
 
-    def __init__(self, dataloader: Any) -> None:
+    def __init__(self, dataloader: DataLoaderLike) -> None:
         self._dataloader = dataloader
         inside = getattr(dataloader, "base_dataloader", dataloader)  # accelerate's wrappers always have the methods
         self._tells = all(callable(getattr(inside, name, None)) for name in ("state_dict", "load_state_dict"))
@@ -327,7 +319,7 @@ class ForeignPosition(LoaderPosition):
     def state(self) -> State | None:
         return None if self._state is None else {"dataloader": self._state}
 
-    def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: Any) -> str:
+    def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: DatasetLike) -> str:
         if before != now:
             raise CheckpointError(
                 f"The checkpoint was written with steps of {before} samples, and this run has {now}. The training "
@@ -344,7 +336,7 @@ class ForeignPosition(LoaderPosition):
         return batches_per_epoch - cursor.samples
 
 
-def position_of(dataloader: Any) -> LoaderPosition:
+def position_of(dataloader: DataLoaderLike) -> LoaderPosition:
     """The kind of position that a dataloader has."""
     batches = getattr(dataloader, "batch_sampler", None)
     if isinstance(batches, EpochBatches):

@@ -1,31 +1,32 @@
 """PreparedDataLoader: torch's DataLoader as accelerate's prepared ones behave where scripts and callbacks use them.
 
-Owns the attributes that they read, and puts batches on the device. The training loop reads `host_batches` instead: it
-copies to the device beside the computation. What a batch contains is decided by the subclasses.
+Owns the attributes that they read, and puts batches on the device. The training loop reads `host_batches` instead: its
+`DevicePrefetcher` copies to the device beside the computation. What a batch contains is decided by the subclasses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass, field
+from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
-from trainwright._types import Batch, has_length
-from trainwright.data.device_prefetch import map_tensors
+from trainwright._types import Batch, DataLoaderLike, DatasetLike, has_length
 
 # Any: batches, datasets and samplers are the user's own types; GradientState is not typed.
 
+AT_MOST_BYTES = 256 * 2**20  # of a window: all its batches are on the device at once, where one by one they need not be
+
 
 class Unwatched:
-    """Takes the place of a `PreparedDataLoader` for a dataloader that the user made.
+    """Takes the place of a `PreparedDataLoader` for a dataloader that the user made."""
 
-    Attributes:
-        end_of_dataloader: the batch given last was the last one of its epoch.
-    """
-
-    end_of_dataloader: bool = False
+    end_of_dataloader: bool = False  # the batch given last was the last one of its epoch
 
     def begin(self) -> None:
         """Begins an epoch."""
@@ -36,23 +37,14 @@ class Unwatched:
 
 
 class PreparedDataLoader(DataLoader[Any]):
-    """torch's DataLoader with accelerate's attributes.
+    """torch's DataLoader with accelerate's attributes."""
 
-    Attributes:
-        total_batch_size: samples of a batch over all processes.
-        source: the dataset that the trainer was given; `dataset` may have fewer columns.
-        device: where iterating puts the batches; None leaves them where the collator made them.
-        non_blocking: whether copies to the device are asynchronous.
-        gradient_state: accelerate's, which knows the dataloaders that are being iterated.
-        end_of_dataloader: the batch given last was the last one; of an open end, it is over.
-    """
-
-    total_batch_size: int = 1
-    source: Any = None
-    device: torch.device | None = None
-    non_blocking: bool = False
-    gradient_state: Any = None
-    end_of_dataloader: bool = False
+    total_batch_size: int = 1  # samples over all processes
+    source: DatasetLike = None  # the dataset that the trainer was given; `dataset` may have fewer columns
+    device: torch.device | None = None  # where iterating puts the batches; None: they stay where the collator made them
+    non_blocking: bool = False  # whether copies to the device are asynchronous
+    gradient_state: Any = None  # accelerate's, which knows the dataloaders that are being iterated
+    end_of_dataloader: bool = False  # the batch given last was the last one; of an open end, it is over
     skip_batches: int = 0
     use_stateful_dataloader: bool = False
     rng_types: tuple[str, ...] = ()
@@ -68,21 +60,16 @@ class PreparedDataLoader(DataLoader[Any]):
 
     def _device_batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         num_batches = len(self) if has_length(self) else None
+        device = None if self.device is None or self.device.type == "cpu" else self.device
+        move = methodcaller("to", device, non_blocking=self.non_blocking)
         self.begin()
         try:
             for number, batch in enumerate(batches, start=1):
                 self.end_of_dataloader = number == num_batches
-                yield self._on_device(batch)
+                yield batch if device is None else map_tensors(move, batch)
             self.end_of_dataloader = True
         finally:
             self.end()
-
-    def _on_device(self, batch: Batch) -> Batch:
-        device = self.device
-        if device is None or device.type == "cpu":
-            return batch
-        moved: Batch = map_tensors(lambda tensor: tensor.to(device, non_blocking=self.non_blocking), batch)
-        return moved
 
     def begin(self) -> None:
         """Enters this dataloader in `gradient_state` as the one that is being iterated."""
@@ -124,11 +111,7 @@ class PreparedDataLoader(DataLoader[Any]):
         self.set_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration reads this epoch; where it already does, a resume's place in it stays.
-
-        Args:
-            epoch: from 0.
-        """
+        """The next iteration reads this epoch, from 0; where it already does, a resume's place in it stays."""
         if epoch != self.iteration:
             self._keeps_epoch.set_epoch(epoch)
 
@@ -142,11 +125,98 @@ class PreparedDataLoader(DataLoader[Any]):
         return getattr(self.batch_sampler, "sampler", None)
 
 
-def watched(dataloader: Any) -> PreparedDataLoader | Unwatched:
+def watched(dataloader: DataLoaderLike) -> PreparedDataLoader | Unwatched:
     """Returns the dataloader if it is one of ours; a wrapper that only looks like one is a dataloader of the user."""
     return dataloader if issubclass(type(dataloader), PreparedDataLoader) else Unwatched()
 
 
-def host_batches(dataloader: Any) -> Iterator[Batch]:
+def host_batches(dataloader: DataLoaderLike) -> Iterator[Batch]:
     """Returns an iterator over the batches of any dataloader, not copied to the device where it is one of ours."""
     return dataloader.host_batches() if issubclass(type(dataloader), PreparedDataLoader) else iter(dataloader)
+
+
+# -- copies ahead of their use -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class PrefetchedBatch:
+    """A batch whose tensors may still be on their way."""
+
+    batch: object  # as it will be when they have arrived
+    tensors: list[torch.Tensor] = field(default_factory=list)  # of it that were sent
+    event: torch.Event | None = None  # when the last of them has arrived; None where none was sent
+
+
+class DevicePrefetcher:
+    """Copies the next batches to a device while the step before them is computed; this process never waits for a copy.
+
+    A batch that was fetched ahead is copied on `stream`, out of pinned memory. When it is given out, the stream that
+    computes (`computing` tells it) waits for that copy, and the allocator is told that it uses the memory too: a batch
+    that is let go while kernels still read it is not written over. What is not a pinned tensor, or lies in an object
+    other than mappings that can be changed, lists and tuples, stays as it is; `_prepare_inputs` moves it as ever.
+    """
+
+    def __init__(self, device: torch.device, *, stream: torch.Stream, computing: Callable[[], torch.Stream]) -> None:
+        self._device = device
+        self._stream = stream
+        self._computing = computing
+        self._bytes_left = AT_MOST_BYTES
+
+    def begin_window(self) -> None:
+        """Resets the limit on the bytes of a window: the batches copied so far are about to be used."""
+        self._bytes_left = AT_MOST_BYTES
+
+    def send(self, batch: object) -> PrefetchedBatch:
+        """Begins to copy a batch to the device; `receive` must be called before it is used."""
+        sent = PrefetchedBatch(batch)
+        with self._stream:
+            sent.batch = map_tensors(lambda tensor: self._copied(tensor, sent.tensors), batch)
+            if sent.tensors:
+                sent.event = self._stream.record_event()
+        return sent
+
+    def receive(self, sent: PrefetchedBatch) -> Any:  # of the type that was sent
+        """Returns the batch, safe to use on the stream that computes now."""
+        if sent.event is not None:
+            computing = self._computing()
+            computing.wait_event(sent.event)
+            for tensor in sent.tensors:
+                tensor.record_stream(computing)
+        return sent.batch
+
+    def _copied(self, tensor: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
+        if tensor.device.type != "cpu" or tensor.nbytes > self._bytes_left or not tensor.is_pinned():
+            return tensor
+        self._bytes_left -= tensor.nbytes
+        tensors.append(tensor.to(self._device, non_blocking=True))
+        return tensors[-1]
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
+    """Returns a batch of the same kind with a function of its tensors, and whatever else its mappings carry."""
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    if isinstance(batch, MutableMapping):
+        values = {key: map_tensors(function, part) for key, part in batch.items()}
+        if type(batch) is dict:
+            return values
+        changed = copy.copy(batch)
+        for key, value in values.items():
+            if value is not batch[key]:
+                changed[key] = value
+        return changed
+    if type(batch) in (list, tuple) or (isinstance(batch, tuple) and hasattr(batch, "_make")):
+        parts = [map_tensors(function, part) for part in batch]
+        return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
+    return batch
+
+
+def make_prefetcher(dataloader: object, device: torch.device) -> DevicePrefetcher | None:
+    """The copies of a dataloader's batches to a device; None where nothing can be copied beside the computation."""
+    if device.type in ("cpu", "mps") or not getattr(dataloader, "pin_memory", False):
+        return None
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type != device.type:
+        return None
+    computing = partial(torch.accelerator.current_stream, device)
+    return DevicePrefetcher(device, stream=torch.Stream(device), computing=computing)

@@ -11,11 +11,11 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampl
 from trainwright._types import DatasetLike, has_length
 from trainwright.config.plans import LoaderPlan, SamplingPlan
 from trainwright.data.cursor import Cursor, OrderKind, is_same_order, raise_another_order
-from trainwright.data.samplers import Order, SamplerOrder, ShuffledOrder
+from trainwright.data.length_sampler import LengthGroupedSampler, Lengths, lengths_digest, sample_lengths
+from trainwright.data.samplers import FeistelOrder, Order, SamplerOrder, ShuffledOrder
 from trainwright.errors import DataError
 
 if TYPE_CHECKING:
-    from trainwright.data.length_sampler import LengthGroupedSampler, Lengths
     from trainwright.data.streaming.lookahead_buffer import BatchFormer
 
 LARGE = 2**24  # samples above which "auto" computes the shuffled order: an array of indices takes over 128 MiB
@@ -40,14 +40,8 @@ def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | N
     if plan.strategy == "sequential":
         return SequentialSampler(dataset)
     if plan.strategy == "group_by_length":
-        from trainwright.data.length_sampler import LengthGroupedSampler
-
-        lengths = _lengths(dataset, plan).tolist()
-        grouped = LengthGroupedSampler(
-            plan.batch_size * plan.micro_batches, lengths=lengths, model_input_name=plan.length_of
-        )
-        grouped.length_column = plan.length_column
-        return grouped
+        batch_size, lengths = plan.batch_size * plan.micro_batches, _lengths(dataset, plan)
+        return _length_grouped(batch_size, lengths, entry=plan.length_of, column=plan.length_column)
     if plan.strategy == "batch_rebalance":
         from trainwright.data.balanced_batches import BatchRebalanceSampler
 
@@ -64,8 +58,7 @@ def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | N
 
 def stream_former(dataset: object, plan: SamplingPlan) -> BatchFormer | None:
     """Returns what forms batches of a stream by length; None where the plan does not ask for it."""
-    asked = plan.max_tokens is not None or plan.row_length is not None
-    if not asked or not isinstance(dataset, IterableDataset):
+    if (plan.max_tokens or plan.row_length) is None or not isinstance(dataset, IterableDataset):
         return None
     from trainwright.data.streaming.lookahead_buffer import BatchFormer
 
@@ -88,12 +81,10 @@ def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
         if not plan.seeded:
             return SamplerOrder(sampler, lambda: {"kind": "random_sampler"})
         is_large = plan.shuffle_method == "auto" and num > LARGE
-        computed = plan.shuffle_method == "feistel" or is_large
-        return _feistel(num, plan.seed) if computed else ShuffledOrder(num, plan.seed)
+        kind = FeistelOrder if plan.shuffle_method == "feistel" or is_large else ShuffledOrder
+        return kind(num, plan.seed)
     if sampler is None or type(sampler) is SequentialSampler:
         return SamplerOrder(range(len(dataset)) if sampler is None else sampler, lambda: {"kind": "sequence"})
-    from trainwright.data.length_sampler import LengthGroupedSampler
-
     if type(sampler) is LengthGroupedSampler and sampler.generator is None:
         return SamplerOrder(sampler, partial(_length_grouping, sampler))
     return SamplerOrder(sampler)
@@ -110,10 +101,8 @@ def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dat
         order = SamplerOrder(RandomSampler(range(num_samples)), lambda: {"kind": "random_sampler"})
     elif before["kind"] == "length_grouping":
         order = _length_grouped_again(before, dataset)
-    elif before["kind"] == "permutation" and seed is not None:
-        order = ShuffledOrder(num_samples, seed)
-    elif before["kind"] == "feistel_permutation" and seed is not None:
-        order = _feistel(num_samples, seed)
+    elif seed is not None and before["kind"] in ("permutation", "feistel_permutation"):
+        order = (ShuffledOrder if before["kind"] == "permutation" else FeistelOrder)(num_samples, seed)
     if order is None or now["kind"] not in _SINGLE or len(order) != num_samples:
         raise_another_order(cursor, now)
     if not is_same_order(before, order.describe()):
@@ -124,15 +113,7 @@ def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dat
 _SINGLE = ("sequence", "random_sampler", "length_grouping", "permutation", "feistel_permutation", "sampler")
 
 
-def _feistel(num_samples: int, seed: int) -> Order:
-    from trainwright.data.feistel import FeistelOrder
-
-    return FeistelOrder(num_samples, seed)
-
-
 def _length_grouping(sampler: LengthGroupedSampler) -> OrderKind:
-    from trainwright.data.length_sampler import lengths_digest
-
     return {
         "kind": "length_grouping",
         "batch_size": sampler.batch_size,
@@ -144,19 +125,20 @@ def _length_grouping(sampler: LengthGroupedSampler) -> OrderKind:
 
 def _length_grouped_again(kind: OrderKind, dataset: DatasetLike) -> Order | None:
     """With the lengths that the dataset has where they came from; None where it has none."""
-    from trainwright.data.length_sampler import LengthGroupedSampler, sample_lengths
-
-    column = kind["column"]
+    entry, column = str(kind["entry"]), None if kind["column"] is None else str(kind["column"])
     try:
-        lengths = sample_lengths(dataset, str(kind["entry"]), column=None if column is None else str(column))
+        lengths = sample_lengths(dataset, entry, column=column)
     except (DataError, TypeError, KeyError):
         return None
-    sampler = LengthGroupedSampler(int(kind["batch_size"] or 1), lengths=lengths, model_input_name=str(kind["entry"]))
-    sampler.length_column = None if column is None else str(column)
+    sampler = _length_grouped(int(kind["batch_size"] or 1), lengths, entry=entry, column=column)
     return SamplerOrder(sampler, partial(_length_grouping, sampler))
 
 
-def _lengths(dataset: DatasetLike, plan: SamplingPlan) -> Lengths:
-    from trainwright.data.length_sampler import sample_lengths
+def _length_grouped(batch_size: int, lengths: Lengths, *, entry: str, column: str | None) -> LengthGroupedSampler:
+    sampler = LengthGroupedSampler(batch_size, lengths=lengths, model_input_name=entry)
+    sampler.length_column = column
+    return sampler
 
+
+def _lengths(dataset: DatasetLike, plan: SamplingPlan) -> Lengths:
     return sample_lengths(dataset, plan.length_of, column=plan.length_column, show_progress=plan.show_progress)

@@ -1,7 +1,13 @@
-"""Orders of samples, and batches of indices from them that can start anywhere.
+"""Orders of samples, their shares among processes, and batches of indices from them that can start anywhere.
 
 The shuffled order of an epoch is a pure function of (seed, epoch): the permutation that a fresh torch generator with
 seed + epoch draws. A resume computes it and starts in the middle; nothing is read or drawn to get there.
+
+An order is cut into chunks of `num_processes * batch_size` samples, and process r takes part r of each chunk. Example,
+two processes with batches of 3 over the order 0..13: chunks 0-5 and 6-11 are full, so process 0 trains on 012, 678 and
+process 1 on 345, 9ab; the tail cd (two samples) is shared out evenly: c to process 0, d to process 1. Were the tail one
+sample only, process 1 would get it again as a batch that stands in: it keeps the processes in step and weighs nothing.
+So every process has the same number of batches, and every sample of the epoch counts once.
 """
 
 from __future__ import annotations
@@ -11,15 +17,17 @@ import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Sampler, SequentialSampler
 
 from trainwright.data.cursor import OrderKind
 from trainwright.data.quarantine import substitutes, without
 from trainwright.data.seeding import EpochIndices, SeededIndices
-from trainwright.data.sharding import ChunkPart, RankShare
 
 logger = logging.getLogger(__name__)
 
@@ -53,17 +61,20 @@ class Order(ABC):
         return None
 
 
-class ShuffledOrder(Order):
-    """A new permutation for each epoch, drawn from `seed + epoch`."""
+@dataclass(eq=False)
+class Permutation(Order):
+    """A new permutation for each epoch, a function of seed and epoch."""
 
+    num_samples: int
+    seed: int
     is_permutation = True
-
-    def __init__(self, num_samples: int, seed: int) -> None:
-        self.num_samples = num_samples
-        self.seed: int = seed
 
     def __len__(self) -> int:
         return self.num_samples
+
+
+class ShuffledOrder(Permutation):
+    """A new permutation for each epoch, drawn from `seed + epoch`."""
 
     def indices(self, epoch: int) -> Iterable[int]:
         generator = torch.Generator().manual_seed(self.seed + epoch)
@@ -71,6 +82,62 @@ class ShuffledOrder(Order):
 
     def describe(self) -> OrderKind:
         return {"kind": "permutation"}
+
+
+ROUNDS = 8
+BLOCK = 8192  # indices computed at a time: 64 KiB
+Numbers = NDArray[np.uint64]
+
+
+class FeistelOrder(Permutation):
+    """A new permutation for each epoch in constant memory, computed index by index from seed, epoch and position.
+
+    A Feistel network is a permutation of the numbers of so many bits, whatever its round function is (M. Luby and C.
+    Rackoff, "How to construct pseudorandom permutations from pseudorandom functions", SIAM J. Computing 17(2), 1988).
+    For n samples it runs on the least number of bits that holds n - 1; a result of n or more is put through again until
+    it is below n, which makes it a permutation of 0 to n - 1 ("cycle walking": J. Black and P. Rogaway, "Ciphers with
+    arbitrary finite domains", CT-RSA 2002). Less than half of the numbers are too large, so a number takes two passes
+    on average at most. The round function is the finaliser of SplitMix64 (G. Steele, D. Lea and C. Flood, OOPSLA 2014),
+    keyed by seed, epoch and round.
+    """
+
+    def describe(self) -> OrderKind:
+        return {"kind": "feistel_permutation"}
+
+    def indices(self, epoch: int) -> Iterator[int]:
+        return self.indices_from(epoch, 0)
+
+    def indices_from(self, epoch: int, first: int) -> Iterator[int]:
+        keys = np.random.SeedSequence([self.seed % 2**64, epoch]).generate_state(ROUNDS, np.uint64).astype(np.uint64)
+        for start in range(first, self.num_samples, BLOCK):
+            yield from self.at(np.arange(start, min(start + BLOCK, self.num_samples), dtype=np.uint64), keys).tolist()
+
+    def at(self, positions: Numbers, keys: Numbers) -> Numbers:
+        """The samples at some positions."""
+        bits = max((self.num_samples - 1).bit_length(), 2)
+        found = _network(positions, bits, keys)
+        while len(outside := np.flatnonzero(found >= self.num_samples)):
+            found[outside] = _network(found[outside], bits, keys)
+        return found
+
+
+def _network(numbers: Numbers, bits: int, keys: Numbers) -> Numbers:
+    """One pass; with an odd number of bits the halves differ by one, and change places with every round."""
+    low_bits = bits // 2
+    high_bits = bits - low_bits
+    high, low = numbers >> np.uint64(low_bits), numbers & np.uint64((1 << low_bits) - 1)
+    for key in keys:  # (high, low) -> (low, high xor f(low)), with their widths
+        high, low = low, high ^ (_mix(low + key) & np.uint64((1 << high_bits) - 1))
+        high_bits, low_bits = low_bits, high_bits
+    numbers = (high << np.uint64(low_bits)) | low
+    return numbers
+
+
+def _mix(numbers: Numbers) -> Numbers:
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    numbers = numbers ^ (numbers >> np.uint64(31))
+    return numbers
 
 
 class SamplerOrder(Order):
@@ -100,6 +167,53 @@ class SamplerOrder(Order):
             name = type(self.sampler).__qualname__
             self._kind = {"kind": "sampler", "sampler": name} if self._describe is None else self._describe()
         return self._kind
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPart:
+    """Positions of a chunk, from `start` to before `stop`, that fall to one process."""
+
+    start: int
+    stop: int
+    num_samples: int  # of them count; 0 where a batch only stands in
+    # by which a mean over the part is multiplied, so that the mean over all processes is that over the chunk
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankShare:
+    """One process among those that share an order."""
+
+    batch_size: int  # samples of a full batch on each process
+    rank: int = 0
+    num_processes: int = 1
+    # a tail is split into parts that differ by one sample at most; otherwise the first processes get full batches, the
+    # next one what is left, and the others stand in
+    even: bool = True
+
+    @property
+    def chunk_size(self) -> int:
+        """Samples in a batch of all processes."""
+        return self.batch_size * self.num_processes
+
+    def num_batches(self, num_samples: int, *, drop_last: bool) -> int:
+        """Batches that each process makes of so many samples."""
+        full, rest = divmod(num_samples, self.chunk_size)
+        return full + int(rest > 0 and not drop_last)
+
+    def part(self, size: int) -> ChunkPart:
+        """This process's part of a chunk of `size` samples (at least one)."""
+        start, stop = self._bounds(size)
+        num_samples = stop - start
+        weight = num_samples * self.num_processes / size
+        return ChunkPart(start, stop, num_samples, weight) if num_samples else ChunkPart(0, 1, 0, 0.0)
+
+    def _bounds(self, size: int) -> tuple[int, int]:
+        if self.even:
+            small, larger = divmod(size, self.num_processes)
+            start = self.rank * small + min(self.rank, larger)
+            return start, start + small + int(self.rank < larger)
+        return min(self.rank * self.batch_size, size), min((self.rank + 1) * self.batch_size, size)
 
 
 class EpochBatches(Sampler[list[int]]):
@@ -157,15 +271,7 @@ class EpochBatches(Sampler[list[int]]):
         return self._finished[1] if epoch == self._finished[0] else self.order
 
     def leave_out(self, samples: Collection[int], num_samples: int) -> None:
-        """Leaves samples out of the epochs that begin now, and does not fetch them any more in one that has begun.
-
-        Args:
-            samples: indices in the dataset.
-            num_samples: of the dataset.
-
-        Raises:
-            DataError: none would be left.
-        """
+        """Leaves samples out of the epochs that begin now, and does not fetch them any more in one that has begun."""
         self._substitutes = substitutes(samples, num_samples)
         self._left_out = frozenset(self._substitutes)
 
@@ -228,11 +334,6 @@ class EpochBatches(Sampler[list[int]]):
         """Returns the indices of some batches of this process; none where making the order draws random numbers.
 
         Nor are there any of an epoch that ended before others were left out, and of a batch with substitutes.
-
-        Args:
-            epoch: from 0.
-            first_sample: of the first batch, counted over all processes.
-            num_batches: so many, or fewer at the end of the epoch.
         """
         order, share = self.order_of(epoch), self.share
         if type(order).draw is not Order.draw and not order.is_permutation:
@@ -244,11 +345,10 @@ class EpochBatches(Sampler[list[int]]):
         chunks = [list(itertools.islice(indices, share.chunk_size)) for _ in range(num_batches)]
         parts = [share.part(len(chunk)) for chunk in chunks if chunk]
         batches = [chunk[part.start : part.stop] for chunk, part in zip(chunks, parts, strict=False)]
-        return batches if not self._left_out else [[] if self._lacks(batch) else batch for batch in batches]
-
-    def _lacks(self, batch: list[Any]) -> bool:
-        """Returns True if samples of a batch are left out of it, or were when it was fetched."""
-        return any(self._substituted(index, 0) != index for index in batch)
+        if not self._left_out:
+            return batches
+        # Nothing of a batch of which samples are left out, or were when it was fetched.
+        return [[] if any(self._substituted(index, 0) != index for index in batch) else batch for batch in batches]
 
     def draw(self) -> None:
         """Draws the order of the epoch now, not with the first batch: random states may be set in between."""

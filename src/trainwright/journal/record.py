@@ -30,7 +30,7 @@ import torch
 
 from trainwright._types import JSONObject, has_length, json_value, without_tokens
 from trainwright.config.protocol import Arguments
-from trainwright.state.clock import Clock
+from trainwright.state.run_state import Clock
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,8 @@ from trainwright.errors import DataError
 from trainwright.hooks import TrainHooks
 from trainwright.loop.context import LoopContext
 from trainwright.loop.step import Update, Window, take_step
-from trainwright.state.clock import DATA, OTHER
 from trainwright.state.interrupts import Interrupted
-from trainwright.state.run_state import RunState
+from trainwright.state.run_state import DATA, OTHER, RunState
 
 logger = logging.getLogger(__name__)
 

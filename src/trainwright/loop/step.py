@@ -10,8 +10,7 @@ from trainwright._types import Batch
 from trainwright.hooks import TrainHooks
 from trainwright.loop.context import LoopContext
 from trainwright.loop.micro_batch_retry import parts_of
-from trainwright.state.clock import FORWARD, OPTIMIZER, OTHER
-from trainwright.state.run_state import RunState
+from trainwright.state.run_state import FORWARD, OPTIMIZER, OTHER, RunState
 from trainwright.tensor_tree import find_batch_size
 
 

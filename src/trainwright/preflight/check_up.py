@@ -18,7 +18,7 @@ from torch import nn
 
 from trainwright import model_facts
 from trainwright._types import Batch, Optimizer
-from trainwright.checkpoint import disk_space
+from trainwright.checkpoint import async_writer
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.config.plans import StepPlan
@@ -87,7 +87,7 @@ def known_facts(
 ) -> CheckFacts:
     """Returns what is known of a run before its first batch; `is_brief`: only problems are wanted, and quickly."""
     args, engine = trainer.args, trainer._engine
-    optimizer_bytes = 0 if args.save_only_model else disk_space.estimated_optimizer_bytes(trainer.model)
+    optimizer_bytes = 0 if args.save_only_model else async_writer.estimated_optimizer_bytes(trainer.model)
     is_comparable = not steps_in_backward(args) and engine.trains_bare
     return CheckFacts(
         args=args,
@@ -100,8 +100,8 @@ def known_facts(
         can_return_loss=trainer.can_return_loss,
         loss_is_the_models=not trainer._uses_outputs(),
         folder=Path(folder) if args.should_save else None,
-        checkpoint_bytes=disk_space.weights_bytes(trainer.model) + optimizer_bytes,
-        free_bytes=disk_space.free_bytes(Path(folder)),
+        checkpoint_bytes=async_writer.weights_bytes(trainer.model) + optimizer_bytes,
+        free_bytes=async_writer.free_bytes(Path(folder)),
         supports_bf16=supports_bf16(engine.device),
         max_elements=0 if engine.holds_parts else MAX_ELEMENTS if is_brief else None,
         is_brief=is_brief,

@@ -15,7 +15,7 @@ from torch import nn
 
 from trainwright import model_facts
 from trainwright.checkpoint import weights
-from trainwright.checkpoint.disk_space import weights_bytes
+from trainwright.checkpoint.async_writer import weights_bytes
 from trainwright.config import resolve
 from trainwright.config.enums import word
 from trainwright.host import available_bytes

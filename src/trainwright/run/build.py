@@ -32,8 +32,8 @@ from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, Tra
 from trainwright.hooks import Events
 from trainwright.journal.record import JournalListener
 from trainwright.loss_normalization import LabelSmoother, LossRule
-from trainwright.state.clock import Clock
 from trainwright.state.memory_tracker import TrainerMemoryTracker
+from trainwright.state.run_state import Clock
 
 if TYPE_CHECKING:
     from trainwright.callbacks.preemption import JITCheckpointCallback

@@ -12,12 +12,11 @@ import torch
 
 from trainwright import checks
 from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME, Model
-from trainwright.checkpoint import rng, training_state
+from trainwright.checkpoint import async_writer, rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.finite import WeightCheck, no_pieces
 from trainwright.checkpoint.manifest import Manifest, find_problem
-from trainwright.checkpoint.retention import Keep, Saved, milestones, to_remove
-from trainwright.checkpoint.store import CheckpointStore
+from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, milestones, to_remove
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
 from trainwright.engine.base import Engine
@@ -122,8 +121,6 @@ class Checkpointer:
         Raises:
             CheckpointWriteError: it cannot be written, and `save_failure` is "stop".
         """
-        from trainwright.checkpoint import disk_space
-
         run.guard.settle()
         run.guard.keep(run.progress, is_saved=True)
         state = run.progress.state
@@ -134,9 +131,9 @@ class Checkpointer:
         def check() -> None:
             """Before anything is written: the directory is this run's, and the checkpoint fits on the disk."""
             run.lease.confirm()
-            of_optimizer = 0 if self.args.save_only_model else disk_space.optimizer_bytes(hooks.optimizer)
-            needed = disk_space.weights_bytes(hooks.model) + of_optimizer
-            disk_space.check_free_space(store.root, needed, what="The next checkpoint")
+            of_optimizer = 0 if self.args.save_only_model else async_writer.optimizer_bytes(hooks.optimizer)
+            needed = async_writer.weights_bytes(hooks.model) + of_optimizer
+            async_writer.check_free_space(store.root, needed, what="The next checkpoint")
 
         def write(folder: Path) -> None:
             for part in CONTENTS:
@@ -332,17 +329,16 @@ def check_first_checkpoint(args: Any, folder: str, model: Model) -> None:
     """Warns before step 1 where the first checkpoint may not fit on the disk; raises where not even its weights do."""
     if args.save_strategy == "no":
         return
-    from trainwright.checkpoint import disk_space
-
     root, what = Path(folder), "A checkpoint"
-    surely = disk_space.weights_bytes(model)
-    likely = surely + (0 if args.save_only_model else disk_space.estimated_optimizer_bytes(model))
-    free = disk_space.free_bytes(root)
+    surely = async_writer.weights_bytes(model)
+    likely = surely + (0 if args.save_only_model else async_writer.estimated_optimizer_bytes(model))
+    free = async_writer.free_bytes(root)
     if free is None or free >= likely:
         return
     if free < surely and getattr(args, "save_failure", "stop") == "stop":
-        disk_space.check_free_space(root, surely, what=what)
-    logger.warning("%s", disk_space.shortage_message(root, likely, free, what=f"{what}, estimated with its optimizer,"))
+        async_writer.check_free_space(root, surely, what=what)
+    what = f"{what}, estimated with its optimizer,"
+    logger.warning("%s", async_writer.shortage_message(root, likely, free, what=what))
 
 
 def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best: int | None) -> None:

@@ -14,7 +14,7 @@ from trainwright.config.rules.stages import RunFacts
 from trainwright.engine.base import Engine
 from trainwright.journal.record import FileJournal, Journal, JournalListener, NullJournal, facts_of_run
 from trainwright.loop.context import LoopContext
-from trainwright.state import clock
+from trainwright.state import run_state
 from trainwright.state.run_state import RunState
 from trainwright.state.trainer_state import TrainerState
 
@@ -89,12 +89,12 @@ def begin_journal(
 
 # Phase -> share of the wall time from which on advice is worth giving, and the advice.
 HINTS: dict[str, tuple[float, str]] = {
-    clock.DATA: (0.1, "load in other processes: dataloader_num_workers"),
-    clock.HOST_TO_DEVICE: (0.1, "pin memory (dataloader_pin_memory) and copy without waiting (non_blocking)"),
-    clock.LOGGING: (0.05, "log less often: logging_steps"),
-    clock.EVALUATION: (0.3, "evaluate less often (eval_steps), or with a larger per_device_eval_batch_size"),
-    clock.SAVING: (0.1, "save less often: save_steps"),
-    clock.CALLBACKS: (0.05, "do less in each event of it"),
+    run_state.DATA: (0.1, "load in other processes: dataloader_num_workers"),
+    run_state.HOST_TO_DEVICE: (0.1, "pin memory (dataloader_pin_memory) and copy without waiting (non_blocking)"),
+    run_state.LOGGING: (0.05, "log less often: logging_steps"),
+    run_state.EVALUATION: (0.3, "evaluate less often (eval_steps), or with a larger per_device_eval_batch_size"),
+    run_state.SAVING: (0.1, "save less often: save_steps"),
+    run_state.CALLBACKS: (0.05, "do less in each event of it"),
 }
 
 
@@ -116,7 +116,7 @@ def time_breakdown(seconds: Mapping[str, float]) -> list[str]:
 class DataWait:
     """The share of a clock's time that went into waiting for data, from look to look."""
 
-    def __init__(self, measured: clock.Clock) -> None:
+    def __init__(self, measured: run_state.Clock) -> None:
         self._clock = measured
         self._waited, self._total = self._read()
         self._is_said = False  # advice is given once
@@ -139,4 +139,4 @@ class DataWait:
 
     def _read(self) -> tuple[float, float]:
         seconds = self._clock.read()
-        return seconds.get(clock.DATA, 0.0), sum(seconds.values())
+        return seconds.get(run_state.DATA, 0.0), sum(seconds.values())

@@ -25,13 +25,13 @@ from typing import Any, Protocol
 import torch
 
 from trainwright._types import Batch, JSONObject, is_instance_of, without_tokens
-from trainwright.checkpoint import disk_space, rng
+from trainwright.checkpoint import async_writer, rng
 from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.checkpoint.store import CheckpointStore, flush, link_unchanged
 from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
-from trainwright.data.device_prefetch import map_tensors
 from trainwright.data.loader import Loader
+from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
 from trainwright.errors import BadStepError, BundleError, ProcessFailedError
 from trainwright.guard import bundle
@@ -483,11 +483,11 @@ class IncidentRecorder:
         def weights() -> str:
             from trainwright.checkpoint.weights import save_weights
 
-            model, free = self._model, disk_space.free_bytes(self._root)
+            model, free = self._model, async_writer.free_bytes(self._root)
             if self._engine.holds_parts and not seen.weights:
                 return "each process has a part of them"
-            if free is not None and free < 2 * disk_space.weights_bytes(model):
-                return f"only {disk_space.size_text(free)} are free"
+            if free is not None and free < 2 * async_writer.weights_bytes(model):
+                return f"only {async_writer.size_text(free)} are free"
             save_weights(model, folder, state_dict=None if seen.weights is None else dict(seen.weights))
             return ""
 

@@ -16,8 +16,8 @@ from trainwright.config import resolve
 from trainwright.config.fields import value_of
 from trainwright.config.rules.advice import saving_on_exception
 from trainwright.data import sampler_factory
-from trainwright.data.batch_sampler import batch_order_of
 from trainwright.data.dataloader import build_dataloader, build_whole
+from trainwright.data.length_sampler import batch_order_of
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError
 
@@ -55,7 +55,7 @@ def sample_collator(sampler: Any, collator: Any, *, default: Any) -> Any:
     """The collator of single samples: the user's, the default one, or only tensors where rows are packed of them."""
     if getattr(sampler, "packed_input", None) is None or collator is not default:
         return collator
-    from trainwright.data.packing.collator import as_tensors
+    from trainwright.data.packing import as_tensors
 
     return as_tensors
 
@@ -65,8 +65,7 @@ def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Mo
     length_of = getattr(sampler, "packed_input", None)  # the entry whose tokens the order packs into rows
     if length_of is None:
         return collate
-    from trainwright.data.packing.collator import PackedCollator
-    from trainwright.data.packing.isolation_check import find_layout
+    from trainwright.data.packing import PackedCollator, find_layout
 
     takes_positions = "position_ids" in model_facts.forward_parameters(model)
     with unchanged_random_states():

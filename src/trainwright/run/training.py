@@ -24,6 +24,7 @@ from trainwright.config.plans import StepPlan
 from trainwright.data.cursor import Cursor, WindowSize, plan_resume
 from trainwright.data.loader import Loader
 from trainwright.data.positions import position_of
+from trainwright.data.prepared_dataloader import make_prefetcher
 from trainwright.data.quarantine import QUARANTINE_NAME, add_to_quarantine, read_quarantine
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError, NestedCallError
@@ -144,8 +145,6 @@ class TrainingRun:
 
     def read_from(self, dataloader: DataLoaderLike, plan: StepPlan, engine: Engine, *, batch_size: int) -> Loader:
         """Takes the data in; the plan is that of a fresh run."""
-        from trainwright.data.device_prefetch import make_prefetcher
-
         copies = make_prefetcher(dataloader, engine.device)
         self.loader = Loader(dataloader, random_state=rng.capture, set_random_state=rng.restore, copies=copies)
         self.batch_size = batch_size

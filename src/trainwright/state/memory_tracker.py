@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
-from types import FrameType
 from typing import Any
 
 import psutil
@@ -115,10 +115,5 @@ class TrainerMemoryTracker:
 
 
 def _stage_of_caller() -> str:
-    import inspect
-
-    frame: FrameType | None = inspect.currentframe()
-    for _ in range(2):
-        frame = frame.f_back if frame is not None else None
-    name = frame.f_code.co_name if frame is not None else ""
+    name = sys._getframe(2).f_code.co_name
     return STAGES.get(name, name)

@@ -1,9 +1,4 @@
-"""A model put back as it was: training modes of its modules, gradients, buffers, and an evaluation's traces.
-
-An evaluation in the middle of training must leave no trace: the mode of each module is remembered, as the user may want
-a part in evaluation mode, and so are the weights, which a schedule-free optimizer moves to the average and back, and
-rounds.
-"""
+"""A model put back as it was: training modes of its modules, gradients, buffers, and an evaluation's traces."""
 
 from __future__ import annotations
 
@@ -77,14 +72,17 @@ def eval_mode(model: nn.Module, optimizer: Optimizer | None) -> None:
 
 
 class EvalModeGuard:
-    """Puts a model and its optimizer, if there is one yet, into evaluation mode, until `end`."""
+    """Puts a model and its optimizer, if there is one yet, into evaluation mode, until `end`.
+
+    An evaluation in the middle of training must leave no trace: the mode of each module is remembered, as the user may
+    want a part in evaluation mode, and the weights, which a schedule-free optimizer moves to the average and rounds.
+    """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         self._modes = ModuleModes(model)
         self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
         if optimizer is not None and callable(getattr(optimizer, "eval", None)):
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            self._weights = [(parameter, parameter.detach().clone()) for parameter in parameters]
+            self._weights = [(p, p.detach().clone()) for group in optimizer.param_groups for p in group["params"]]
         eval_mode(model, optimizer)
 
     def discard_saved_weights(self) -> None:

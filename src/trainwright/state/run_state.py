@@ -1,18 +1,60 @@
-"""RunState: everything that changes during one `train()`, except the model and files."""
+"""RunState: everything that changes during one `train()`, except the model and files; the clock of its phases."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from time import perf_counter
 from typing import Any
 
 import torch
 
-from trainwright.state.clock import Clock
 from trainwright.state.interrupts import Interrupts
 from trainwright.state.meter import LossMeter
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+
+DATA = "data"  # waiting for the loader
+HOST_TO_DEVICE = "host_to_device"
+FORWARD = "forward"
+BACKWARD = "backward"
+OPTIMIZER = "optimizer"  # clipping, the step, the schedule
+LOGGING = "logging"
+EVALUATION = "evaluation"
+SAVING = "saving"
+CALLBACKS = "callbacks"  # `callbacks.<class>`: each class of callbacks by name
+OTHER = "other"  # the loop itself, and what happens before the first and after the last step
+
+
+class Clock:
+    """Counts the seconds between two marks for the phase that was marked first, so the phases add up to the wall time.
+
+    A mark is one function call and one reading of the time. On an accelerator the host's time is measured: asynchronous
+    work counts in the phase in which the loop first reads a number back.
+    """
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Clears all seconds, for a new run."""
+        self.seconds: dict[str, float] = defaultdict(float)  # by phase, up to the last mark
+        self.phase = OTHER  # the current one
+        self._since = perf_counter()
+
+    def mark(self, phase: str) -> str:
+        """Begins a phase; returns the one before, which a nested piece of work marks again at its end."""
+        now = perf_counter()
+        before = self.phase
+        self.seconds[before] += now - self._since
+        self.phase, self._since = phase, now
+        return before
+
+    def read(self) -> dict[str, float]:
+        """Returns the seconds by phase until now."""
+        self.mark(self.phase)
+        return dict(self.seconds)
 
 
 class RunState:
@@ -106,8 +148,7 @@ class RunState:
 
     def finish_loss(self) -> float:
         """Returns the sum of all losses of this `train()`. All processes call it together."""
-        reading = self.meter.drain()
-        self.total_loss += reading.total
+        self.total_loss += self.meter.drain().total
         return self.total_loss
 
     def listening(self, *, grace_s: float) -> AbstractContextManager[None]:

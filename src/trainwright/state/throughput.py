@@ -13,6 +13,10 @@ import torch
 from trainwright import model_facts
 from trainwright._types import Model
 
+logger = logging.getLogger(__name__)
+
+_told: weakref.WeakSet[Any] = weakref.WeakSet()  # models about which it was said: once, not at each batch
+
 
 def speed_metrics(
     split: str,
@@ -92,11 +96,6 @@ class FlopEstimator:
             return self._of_model(inputs)
         main_input = inputs.get(self._main_input) if isinstance(inputs, Mapping) else None
         return 0 if main_input is None else self._per_token * main_input.numel()
-
-
-logger = logging.getLogger(__name__)
-
-_told: weakref.WeakSet[Any] = weakref.WeakSet()  # models about which it was said: once, not at each batch
 
 
 def count_tokens(inputs: Mapping[str, Any], model: Model, processing_class: Any, *, mode: str) -> torch.Tensor | int:

@@ -55,18 +55,11 @@ class ExportableState:
 
 def collect_states(objects: list[Any]) -> JSONObject:
     """Collects states by class name, as a list where several share a class; objects without `state` are left out."""
-    states: JSONObject = {}
+    states: dict[str, list[JSONObject]] = {}
     for thing in objects:
-        if not callable(getattr(thing, "state", None)):
-            continue
-        name = type(thing).__name__
-        if name not in states:
-            states[name] = thing.state()
-        elif isinstance(states[name], list):
-            states[name].append(thing.state())
-        else:
-            states[name] = [states[name], thing.state()]
-    return states
+        if callable(getattr(thing, "state", None)):
+            states.setdefault(type(thing).__name__, []).append(thing.state())
+    return {name: found if len(found) > 1 else found[0] for name, found in states.items()}
 
 
 NUM_RECENT = 100  # the newest entries, which callbacks may still change, are serialized each time
@@ -104,9 +97,8 @@ class HistoryText:
         yield b",\n".join(map(_line, recent)) + b"\n  ]"
 
     def _still_begins(self, history: Sequence[JSONObject]) -> bool:
-        if len(self._entries) >= max(len(history), 1) or not all(map(is_, self._entries, history)):
-            return False
-        return list(map(len, self._entries)) == self._sizes
+        is_same = len(self._entries) < max(len(history), 1) and all(map(is_, self._entries, history))
+        return is_same and list(map(len, self._entries)) == self._sizes
 
 
 def _line(entry: JSONObject) -> bytes:
@@ -126,11 +118,6 @@ _KINDS: dict[str, type | tuple[type, ...]] = {  # of the fields that a resume re
     "total_flos": _NUMBER, "best_metric": _NUMBER, "best_global_step": int, "best_model_checkpoint": str,
     "log_history": list, "stateful_callbacks": dict, "train_batch_size": int,
 }  # fmt: skip
-
-
-def _is_of_a_run(value: object) -> bool:
-    """Returns whether a run could have come to a value: whole numbers of 64 bits."""
-    return not isinstance(value, int) or abs(value) <= sys.maxsize
 
 
 @dataclass
@@ -218,7 +205,8 @@ class TrainerState:
             raise ValueError(f"a record is a JSON object, and this is a {type(values).__name__}")
         for name, kinds in _KINDS.items():
             value = values.get(name)
-            if value is not None and (not isinstance(value, kinds) or not _is_of_a_run(value)):
+            is_too_large = isinstance(value, int) and abs(value) > sys.maxsize  # whole numbers of 64 bits
+            if value is not None and (is_too_large or not isinstance(value, kinds)):
                 raise ValueError(f"{name} is {reprlib.repr(value)}, which no run has")
         for name in ("global_step", "epoch", "max_steps", "total_flos", "num_input_tokens_seen"):
             if name in values and values[name] is None:

@@ -10,7 +10,7 @@ from typing import NoReturn
 from tqdm.auto import tqdm
 
 from trainwright._types import Item
-from trainwright.data.sharding import ChunkPart, RankShare
+from trainwright.data.samplers import ChunkPart, RankShare
 from trainwright.data.streaming.lookahead_buffer import BatchFormer, LookaheadBuffer, State, next_lookahead
 from trainwright.data.streaming.stream_state import StreamPlace
 from trainwright.errors import DataError
@@ -53,12 +53,7 @@ def chunks_of_items(opened: OpenStream, share: RankShare, *, drop_last: bool) ->
     A last chunk that is smaller is left out with `drop_last`, unless it is the only one. Raises DataError where the
     stream has become shorter than what is trained.
     """
-    position = _pass_over(opened, share.chunk_size)
-    return _chunks_of_items(opened, share.chunk_size, position, drop_last=drop_last)
-
-
-def _pass_over(opened: OpenStream, size: int) -> int:
-    position, stop = opened.at, opened.place.samples
+    size, position, stop = share.chunk_size, opened.at, opened.place.samples
     with opened.bar(stop) as bar:
         while position < stop:
             if position > 0:
@@ -68,7 +63,7 @@ def _pass_over(opened: OpenStream, size: int) -> int:
                 _raise_shorter(position, stop)
             position += number
             bar.update(number)
-    return position
+    return _chunks_of_items(opened, size, position, drop_last=drop_last)
 
 
 def _chunks_of_items(opened: OpenStream, size: int, position: int, *, drop_last: bool) -> Iterator[Chunk]:

@@ -13,17 +13,16 @@ behind it, do not depend on where a resume began to read.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainwright._types import Item
 from trainwright.config.plans import SamplingPlan
-from trainwright.data.batch_sampler import BatchOrder
 from trainwright.data.cursor import OrderKind
-from trainwright.data.length_sampler import Lengths
-from trainwright.data.packing.sampler import CURE, PackedOrder
-from trainwright.data.sharding import ChunkPart
-from trainwright.data.token_budget import TokenBudget
+from trainwright.data.length_sampler import BatchOrder, Lengths, TokenBudget
+from trainwright.data.packing import CURE, PackedOrder
+from trainwright.data.samplers import ChunkPart
 from trainwright.errors import DataError
 
 State = object  # of the user's dataset, as its `state_dict` returns it
@@ -68,14 +67,8 @@ class BatchFormer:
 
     def describe(self) -> OrderKind:
         """Everything that the batches depend on besides the stream, the seed and the number of processes."""
-        return {
-            "unit": self.unit,
-            "min_batches": self.min_batches,
-            "block": self.block,
-            "pad_to": self.plan.pad_to,
-            "splits_long": self.plan.splits_long,
-            "length_of": self.plan.length_of,
-        }
+        of_plan = {name: getattr(self.plan, name) for name in ("pad_to", "splits_long", "length_of")}
+        return {"unit": self.unit, "min_batches": self.min_batches, "block": self.block, **of_plan}
 
     def order(self, lengths: Sequence[int], *, seed: int = 0, drop_last: bool = False) -> BatchOrder:
         """The batches of samples with these lengths; `drop_last` leaves out one of the last look-ahead if not full."""
@@ -91,11 +84,10 @@ class BatchFormer:
                 "items that entry (tokenize the stream by map), or pass a processing_class whose first input they have."
             )
         length = len(item[name])
-        limit, cure = plan.row_length, CURE
+        setting, limit, cure = "packing_length", plan.row_length, CURE
         if plan.max_tokens is not None:
-            limit, cure = plan.max_tokens, "Raise the budget, or cut the samples."
+            setting, limit, cure = "max_tokens_per_batch", plan.max_tokens, "Raise the budget, or cut the samples."
         if length < 1 or (length > (limit or length) and not plan.splits_long):
-            setting = "max_tokens_per_batch" if plan.max_tokens is not None else "packing_length"
             what = f"more than {setting}={limit}. {cure}" if length else "none. Leave such samples out."
             raise DataError(f"Item {number} of the stream has {length} tokens, {what}")
         return length
@@ -187,18 +179,9 @@ def next_lookahead(
         num += -(-num // 2)
     if not lengths:
         return None
-    size = len(lengths) if has_all else _largest(lengths, former, (count - 1) // multiple * multiple)
+    size = len(lengths)
+    if not has_all:  # as many samples, from the front, as fill a number of batches, the last one too
+        most = (count - 1) // multiple * multiple
+        size = bisect_right(range(1, size), most, key=lambda size: len(former.order(lengths[:size])))
     order = former.order(lengths[:size], seed=seed, drop_last=has_all)
     return LookaheadBatches(buffer.items[:size], order), size
-
-
-def _largest(lengths: list[int], former: BatchFormer, num_batches: int) -> int:
-    """Of how many samples, from the front, so many batches can be formed, the last one full."""
-    fits, too_many = 0, len(lengths)
-    while too_many - fits > 1:
-        size = (fits + too_many) // 2
-        if len(former.order(lengths[:size])) <= num_batches:
-            fits = size
-        else:
-            too_many = size
-    return fits

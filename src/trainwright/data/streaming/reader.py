@@ -1,12 +1,12 @@
 """Streams: an iterable dataset in batches, each item once over processes and workers, from the position of a resume.
 
-Every process reads the same items in the same order and takes its part of each chunk (`chunks.py`, `sharding.py`), so
+Every process reads the same items in the same order and takes its part of each chunk (`chunks.py`, `samplers.py`), so
 that all have the same number of batches. Workers share a stream in one of two ways:
 - The dataset sees to it: a `datasets` stream gives each worker shards of its own, and others ask `get_worker_info`.
   Each worker then makes batches of what it gets, and the loader takes them in turn.
 - It does not: every worker reads all of it and makes every W-th batch, so the batches are those without workers.
 
-Of a `datasets` stream that `split_dataset_by_node` split, each process reads its own part (`split_sync.py`).
+Of a `datasets` stream that `split_dataset_by_node` split, each process reads its own part (`equal_batches`).
 
 A resume loads the dataset's own state where it has one, and otherwise reads past what is trained, collating nothing.
 What is drawn while a stream is read or collated is seeded in workers, and in the main process where asked, as a
@@ -15,21 +15,22 @@ function of the seed, the epoch and the position.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
-from trainwright._types import Batch, Item, TailBatch
+from trainwright._types import Batch, DatasetLike, Item, TailBatch
 from trainwright.data.prepared_dataloader import PreparedDataLoader
+from trainwright.data.samplers import ChunkPart, RankShare
 from trainwright.data.seeding import seed_from, seed_of
-from trainwright.data.sharding import RankShare
 from trainwright.data.streaming.chunks import Chunk, OpenStream, chunks_of_batches, chunks_of_items
 from trainwright.data.streaming.lookahead_buffer import BatchFormer
-from trainwright.data.streaming.split_sync import RankExchange, equal_batches
 from trainwright.data.streaming.stream_state import (
     WHOLE,
     BatchItems,
@@ -39,40 +40,33 @@ from trainwright.data.streaming.stream_state import (
     StreamPlace,
     is_hf_stream,
     keeps_state,
-    own_state,
 )
 from trainwright.errors import DataError
 
 # Any: datasets are the user's own types, and torch's description of a worker has none.
+T = TypeVar("T")
+NOTHING_AT_ALL = -1  # no samples, and no batch that could stand in
+NOTHING_MORE: tuple[Batch | None, BatchOrigin | None] = (None, None)
 
 
+@dataclass(eq=False, repr=False)
 class StreamItems(IterableDataset[BatchItems]):
-    """The items of a stream in the portions of one process; torch's DataLoader iterates it, in workers or not.
+    """The items of a stream in the portions of one process; torch's DataLoader iterates it, in workers or not."""
 
-    `share` is that of a batch of all processes, or of as many batches as there are processes where they are formed by
-    length; of this process alone where it reads a part (`split`). `seed` seeds a generator that the dataset has, and
-    workers; with `seeds_always` the main process too.
-    """
+    source: DatasetLike
+    # that of a batch of all processes, or of as many batches as there are processes where they are formed by length; of
+    # this process alone where it reads a part (`split`)
+    share: RankShare
+    _: KW_ONLY
+    drop_last: bool
+    seed: int  # of a generator that the dataset has, and of workers
+    seeds_always: bool = False  # it seeds the main process too
+    former: BatchFormer | None = None
+    split: Split = WHOLE
 
-    def __init__(
-        self,
-        source: Any,
-        share: RankShare,
-        *,
-        drop_last: bool,
-        seed: int,
-        seeds_always: bool = False,
-        former: BatchFormer | None = None,
-        split: Split = WHOLE,
-    ) -> None:
-        self.source = source
-        self.share = share
-        self.drop_last = drop_last
-        self.seed = seed
+    def __post_init__(self) -> None:
         # A look-ahead is read again by a resume, and what is drawn in it must be the same then.
-        self.seeds_always = seeds_always or former is not None
-        self.former = former
-        self.split = split
+        self.seeds_always = self.seeds_always or self.former is not None
         self.start = (-1, EpochProgress())  # an epoch, and what of it is trained
         # Shared memory: workers that persist see the epoch of the main process.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -184,14 +178,14 @@ class StreamReader:
 
     def portions(self) -> Iterator[BatchItems]:
         """Rows for the collator, a portion for each batch. Reads past what is trained at once."""
-        opened, share = self._open(), self.stream.share
-        if self.stream.former is None:
+        opened, share, former = self._open(), self.stream.share, self.stream.former
+        if former is None:
             return self._portions(chunks_of_items(opened, share, drop_last=self.stream.drop_last))
-        origin = (self.stream.seed, self.epoch)
-        chunks = chunks_of_batches(
-            opened, share, self.stream.former, seed_of=lambda start: seed_of((*origin, start, self._whose))
-        )
-        return self._portions(chunks)
+
+        def seed(start: int) -> int:
+            return seed_of((self.stream.seed, self.epoch, start, self._whose))
+
+        return self._portions(chunks_of_batches(opened, share, former, seed_of=seed))
 
     def _open(self) -> OpenStream:
         """Begins to read, where the dataset's own state is or at the beginning."""
@@ -201,7 +195,10 @@ class StreamReader:
         elif isinstance(getattr(source, "generator", None), torch.Generator):
             source.generator.manual_seed(self.stream.seed + self.epoch)
         if self.splits_itself or start.num_workers > 1:
-            self._take_place()
+            if start.samples and start.num_workers != self.num_workers:
+                self._raise_shared_otherwise()
+            # Worker 0 makes the first batch, so it takes the place of the worker whose turn it was.
+            self.worker, self.splits_itself = (self.worker + start.next_worker) % self.num_workers, True
         place = start.of_worker.get(self.worker if start.num_workers > 1 else 0, StreamPlace())
         position = 0
         if place.state is not None and self.has_state:
@@ -212,17 +209,10 @@ class StreamReader:
             at=position,
             place=place,
             begin=lambda number: self._seed(number, self._whose, 0),
-            state=lambda: own_state(source) if self.has_state else None,
+            # A copy: the dataset may return the object that it changes.
+            state=lambda: copy.deepcopy(source.state_dict()) if self.has_state else None,
             shows_progress=self.worker == 0 and self.rank == 0,
         )
-
-    def _take_place(self) -> None:
-        """Worker 0 makes the first batch, so it takes the place of the worker whose turn it was."""
-        start = self.start
-        if start.samples and start.num_workers != self.num_workers:
-            self._raise_shared_otherwise()
-        self.worker = (self.worker + start.next_worker) % self.num_workers
-        self.splits_itself = True
 
     def _raise_shared_otherwise(self) -> NoReturn:
         raise DataError(
@@ -301,3 +291,61 @@ class _WatchedInfo:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.actual, name)
+
+
+# -- parts of a stream that are as long as each other ------------------------------------------------------------------
+
+
+class RankExchange(Protocol):
+    """Collective operations between the processes; all call these at the same place."""
+
+    def gather_counts(self, count: int) -> list[int]: ...
+    def gather_objects(self, value: T) -> list[T]: ...
+
+
+def equal_batches(
+    fetched: Iterator[tuple[Batch, BatchOrigin]], exchange: RankExchange, split: Split, *, size: int, begins: bool
+) -> Iterator[tuple[Batch, BatchOrigin]]:
+    """The batches of this process's part (`split`) and those that stand in, each with the origin of the batches of all.
+
+    Before a batch is given out, the processes tell each other how many samples they have for it; `size` is a full batch
+    of one. As long as all have that, it goes out as it is. Where one has fewer, the mean over its batch counts by its
+    share of the samples; where its part has ended, a batch that it had before stands in and weighs nothing. When nobody
+    has any more, the epoch is over. These are small numbers between the processes' main memories: no device waits for
+    them, and since batches are fetched one ahead, they are exchanged while the step before is computed.
+
+    `begins`: nothing of the epoch is trained yet; then a process without any sample raises DataError.
+    """
+    latest: Batch | None = None
+    while True:
+        batch, origin = next(fetched, NOTHING_MORE)
+        have_nothing = NOTHING_AT_ALL if latest is None else 0
+        counts = exchange.gather_counts(have_nothing if origin is None else origin.size)
+        total = sum(count for count in counts if count > 0)
+        if total == 0:
+            return
+        if NOTHING_AT_ALL in counts:
+            if begins and latest is None:
+                empty = ", ".join(str(rank) for rank, count in enumerate(counts) if count == NOTHING_AT_ALL)
+                raise DataError(
+                    f"The part of the stream of process {empty} has no sample, and others have some. Split a stream "
+                    "with more samples or shards (num_shards), or train with fewer processes."
+                )
+            # A process that resumes behind the end of its own part borrows a batch of another one.
+            borrowed = next(one for one in exchange.gather_objects(batch) if one is not None)
+            latest = borrowed if latest is None else latest
+        given = latest if origin is None else batch
+        assert given is not None
+        latest = copy.copy(given)  # whoever gets it may take entries out of it
+        yield given, _of_all(origin, counts, split, size)
+        begins = False
+
+
+def _of_all(origin: BatchOrigin | None, counts: list[int], split: Split, size: int) -> BatchOrigin:
+    total = sum(count for count in counts if count > 0)
+    if origin is None:
+        stands_in = ChunkPart(0, 0, 0, 0.0)
+        return BatchOrigin(size=total, worker=0, num_workers=1, place=None, part=stands_in)
+    is_full = all(count == size for count in counts)
+    part = None if is_full else ChunkPart(0, origin.size, origin.size, origin.size * split.num_parts / total)
+    return replace(origin, size=total, part=part)

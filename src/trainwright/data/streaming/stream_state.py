@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, NoReturn
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
-from trainwright._types import DatasetLike, Item, is_instance_of
-from trainwright.data.sharding import ChunkPart
+from trainwright._types import Item, is_instance_of
+from trainwright.data.samplers import ChunkPart
 from trainwright.errors import DataError
 
 # Any: datasets and their states are the user's own types.
@@ -104,14 +103,8 @@ class EpochProgress:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
-        return {
-            "samples": self.samples,
-            "num_workers": self.num_workers,
-            "next_worker": self.next_worker,
-            "of_worker": {worker: tuple(place) for worker, place in self.of_worker.items()},
-            "batches": self.batches,
-            "part": self.part,
-        }
+        places = {worker: tuple(place) for worker, place in self.of_worker.items()}
+        return {one.name: getattr(self, one.name) for one in fields(self)} | {"of_worker": places}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EpochProgress:
@@ -124,26 +117,20 @@ class EpochProgress:
 def progress_at(samples: int, saved: Mapping[str, Any] | None, split: Split) -> EpochProgress:
     """Returns the trained part of an epoch at a position: as this process saved it, or as far as the samples tell.
 
-    Raises:
-        DataError: each process reads a part of its own, and where this one stood is not known.
+    Raises DataError where each process reads a part of its own, and where this one stood is not known.
     """
     progress = None if saved is None else EpochProgress.from_dict(saved)
+    is_known = progress is not None and progress.part == split.part
     if progress is None or progress.samples != samples:  # begun again, or of another process's file
-        if samples > 0 and not split.is_whole:
-            _raise_unknown(split)
-        return EpochProgress.passed_over(samples, split)
-    if samples > 0 and progress.part != split.part:
-        _raise_unknown(split)
+        progress, is_known = EpochProgress.passed_over(samples, split), split.is_whole
+    if samples > 0 and not is_known:
+        who = "this process" if split.is_whole else f"process {split.rank}"
+        raise DataError(
+            f"The checkpoint does not say where {who} stood in its part of the stream: each reads a part of its own, "
+            "and its file (data_position_*.pth) is missing or another's. Resume from another checkpoint, or begin the "
+            "epoch again with ignore_data_skip=True."
+        )
     return progress
-
-
-def _raise_unknown(split: Split) -> NoReturn:
-    who = "this process" if split.is_whole else f"process {split.rank}"
-    raise DataError(
-        f"The checkpoint does not say where {who} stood in its part of the stream: each reads a part of its own, and "
-        "its file (data_position_*.pth) is missing or another's. Resume from another checkpoint, or begin "
-        "the epoch again with ignore_data_skip=True."
-    )
 
 
 # -- what the stream is ------------------------------------------------------------------------------------------------
@@ -185,14 +172,8 @@ def keeps_state(dataset: object) -> bool:
 
     A `datasets` stream with a shuffle buffer loses what is in the buffer, so it is read again.
     """
-    if not (callable(getattr(dataset, "state_dict", None)) and callable(getattr(dataset, "load_state_dict", None))):
-        return False
-    return not (is_hf_stream(dataset) and _has_buffer(getattr(dataset, "_ex_iterable", None)))
-
-
-def own_state(dataset: DatasetLike) -> Any:
-    """The state of a dataset that keeps one, as a copy: the dataset may return the object that it changes."""
-    return copy.deepcopy(dataset.state_dict())
+    tells = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+    return tells and not (is_hf_stream(dataset) and _has_buffer(getattr(dataset, "_ex_iterable", None)))
 
 
 def _has_buffer(source: object) -> bool:
