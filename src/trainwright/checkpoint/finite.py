@@ -22,11 +22,6 @@ NOT_WEIGHTS = ("optimizer", "rng_state")  # beginnings of names
 Pieces = Callable[[Path], Iterable[tuple[str, str, torch.Tensor]]]  # directory -> file in it, name of tensor, values
 
 
-def no_pieces(folder: Path) -> Iterable[tuple[str, str, torch.Tensor]]:
-    """Returns nothing: the weights are whole."""
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class WeightCheck:
     """Rule for the weights of a checkpoint.
@@ -39,7 +34,7 @@ class WeightCheck:
 
     is_strict: bool = False
     buffers: frozenset[str] = frozenset()
-    shards: Pieces = no_pieces
+    shards: Pieces = lambda folder: ()
 
     def find(self, folder: Path) -> tuple[str, str] | None:
         """Returns the first file below a directory, and its tensor, that is not finite; None where all are.

@@ -115,22 +115,16 @@ class Spikes:
 
     Args:
         plan: the policy, and what a spike is.
-        mean: mean of a scalar over the processes; None where there is one.
     """
 
-    def __init__(self, plan: GuardPlan, mean: Mean | None) -> None:
+    def __init__(self, plan: GuardPlan) -> None:
         self.policy = plan.on_spike
-        self._mean = mean
         self.threshold = plan.spike_threshold
         self._loss, self._norm = (
             SpikeHistory(window=plan.spike_window, warmup=plan.spike_warmup, threshold=plan.spike_threshold)
             for _ in range(2)
         )
         self._histories = {"loss": self._loss, "grad_norm": self._norm}
-
-    def loss_of(self, run: RunState) -> torch.Tensor:
-        """Returns the loss of the current step, one for all processes."""
-        return loss_of(run, self._mean)
 
     def accept(self, loss: float, norm: float) -> bool:
         """Adds loss and norm of a step if both are known to be ordinary; returns whether they are."""
@@ -177,7 +171,7 @@ class HostGuard:
         spikes: finds spikes in loss and norm; None: nobody asks.
         rollback: goes back to a snapshot; None: no policy asks.
         was_updated: returns whether a bad step's update was made before the norm is known; None: it never is.
-        mean: mean of a scalar over the processes, called only for "warn"; None where there is one.
+        mean: mean of a scalar over the processes, called for spikes and "warn"; None where there is one.
         reads_total: the sum of losses is in main memory, and no other process has one.
     """
 
@@ -225,7 +219,7 @@ class HostGuard:
         norm = self._read(grad_norm)
         is_finite, loss = math.isfinite(norm), 0.0
         if self._spikes is not None and is_finite:
-            loss = self._read(self._spikes.loss_of(run))
+            loss = self._read(loss_of(run, self._mean))
             if self._spikes.accept(loss, norm):
                 self._log.accept()
                 return True
@@ -441,7 +435,7 @@ def make_guard(
     if has_nothing_to_do or not knows_norm or steps_in_backward(optimizer):
         return NULL_GUARD
     log = IncidentLog(report, max_skipped=plan.max_skipped_steps, record=record)
-    spikes = None if plan.on_spike == "off" else Spikes(plan, mean)
+    spikes = None if plan.on_spike == "off" else Spikes(plan)
     needs_host = spikes is not None or rollback is not None or was_updated is not None
     if device.type == "cuda" and takes_found_inf(optimizer) and not needs_host:
         return DeviceGuard(policy, log, optimizer, scheduler, device=device, mean=mean)

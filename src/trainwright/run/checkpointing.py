@@ -14,7 +14,7 @@ from trainwright import checks
 from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME, Model
 from trainwright.checkpoint import async_writer, rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
-from trainwright.checkpoint.finite import WeightCheck, no_pieces
+from trainwright.checkpoint.finite import WeightCheck
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, milestones, to_remove
 from trainwright.config import resolve
@@ -72,7 +72,9 @@ class WholeForm:
         """All weights in the main process, where processes hold parts; else None: the model has them itself."""
         return engine.whole_weights(model)
 
-    pieces = staticmethod(no_pieces)
+    def pieces(self, folder: Path) -> tuple[()]:
+        """Returns nothing: there are no shards."""
+        return ()
 
     def write_shards(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None: ...
 
