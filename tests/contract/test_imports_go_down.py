@@ -20,7 +20,7 @@ PICTURE = (
     ("preflight",),  # imported when it is asked for
     ("run", "checks"),
     ("hub", "trackers", "search"),
-    ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks", "guard", "patches"),
+    ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks", "guard", "patches", "loss_kernels"),
     ("config", "journal", "hooks", "loss_normalization"),
     ("distributed",),
     ("state", "model_facts", "tensor_tree", "errors", "log_handler", "host", "_types"),  # the ground
@@ -34,7 +34,7 @@ TRANSFORMERS = ("checkpoint.weights", "data.columns", "optim.schedules", "seq2se
                 "cli.tasks", "config.zero3_init")  # fmt: skip
 ACCELERATE = ("engine", "config.arguments", "compat.helpers")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
-BROUGHT_ALONG = {
+BROUGHT_ALONG: dict[str, str | tuple[str, ...]] = {
     "tensorboard": "trackers.services",
     "tensorboardX": "trackers.services",
     "mlflow": "trackers.mlflow",
@@ -56,7 +56,8 @@ BROUGHT_ALONG = {
     "lomo_optim": "optim",
     "grokadamw": "optim",
     "schedulefree": "optim",
-    "liger_kernel": "patches",
+    "liger_kernel": ("patches", "loss_kernels"),
+    "cut_cross_entropy": "loss_kernels",
 }
 
 
@@ -109,7 +110,8 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
         elif one.module.startswith("torch.utils.tensorboard"):
             allowed = ("trackers.services",)
         elif one.package in BROUGHT_ALONG:
-            allowed = (BROUGHT_ALONG[one.package],)
+            home = BROUGHT_ALONG[one.package]
+            allowed = home if isinstance(home, tuple) else (home,)
         if allowed is not None and not is_in(one.importer, allowed):
             wrong.append(str(one))
     return wrong

@@ -21,7 +21,7 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
 
-from .bench import Bench, llama, samples
+from .bench import Bench, llama, samples, sentences
 from .table import shows
 
 
@@ -114,6 +114,26 @@ def a_micro_batch_with_fewer_labels_counts_less(bench: Bench) -> None:
     assert not torch.allclose(trained(**halves), whole)
     with pytest.raises(ValueError, match=r"loss_weighting='tokens'.*'batches', 'items'"):
         bench.args(loss_weighting="tokens")
+
+
+@shows("loss_kernel")
+def the_logits_are_never_made(bench: Bench) -> None:
+    def seen(**settings: Any) -> set[bool]:
+        made: set[bool] = set()
+        model = llama()
+
+        def look(module: nn.Module, args: Any, output: Any) -> None:
+            if module.training:  # the comparison before step 1 has them
+                made.add(output["logits"] is not None)
+
+        model.register_forward_hook(look)
+        bench.train(model=model, train_dataset=sentences(), max_steps=1, **settings)
+        return made
+
+    assert seen() == {True}
+    assert seen(loss_kernel="chunked") == {False}
+    with pytest.raises(ValueError, match=r"loss_kernel='fast'.*'auto', 'chunked'"):
+        bench.args(loss_kernel="fast")
 
 
 @shows("max_tokens_per_batch")

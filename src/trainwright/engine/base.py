@@ -178,6 +178,14 @@ class Engine:
         return False
 
     @property
+    def changes_layers(self) -> str | None:
+        """Why the layers of the user's model will not run as they are, whole and uncompiled; None where they do."""
+        plan = self._plan
+        if plan.fsdp is not None or plan.deepspeed is not None or plan.parallel is not None:
+            return "a process may hold only a part of the output layer"
+        return None if plan.compile.backend is None else "torch_compile compiles the whole model"
+
+    @property
     def writes_parts(self) -> bool:
         """True if checkpoints are sharded, so that each process writes its part of model and optimizer."""
         return False

@@ -241,6 +241,10 @@ def patched(args: Any, model: Model, engine: Engine, *, keeps_outputs: bool) -> 
             enter(patches.checkpointed_activations(model, value_of(args, "activation_checkpointing_kwargs")))
         if args.neftune_noise_alpha is not None:
             enter(patches.noisy_embeddings(model, args.neftune_noise_alpha))
+        if (kernel := value_of(args, "loss_kernel")) is not None:
+            from trainwright.loss_kernels import without_logits
+
+            enter(without_logits(model, kernel, keeps_outputs=keeps_outputs, obstacle=engine.changes_layers))
         if "underflow_overflow" in args.debug:
             enter(patches.overflow_detection(model))
         enter(engine.mixed_precision(model, keeps_outputs=keeps_outputs))

@@ -68,6 +68,11 @@ class OurFields(FieldGroup, group="Ours"):
         "Micro-batches whose loss is a mean: batches (alike), items (by labels), original (HF's); None: by model.",
         choices=("batches", "items", "original"),
     )
+    loss_kernel: str | None = tunable(
+        None,
+        "Loss of a causal language model without its logits: auto, chunked, liger, cce (None: the model's own).",
+        choices=("auto", "chunked", "liger", "cce"),
+    )
     max_tokens_per_batch: int | None = tunable(
         None,
         "Batches of samples of similar length, up to so many tokens with padding, in place of a batch size.",
