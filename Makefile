@@ -14,7 +14,7 @@ SHARD ?= 1/1
 RECORD ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trainwright/slow_tests.jsonl
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo quick test test-all unit one slow shuffled busy lint docs bench bench-full clean
+.PHONY: demo quick test test-all one slow shuffled busy lint docs bench bench-full clean
 
 # Threads that wait without spinning: on a busy machine the spinning takes the time of those that work.
 demo: $(VENV)/.run
@@ -24,9 +24,7 @@ demo: $(VENV)/.run
 quick: $(VENV)/.dev
 	$(PYTEST) -m quick $(WORKERS) $(ARGS)
 
-test: lint unit
-
-unit: $(VENV)/.dev
+test: $(VENV)/.dev
 	$(PYTEST) -m "not slow and not gpu" $(WORKERS) --durations=20 $(ARGS)
 
 # `make slow SHARD=2/5` runs a fifth of the files; BUDGET_S=1800 starts no test after half an hour.
