@@ -140,6 +140,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, in
 
 
 @pytest.mark.parametrize(("kind", "accumulation", "stops"), CASES + SINGLE_CASES)
+@pytest.mark.one_in(2)
 def test_stopped_and_resumed(
     kind: str,
     accumulation: int,
@@ -157,6 +158,7 @@ class Broken(Exception):
 
 @pytest.mark.parametrize("kind", ["list", "augmented-list", "masked-list", "augmented-stream"])
 @pytest.mark.parametrize("step", [5, 8, 11])
+@pytest.mark.one_in(3)
 def test_broken_off_between_two_saves(
     kind: str, step: int, uninterrupted: Callable[[str, int], Course], tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def epochs_of(seen: list[int]) -> list[list[int]]:
 
 @changes
 @pytest.mark.parametrize("stop_at", [2, pytest.param(8, marks=pytest.mark.costly)])
+@pytest.mark.one_in(3)
 def test_each_sample_once_in_each_epoch(name: str, stop_at: int, tmp_path: Path) -> None:
     before, now = CHANGES[name]
     whole = trained(tmp_path / "whole", **before).seen
@@ -122,6 +123,7 @@ def test_at_the_end_of_an_epoch_the_new_order_begins_at_once(tmp_path: Path) -> 
 
 @pytest.mark.costly
 @changes
+@pytest.mark.one_in(2)
 def test_stopped_again_before_that_epoch_ends(name: str, tmp_path: Path) -> None:
     before, now = CHANGES[name]
     seen = trained(tmp_path / "parts", stop_at=2, **before).seen

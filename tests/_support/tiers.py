@@ -95,6 +95,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)  # before a mark expression selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _move_most_cases(items)
     for item in items:
         if getattr(item, "callspec", None) and item.callspec.params.get("workers"):  # of a DataLoader
             item.add_marker("process")
@@ -106,6 +107,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     found = sorted((FRAMEWORKS - _OF_DEPENDENCIES) & sys.modules.keys())
     if config.getoption("markexpr") == "quick" and found:
         raise pytest.UsageError(f"collecting the tests imports {', '.join(found)}: import it in the test that needs it")
+
+
+def _move_most_cases(items: list[pytest.Item]) -> None:
+    """Marks most cases of a test with the mark `one_in(n)` as slow: all but the first, and each n-th one after it."""
+    seen: dict[tuple[str, str], int] = defaultdict(int)
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is not None:
+            key = str(item.path), getattr(item, "originalname", item.name)
+            if seen[key] % mark.args[0]:
+                item.add_marker("slow")
+            seen[key] += 1
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

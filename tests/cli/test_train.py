@@ -62,6 +62,7 @@ def test_every_task_has_a_case() -> None:
 
 
 @by_task
+@pytest.mark.one_in(3)
 def test_a_few_steps_from_the_file_that_init_wrote(case: Case, tmp_path: Path) -> None:
     needs(case)
     done("init", case.task)

@@ -84,6 +84,7 @@ def short_look_aheads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "workers", "accumulation"), TABLE)
+@pytest.mark.one_in(3)
 def test_stopped_and_resumed_it_sees_each_sample_once_and_ends_the_same(
     name: str, workers: int, accumulation: int, tmp_path: Path
 ) -> None:

@@ -65,7 +65,15 @@ def test_interrupted_and_resumed_is_uninterrupted(row: Row, tmp_path: Path) -> N
     assert differing(weights(second.model), weights(whole.model)) == {}
 
 
-@every
+@pytest.mark.parametrize(
+    "row",
+    [  # of the others the law above, which resumes too, says the same
+        pytest.param(
+            row, id=str(row), marks=() if str(row).startswith(("schedule_free", "adamw_torch")) else pytest.mark.slow
+        )
+        for row in ROWS
+    ],
+)
 def test_a_resume_right_after_an_evaluation_is_exact_too(row: Row, tmp_path: Path) -> None:
     """Schedule-free optimizers train on other weights than they evaluate on."""
     row.needs()

@@ -110,6 +110,7 @@ def assert_same_course(stop: Stop, one: Outcome, other: Outcome) -> None:
 
 
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: stop.id)
+@pytest.mark.one_in(2)
 def test_a_saving_and_a_resumed_run_end_like_those_of_transformers(stop: Stop) -> None:
     """Saving leaves the run as it was, and the resumed run ends like the uninterrupted one."""
     ours = in_two(stop, OURS)

@@ -33,6 +33,7 @@ TOKENIZERS: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("tokens", TOKENIZERS.values(), ids=TOKENIZERS.keys())
 @pytest.mark.parametrize("build", [models.llama, models.gpt2, models.t5, models.bert])
 @pytest.mark.parametrize("eos", [None, 9, [9, 10]], ids=str)
+@pytest.mark.one_in(5)
 def test_as_in_transformers(build: Any, tokens: dict[str, str], eos: Any, tmp_path: Path) -> None:
     after = []
     for side in (OURS, REFERENCE):

@@ -251,6 +251,7 @@ class Third(optuna.pruners.BasePruner):
 @pytest.mark.parametrize(
     ("setting", "steps"), [({}, [3]), ({"pruned_checkpoints": "save"}, [3, 4]), ({"pruned_checkpoints": "delete"}, [])]
 )
+@pytest.mark.one_in(3)
 def test_a_pruned_trial_ends_cleanly_with_its_checkpoints_by_setting(
     setting: dict[str, str], steps: list[int], tmp_path: Path
 ) -> None:

@@ -158,6 +158,7 @@ def losses(side: Side, folder: Path, at: dict[int, float], **settings: Any) -> l
 @pytest.mark.parametrize("at", [{4: NAN}, {0: NAN}, {3: INF, 5: -INF}, {2: NAN, 3: NAN, 9: INF}], ids=str)
 @pytest.mark.parametrize("logging_steps", [1, 3, 5])
 @pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.one_in(5)
 def test_logged_as_transformers_logs(
     at: dict[int, float], logging_steps: int, accumulation: int, tmp_path: Path
 ) -> None:
