@@ -425,6 +425,8 @@ class Trainer:
         console.begin_journal(
             self._services.journal, context, args, run.progress, folder=folder, run_id=run.run_id, **data
         )
+        if self.args.push_to_hub and isinstance(self._services.uploads, build.NoUploads):  # of a copied trainer
+            self.init_hf_repo()
         self._services.uploads.take_up()
         fit(context, run.progress, self, eval_on_start=args.eval_on_start)
         return self._finalize_training(trial, context.plan.num_train_samples, run.progress.start_time)
@@ -1845,7 +1847,7 @@ class Trainer:
                 again at the end.
         """
         self.callback_handler.fire("on_push_begin", self._run.progress)
-        if self.hub_model_id is None:
+        if isinstance(self._services.uploads, build.NoUploads):
             self.init_hf_repo(token=token, private=private)
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero():

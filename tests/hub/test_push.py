@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from pathlib import Path
@@ -96,6 +97,14 @@ def test_each_strategy_uploads_what_it_says(strategy: str, hub: Hub, tmp_path: P
         local = whole(tmp_path / "run" / folder.replace("last-checkpoint", "checkpoint-4"))
         assert below(files, folder) == local
     assert not (tmp_path / "run" / OUTBOX_NAME).exists()
+
+
+def test_a_copy_of_a_trainer_uploads_too(hub: Hub, tmp_path: Path) -> None:
+    copied = copy.deepcopy(pushing(tmp_path / "run"))
+    train(at_its_pace(copied))
+    assert hub.only().messages == EXPECTED["every_save"][0]
+    copy.deepcopy(copied).push_to_hub(commit_message="by a copy")
+    assert hub.only().messages[-1] == "by a copy"
 
 
 @pytest.mark.framework
