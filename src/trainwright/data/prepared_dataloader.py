@@ -6,6 +6,7 @@ Owns the attributes that they read, and puts batches on the device. The training
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, has_length
 
@@ -53,7 +55,8 @@ class PreparedDataLoader(DataLoader[Any]):
 
     def host_batches(self) -> Iterator[Batch]:
         """Returns an iterator over the batches as the collator made them."""
-        return super().__iter__()
+        batches = super().__iter__()
+        return _unrecorded(batches) if type(batches) is _SingleProcessDataLoaderIter else batches
 
     def __iter__(self) -> Any:  # torch types it as its own iterator
         return self._device_batches(self.host_batches())
@@ -123,6 +126,13 @@ class PreparedDataLoader(DataLoader[Any]):
     def get_sampler(self) -> Sampler[Any] | BatchSampler | None:
         """Returns the sampler of the samples; None for a stream."""
         return getattr(self.batch_sampler, "sampler", None)
+
+
+def _unrecorded(batches: _SingleProcessDataLoaderIter) -> Iterator[Batch]:
+    """Yields the batches without the profiler's range that torch opens for each, unless there is a profiler."""
+    with contextlib.suppress(StopIteration):
+        while True:
+            yield next(batches) if torch._C._autograd._profiler_enabled() else batches._next_data()
 
 
 def watched(dataloader: DataLoaderLike) -> PreparedDataLoader | Unwatched:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
+from torch.autograd.graph import _engine_run_backward
 
 from trainwright._types import DataLoaderLike, Optimizer, Prepared, Scheduler, StateDict
 from trainwright.config.plans import EnginePlan
-from trainwright.engine.gradients import Gradients
+from trainwright.engine.gradients import FusedAdam, Gradients
 from trainwright.engine.precision import autocast_forward, peak_flops
 from trainwright.state.interrupts import Interrupts
 
@@ -40,6 +41,7 @@ class Engine:
         self._plan = plan
         self._scaler: torch.amp.GradScaler | None = getattr(accelerator, "scaler", None)
         self._gradients = Gradients([])
+        self._fused: FusedAdam | None = None
         self._optimizer: Optimizer = None
         self._backward = self._backward_of(None)
 
@@ -76,7 +78,7 @@ class Engine:
         """Takes the model whose parameters are updated, and its optimizer."""
         self._optimizer = optimizer
         self._backward = self._backward_of(optimizer)
-        self._gradients = Gradients(model.parameters())
+        self.refresh(model)
 
     def _compiled(self, model: nn.Module) -> nn.Module:
         """Returns the model compiled as the plan says."""
@@ -110,7 +112,7 @@ class Engine:
     def _backward_of(self, optimizer: Optimizer) -> Callable[..., None]:
         if hasattr(optimizer, "fused_backward"):  # LOMO updates the weights while it computes the gradients
             return self._fused_backward
-        return _plain_backward if self._scaler is None else self._scaled_backward
+        return PlainBackward() if self._scaler is None else self._scaled_backward
 
     def _scaled_backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         assert self._scaler is not None
@@ -146,7 +148,8 @@ class Engine:
     def step(self, optimizer: Optimizer) -> bool:
         """Updates the weights; returns False if the update was skipped, because gradients overflowed in fp16."""
         if self._scaler is None:
-            optimizer.step()
+            if self._fused is None or not self._fused.step(optimizer):
+                optimizer.step()
             return True
         scale = self._scaler.get_scale()
         self._scaler.step(optimizer)
@@ -158,8 +161,9 @@ class Engine:
         self._gradients.clear()
 
     def refresh(self, model: nn.Module) -> None:
-        """Reads the list of parameters again; called when an epoch begins."""
+        """Reads the list of parameters, and what the optimizer is, again; called when an epoch begins."""
         self._gradients = Gradients(model.parameters())
+        self._fused = FusedAdam.of(self._optimizer)
 
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
         """Context of `model.generate`, whose value is the keywords that it needs where processes share a model."""
@@ -319,8 +323,24 @@ class Engine:
         return 0
 
 
-def _plain_backward(loss: torch.Tensor, **kwargs: Any) -> None:
-    loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+class PlainBackward:
+    """`loss.backward`; of a plain scalar without its checks and conversions, and with a first gradient that is kept."""
+
+    def __init__(self) -> None:
+        self._ones = torch.ones(())
+        self._backward = torch.Tensor.backward  # a library may replace it
+
+    def __call__(self, loss: torch.Tensor, gradient: torch.Tensor | None = None, **kwargs: Any) -> None:
+        ones = self._ones
+        if (
+            type(loss) is not torch.Tensor or gradient is not None or kwargs or loss.ndim != 0
+            or loss.is_complex() or torch.Tensor.backward is not self._backward
+        ):  # fmt: skip
+            loss.backward(gradient=gradient, **kwargs)  # type: ignore[no-untyped-call]
+            return
+        if ones.dtype is not loss.dtype or ones.device != loss.device or ones._version:  # somebody wrote to it
+            ones = self._ones = torch.ones_like(loss, requires_grad=False)
+        _engine_run_backward((loss,), (ones,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

@@ -98,12 +98,33 @@ def make_schedule(
     options = dict(options or {})
     steps = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
     if name in FACTORS and not options:
-        return LambdaLR(optimizer, partial(FACTORS[name], **steps))
+        return FactorLR(optimizer, partial(FACTORS[name], **steps))
     from transformers.optimization import get_scheduler
 
     _check_options(name, options)
     made: LRScheduler = get_scheduler(name, optimizer=optimizer, **steps, scheduler_specific_kwargs=options)
     return made
+
+
+class FactorLR(LambdaLR):
+    """torch's LambdaLR; from the second step on without its warnings, and with one call of a factor for all groups."""
+
+    def step(self, epoch: int | None = None) -> None:
+        groups, factor = self.optimizer.param_groups, self.lr_lambdas[0]
+        if (
+            epoch is not None
+            or self._step_count < 2
+            or any(isinstance(group["lr"], torch.Tensor) for group in groups)
+            or any(other is not factor for other in self.lr_lambdas)
+        ):
+            super().step(epoch)
+            return
+        self._step_count += 1
+        self.last_epoch += 1
+        scale = factor(self.last_epoch)
+        self._last_lr = [rate * scale for rate in self.base_lrs]
+        for group, rate in zip(groups, self._last_lr, strict=True):
+            group["lr"] = rate
 
 
 def schedule_options(name: str) -> tuple[str, ...]:
