@@ -38,6 +38,36 @@ def test_restoring_repeats_all_draws() -> None:
     assert draws() == first
 
 
+def test_a_snapshot_has_the_states_of_a_capture() -> None:
+    drawing = [
+        random.random,
+        lambda: random.gauss(0, 1),
+        lambda: np.random.rand(700),
+        np.random.randn,
+        stir,
+        lambda: torch.rand(3),
+        np.random.randn,
+        lambda: np.random.set_state(np.random.RandomState(3).get_state()),
+    ]
+    for draw in drawing:
+        draw()
+        snapshot, states = rng.snapshot(), rng.capture()
+        assert isinstance(snapshot, rng.Snapshot)  # of the memory of this interpreter's generators
+        assert str(rng.plain(snapshot)) == str(states)
+        first = draws()
+        rng.restore(snapshot)
+        assert draws() == first
+
+
+def test_generators_that_lie_elsewhere_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rng, "_bit_generator", object)
+    assert rng.snapshot().keys() == rng.capture().keys()
+    monkeypatch.setattr(rng, "_memory", lambda: None)
+    assert rng.snapshot().keys() == rng.capture().keys()
+    with pytest.raises(LookupError):
+        rng._find(random.Random(3), b"what no generator has")
+
+
 def test_through_a_file(tmp_path: Path) -> None:
     stir()
     rng.save(tmp_path / "rng_state.pth", rng.capture())

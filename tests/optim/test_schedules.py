@@ -55,6 +55,9 @@ def test_a_schedule_goes_on_from_the_state_that_transformers_saved(name: str) ->
         schedule.optimizer.step()
         schedule.step()
     assert current_rate(ours, chosen) == current_rate(theirs, theirs.optimizer)
+    states = [{k: v for k, v in one.state_dict().items() if k != "lr_lambdas"} for one in (ours, theirs)]
+    assert states[0] == states[1]
+    assert list(ours.state_dict()) == list(theirs.state_dict())
 
 
 @pytest.mark.process

@@ -26,7 +26,7 @@ from trainwright.data.prepared_dataloader import DevicePrefetcher, watched
 from trainwright.data.seeding import SeededItems
 
 _END: Any = object()
-RandomStates = dict[str, Any]  # of python, numpy and torch, as `checkpoint.rng` captures them
+RandomStates = Any  # of python, numpy and torch, as `checkpoint.rng` takes snapshots of them
 
 
 class Loader:

@@ -130,9 +130,10 @@ class PreparedDataLoader(DataLoader[Any]):
 
 def _unrecorded(batches: _SingleProcessDataLoaderIter) -> Iterator[Batch]:
     """Yields the batches without the profiler's range that torch opens for each, unless there is a profiler."""
+    untyped: Any = batches
     with contextlib.suppress(StopIteration):
         while True:
-            yield next(batches) if torch._C._autograd._profiler_enabled() else batches._next_data()
+            yield next(untyped) if torch._C._autograd._profiler_enabled() else untyped._next_data()
 
 
 def watched(dataloader: DataLoaderLike) -> PreparedDataLoader | Unwatched:

@@ -87,7 +87,7 @@ class FusedAdam:
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> FusedAdam | None:
-        """Returns the updates of an optimizer; None for another class, options of its own, or mixed or sharded tensors."""
+        """Returns the updates of an optimizer; None for another class, rare options, or mixed or sharded tensors."""
         if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
             return None
         step = vars(optimizer).get("step")
@@ -96,8 +96,9 @@ class FusedAdam:
         if any(not group["fused"] or group["amsgrad"] or group["maximize"] for group in optimizer.param_groups):
             return None
         kinds = {(p.device, p.dtype, type(p.data)) for group in optimizer.param_groups for p in group["params"]}
-        device, _, kind = kinds.pop() if len(kinds) == 1 else (None, None, None)
-        return None if kind is not torch.Tensor else cls(optimizer, device)
+        if len(kinds) != 1 or next(iter(kinds))[2] is not torch.Tensor:
+            return None
+        return cls(optimizer, next(iter(kinds))[0])
 
     def step(self, optimizer: Optimizer) -> bool:
         """Makes an update; returns False if it is left to `optimizer.step`, which makes states and calls hooks."""
@@ -114,8 +115,8 @@ class FusedAdam:
             return False
         alike: dict[tuple[Any, ...], list[tuple[torch.Tensor, ...]]] = {}  # by settings, which are numbers or tensors
         for group in self._groups:
-            settings = *group["betas"], group["lr"], group["weight_decay"], group["eps"], group["decoupled_weight_decay"]
-            rows = alike.setdefault(settings, [])
+            others = (group[name] for name in ("lr", "weight_decay", "eps", "decoupled_weight_decay"))
+            rows = alike.setdefault((*group["betas"], *others), [])
             for p in group["params"]:
                 if (grad := p.grad) is not None:
                     if not (state := optimizer.state[p]):

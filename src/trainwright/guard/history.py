@@ -69,14 +69,12 @@ class SpikeHistory:
 
     def _find_bound(self, ordered: list[float]) -> None:
         number = len(ordered)
-        middle, margin = (number - 1) // 2, number // 15  # values that may move before the bound is lost
+        middle, margin = (number - 1) // 2, number // 12  # values that may move before the bound is lost
         first, last = middle - margin, middle + margin
         a, b = ordered[first], ordered[last]
         more = max(middle - 3 * margin - 1, 0)  # values beside a to b that may lie within
-        r = max(  # these more values below a and above b in three ways
-            min(a - ordered[max(first - 1 - below, 0)], ordered[min(last + 1 + more - below, number - 1)] - b)
-            for below in (more // 4, more // 2, more * 3 // 4)
-        )
+        below = more // 2
+        r = min(a - ordered[max(first - 1 - below, 0)], ordered[min(last + 1 + more - below, number - 1)] - b)
         self.bound = a + self._deviations * r
         radius = (self.bound - a) / self._deviations
         low, high = a - radius, b + radius

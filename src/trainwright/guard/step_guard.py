@@ -56,7 +56,8 @@ GradNorm: TypeAlias = torch.Tensor | float | None
 Mean: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 DECIDING = ("skip", "rollback", "stop")  # policies that make no update
 NOT_FINITE = "loss or gradient is not finite"
-LOWEST = -sys.float_info.max
+HIGHEST = sys.float_info.max
+LOWEST = -HIGHEST
 TENSOR, FLOAT32, float_at = torch.Tensor, torch.float32, c_float.from_address
 
 
@@ -127,10 +128,15 @@ class Spikes:
         self._histories = {"loss": self._loss, "grad_norm": self._norm}
 
     def accept(self, loss: float, norm: float) -> bool:
-        """Adds loss and norm of a step if both are known to be ordinary; returns whether they are."""
-        if LOWEST <= loss <= self._loss.bound and norm <= self._norm.bound:
-            self._loss.add(loss)
-            self._norm.add(norm)
+        """Adds loss and norm of a step if both are finite and no spikes; returns whether they are."""
+        losses, norms = self._loss, self._norm
+        if (
+            LOWEST <= loss <= HIGHEST
+            and (loss <= losses.bound or not losses.is_spike(loss))
+            and (norm <= norms.bound or not norms.is_spike(norm))
+        ):
+            losses.add(loss)
+            norms.add(norm)
             return True
         return False
 
@@ -193,8 +199,8 @@ class HostGuard:
         self._was_updated = was_updated
         self._slot = torch.zeros(())  # host memory, read through `_view` without torch
         self._view = self._slot.numpy()
-        self._total: torch.Tensor | None = None  # the meter's, read through `_total_view` likewise
-        self._total_view = self._view
+        self._total: torch.Tensor | None = None  # the meter's
+        self._total_at = c_float()  # its memory
         self._mean = mean
         self._reads_total = reads_total
         self._reads_loss = policy == "warn" or (reads_total and policy != "ignore")
@@ -216,22 +222,22 @@ class HostGuard:
         if self._rollback is not None and self._rollback.leaves_out():
             self._log.leave_out()
             return False
-        norm = self._read(grad_norm)
-        is_finite, loss = math.isfinite(norm), 0.0
-        if self._spikes is not None and is_finite:
+        norm, spikes = self._read(grad_norm), self._spikes
+        is_finite, loss = LOWEST <= norm <= HIGHEST, 0.0
+        if spikes is not None and is_finite:
             loss = self._read(loss_of(run, self._mean))
-            if self._spikes.accept(loss, norm):
-                self._log.accept()
+            if spikes.accept(loss, norm):
+                self._log.in_a_row = 0
                 return True
         if not is_finite or (self._reads_loss and self._is_loss_bad(run)):
             if self._policy == "ignore":
                 return True
             return self._refuse(run, NON_FINITE, self._policy, NOT_FINITE, {"grad_norm": norm})
-        if self._spikes is not None:
+        if spikes is not None:
             values = {"loss": loss, "grad_norm": norm}
-            what = self._spikes.find(values)
+            what = spikes.find(values)
             if what:
-                return self._refuse(run, SPIKE, self._spikes.policy, what, values)
+                return self._refuse(run, SPIKE, spikes.policy, what, values)
         self._log.accept()
         return True
 
@@ -257,13 +263,13 @@ class HostGuard:
             return not math.isfinite(self._read(loss_of(run, self._mean)))
         if run.meter.total is not self._total:
             self._total = run.meter.total
-            self._total_view = self._total.numpy()
-        if math.isfinite(self._total_view):
+            self._total_at = float_at(self._total.data_ptr())
+        if math.isfinite(self._total_at.value):
             return False
         return not math.isfinite(self._read(run.meter.of_this_step()))  # or a loss since the last log was
 
     def _read(self, value: GradNorm) -> float:
-        if type(value) is TENSOR and value.dtype is FLOAT32 and value.is_cpu and value.ndim == 0:
+        if type(value) is TENSOR and value.dtype is FLOAT32 and value.is_cpu:
             return float_at(value.data_ptr()).value  # main memory: half the instructions of a copy
         if not isinstance(value, torch.Tensor):
             return 0.0 if value is None else value

@@ -164,7 +164,7 @@ def wait_for_data(
     """Returns the micro-batches of the next step. A signal ends the wait and rewinds the loader to the last step."""
     run.clock.mark(DATA)
     if session.random_states is not None:
-        run.window_start = session.random_states.capture(), run.flos, run.tokens
+        run.window_start = session.random_states.snapshot(), run.flos, run.tokens
     session.loader.begin_window()
     try:
         run.interrupts.open()

@@ -21,7 +21,7 @@ from trainwright.tensor_tree import find_batch_size
 
 logger = logging.getLogger(__name__)
 
-Snapshot: TypeAlias = tuple[dict[str, Any], int, float, Any]  # random states, losses, FLOPs, tokens of before a window
+Snapshot: TypeAlias = tuple[Any, int, float, Any]  # random states, losses, FLOPs, tokens of before a window
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class MicroBatchRetry:
 
     def prepare(self, run: RunState) -> Snapshot:
         """Captures the state to restore before a retry of the window."""
-        return self._randomness.capture(), run.meter.count, run.flos, run.tokens
+        return self._randomness.snapshot(), run.meter.count, run.flos, run.tokens
 
     def take_back(self, run: RunState, before: Snapshot, error: BaseException, largest: int) -> None:
         """Undoes a window that did not fit, and cuts micro-batches into twice as many parts from now on.

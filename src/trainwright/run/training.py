@@ -146,7 +146,7 @@ class TrainingRun:
     def read_from(self, dataloader: DataLoaderLike, plan: StepPlan, engine: Engine, *, batch_size: int) -> Loader:
         """Takes the data in; the plan is that of a fresh run."""
         copies = make_prefetcher(dataloader, engine.device)
-        self.loader = Loader(dataloader, random_state=rng.capture, set_random_state=rng.restore, copies=copies)
+        self.loader = Loader(dataloader, random_state=rng.snapshot, set_random_state=rng.restore, copies=copies)
         self.batch_size = batch_size
         self.plan = replace(plan, num_left_out=self.loader.position.num_left_out)
         return self.loader
@@ -408,7 +408,8 @@ class TrainingRun:
         if self.loader is None:
             return {}, None
         state = self.loader.state()
-        return {"loader_epoch_start": state.epoch_start, "loader_before_ahead": state.before_ahead}, state.position
+        states = {"loader_epoch_start": state.epoch_start, "loader_before_ahead": state.before_ahead}
+        return {name: rng.plain(one) for name, one in states.items()}, state.position
 
 
 # -- pickles and deep copies of a trainer -----------------------------------------------------------------------------
