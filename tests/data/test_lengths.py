@@ -55,6 +55,12 @@ def test_a_column_of_lengths_comes_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sample_lengths(unread(dataset, monkeypatch), "input_ids", column="size").tolist() == [4, 2]
 
 
+def test_a_row_without_a_list_has_no_length() -> None:
+    """As in the original, which asks each item for its len()."""
+    with pytest.raises(TypeError, match="NoneType"):
+        sample_lengths(datasets.Dataset.from_dict({"input_ids": [[1, 2], None]}), "input_ids")
+
+
 def test_items_that_are_made_on_the_fly_are_asked() -> None:
     dataset = table()
     dataset.set_transform(lambda batch: {"input_ids": [row[:2] for row in batch["input_ids"]]})

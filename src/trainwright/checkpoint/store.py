@@ -105,7 +105,7 @@ class CheckpointStore:
             final.rename(replaced)
         staging.rename(final)
         _IN_USE.difference_update((staging.absolute(), replaced.absolute()))
-        _flush_directory(self.root)
+        _flush_one(self.root)
         _delete(replaced)
         return final
 
@@ -238,16 +238,13 @@ def _merge(source: Path, target: Path) -> None:
 
 
 def flush(folder: Path) -> None:
+    """Flushes the files and directories below a directory, and itself, to the disk."""
     for path in [*folder.rglob("*"), folder]:
-        if path.is_dir():
-            _flush_directory(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+        _flush_one(path)
 
 
-def _flush_directory(path: Path) -> None:
-    if os.name == "nt":  # directories cannot be opened there
+def _flush_one(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():  # directories cannot be opened there
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:

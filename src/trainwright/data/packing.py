@@ -91,15 +91,12 @@ class PackedOrder(BatchOrder):
         rows = torch.randperm(self.num_rows, generator=generator).tolist()
         for batch in range(len(self)):
             chosen = rows[batch * self._rows_per_batch : (batch + 1) * self._rows_per_batch]
-            yield [self._row(placed, row) for row in chosen]
+            pieces = [self._pieces[placed[self._bounds[row] : self._bounds[row + 1]]] for row in chosen]
+            yield [[(index, start, stop) for index, start, stop in row.tolist()] for row in pieces]
 
     def describe(self) -> OrderKind:
         lengths = length_sampler.lengths_digest(self._lengths)
         return {"kind": "packing", "unit": self.unit, "splits_long": self._splits_long, "lengths": lengths}
-
-    def _row(self, placed: NDArray[np.int64], row: int) -> Row:
-        pieces = self._pieces[placed[self._bounds[row] : self._bounds[row + 1]]]
-        return [(index, start, stop) for index, start, stop in pieces.tolist()]
 
     def num_samples_of(self, group: Sequence[Row]) -> int:
         return sum(start == 0 for row in group for _, start, _ in row)  # a sample that is cut counts with its beginning

@@ -118,7 +118,7 @@ class Interrupts:
             return
         self.received = number
         if self._is_open:
-            self._is_open = False
+            self.close()
             raise Interrupted
 
     def leave(self) -> None:
