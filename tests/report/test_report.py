@@ -19,6 +19,7 @@ from trainwright.report.run_page import (
     first_difference,
     page,
     smoothed,
+    tables,
     write_comparison,
     write_report,
 )
@@ -84,6 +85,14 @@ def test_smoothing_is_a_running_mean_with_gaps_where_nothing_is_finite(strength:
 def of(losses: dict[int, float], **arguments: Any) -> Record:
     start = {"kind": "start", "run": "a", "step": 0, "arguments": arguments}
     return Record("a", [start], {"loss": dict(losses)})
+
+
+def test_a_bad_step_and_the_warning_with_its_text_are_one_row() -> None:
+    record = of({1: 3.0})
+    told = [("incident", 3, "Step 3: bad"), ("warning", 5, "Step 3: bad"), ("warning", 6, "another")]
+    record.entries.extend({"kind": kind, "step": step, "text": text} for kind, step, text in told)
+    (shown,) = [part for part in tables(record) if "Incidents" in part]
+    assert (shown.count("Step 3: bad"), shown.count("another")) == (1, 1)
 
 
 def test_a_comparison_says_where_the_losses_part_and_which_arguments_differ() -> None:

@@ -227,6 +227,23 @@ def test_trials_that_fail_are_recorded_and_the_study_goes_on(tmp_path: Path) -> 
     assert differing(*written) == {}
 
 
+class BadStep(Trainer):
+    """Step 4 of the first trial has a loss that is not finite."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        is_bad = self._trial is not None and self._trial.number == 0 and self.state.global_step == 3
+        return loss * torch.nan if is_bad and not isinstance(loss, tuple) else loss
+
+
+def test_a_trial_that_a_guard_ends_has_failed_for_its_reason(tmp_path: Path) -> None:
+    trainer = searcher(tmp_path, cls=BadStep, on_nonfinite="stop", incidents=False)
+    best = trainer.hyperparameter_search(space, n_trials=2, sampler=drawn())
+    assert [trial["state"] for trial in recorded(tmp_path)] == ["failed", "finished"]
+    assert recorded(tmp_path)[0]["error"].startswith("NonFiniteError: Step 4: loss or gradient is not finite")
+    assert best.run_id == "1"
+
+
 def test_a_failing_trial_ends_the_study_if_that_is_asked_for(tmp_path: Path) -> None:
     trainer = searcher(tmp_path, cls=Fails)
     with pytest.raises(ZeroDivisionError, match="a step went wrong"):
