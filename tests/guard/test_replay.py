@@ -304,8 +304,7 @@ def test_bundles_of_sharded_weights_are_replayed_in_one_process(tmp_path: Path) 
     text = "\n".join(result.lines)
     assert result.is_same
     assert f"sample    {sharded.BAD} of the training data, row 1 of micro-batch 0: x not finite" in text
-    (folder,) = folders(tmp_path / "run" / "error")
-    assert folder.name == "step-000002-error-rank1"
+    folder = tmp_path / "run" / "error" / "incidents" / "step-000002-error-rank1"
     result = replay(folder, model=f"{HERE}raising", precision=None, one_by_one=False)
     assert result.is_same
     assert "weights   checkpoint-1's, 0 steps before the incident's: the bundle has none" in "\n".join(result.lines)

@@ -33,7 +33,7 @@ from trainwright.config.plans import StepPlan
 from trainwright.data.loader import Loader
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
-from trainwright.errors import BadStepError, BundleError, ProcessFailedError
+from trainwright.errors import BadStepError, BundleError
 from trainwright.guard import bundle
 from trainwright.guard.incidents import Incident
 from trainwright.guard.probe import Findings, entries_not_finite, find_bad_rows, probe, rows_of, weights_not_finite
@@ -233,8 +233,7 @@ class IncidentRecorder:
         """
         window = self._run.progress.window
         is_in_step = any(frame.f_code is take_step.__code__ for frame, _ in walk_tb(error.__traceback__))
-        known = (BadStepError, ProcessFailedError)  # of a guard, which has written it; of another process
-        is_found = not isinstance(error, Exception) or isinstance(error, known)  # or a signal
+        is_found = not isinstance(error, Exception) or isinstance(error, BadStepError)  # signals; or by a guard
         if not self._is_on or is_found or not is_in_step or window is None:
             return
         is_full = self._engine.is_out_of_memory(error)
