@@ -33,7 +33,7 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
     "instructions": (
         "Machine instructions of a step",
         "",
-        "Counted by valgrind's callgrind, so no other work on the machine is in them. A test holds the MLP to 1.05.",
+        "Counted by valgrind's callgrind, so no other work on the machine is in them. A test holds the MLP to 0.80.",
     ),
     "start": (
         "Before the first step",

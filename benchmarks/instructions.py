@@ -1,6 +1,6 @@
 """Machine instructions of a training step, which no other work on the machine changes, counted by valgrind's callgrind.
 
-    python benchmarks/instructions.py            the MLP and GPT-2, accumulation 1 and 8; about half an hour
+    python benchmarks/instructions.py            MLP (accumulation 1 and 8, own data), GPT-2, Llama; half an hour
     python benchmarks/instructions.py --quick    the MLP without accumulation, and not the slow start of transformers
     python benchmarks/instructions.py --guards   the same, of guards: none, those of the defaults, and on_spike too
 
@@ -31,7 +31,8 @@ GUARDS = {  # subject -> settings of Trainwright
     "on_nonfinite": {},
     "on_nonfinite, on_spike": {"on_spike": "skip"},
 }
-CASES = (("mlp", 1), ("mlp", 8), ("gpt2", 1))
+# A model, or "mlp/own" with a dataset class and a collator of the user's own; and the accumulation.
+CASES = (("mlp", 1), ("mlp", 8), ("mlp/own", 1), ("gpt2", 1), ("llama", 1))
 FIRST, LAST = 5, 25
 WITH_GUARDS = 150, 350  # from a step at which the window of spikes is full
 
@@ -53,9 +54,10 @@ def run_alone(subject: str, case: str, accumulation: int) -> None:
     import torch
 
     torch.set_num_threads(1)
-    chosen = next(one for one in steps.CASES if one.name == case)
+    model, _, data = case.partition("/")
+    chosen = next(one for one in steps.CASES if one.name == model)
     first, last = steps_of(subject)
-    work = steps.Work(chosen, accumulation, logging_steps=last + 1, num_steps=last + 1)
+    work = steps.Work(chosen, accumulation, logging_steps=last + 1, num_steps=last + 1, data=data or "list")
     watch: Any = Counts(first, last)
     with silence():
         if subject == "hand":

@@ -91,6 +91,24 @@ def sequences(size: int) -> list[dict[str, Any]]:
     return [drawn[i % 256] for i in range(size)]
 
 
+class OwnData(torch.utils.data.Dataset[dict[str, Any]]):
+    """What most users write: a class of their own."""
+
+    def __init__(self, items: list[dict[str, Any]]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.items[index]
+
+
+def own_collator(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    labels = torch.tensor([item["labels"] for item in items])
+    return {"x": torch.stack([item["x"] for item in items]), "labels": labels}
+
+
 CASES = [
     Case("mlp", Mlp, vectors, {1: 40, 8: 10}, limit=1.15),
     Case("gpt2", gpt2, sequences, {1: 10, 8: 2}, limit=1.03),
@@ -101,6 +119,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "mlp, log at each step": {"logging_steps": 1},
     "mlp, log at each 100th": {"logging_steps": 100},
     "mlp, from datasets": {"data": "datasets"},
+    "mlp, own dataset and collator": {"data": "own"},
     "mlp, 2 workers": {"num_workers": 2},
 }
 WARM_UP = 20
@@ -127,20 +146,21 @@ class Work:
 
             columns = {name: [torch.as_tensor(item[name]).tolist() for item in items] for name in items[0]}
             return model, datasets.Dataset.from_dict(columns)
-        return model, items
+        return model, OwnData(items) if self.data == "own" else items
+
+    def collator(self) -> Callable[[list[Any]], Any]:
+        from transformers import default_data_collator
+
+        return own_collator if self.data == "own" else default_data_collator
 
 
 def by_hand(work: Work, watch: Watch) -> None:
     """The ordinary loop: what a careful person writes without a trainer."""
-    from transformers import default_data_collator
-
     model, items = work.model_and_items()
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / work.num_steps))
-    loader = DataLoader(
-        items, batch_size=BATCH, shuffle=True, collate_fn=default_data_collator, num_workers=work.num_workers
-    )
+    loader = DataLoader(items, batch_size=BATCH, shuffle=True, collate_fn=work.collator(), num_workers=work.num_workers)
     batches = iter(loader)
     device = torch.device("cpu")
     running = torch.zeros(())
@@ -193,7 +213,8 @@ def by_trainer(library: Any, work: Work, watch: Watch, **settings: Any) -> None:
             log_level="warning",  # below it a log is not printed, and the loop by hand prints too
             **settings,
         )
-        library.Trainer(model=model, args=args, train_dataset=items, callbacks=[TellsSteps()]).train()
+        own = {"data_collator": work.collator()} if work.data == "own" else {}
+        library.Trainer(model=model, args=args, train_dataset=items, callbacks=[TellsSteps()], **own).train()
 
 
 def by_lightning(work: Work, watch: Watch) -> None:
@@ -201,7 +222,6 @@ def by_lightning(work: Work, watch: Watch) -> None:
     import warnings
 
     import lightning
-    from transformers import default_data_collator
 
     model, items = work.model_and_items()
 
@@ -224,9 +244,7 @@ def by_lightning(work: Work, watch: Watch) -> None:
             if (index + 1) % work.accumulation == 0:
                 watch.step_done(self.global_step)
 
-    loader = DataLoader(
-        items, batch_size=BATCH, shuffle=True, collate_fn=default_data_collator, num_workers=work.num_workers
-    )
+    loader = DataLoader(items, batch_size=BATCH, shuffle=True, collate_fn=work.collator(), num_workers=work.num_workers)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lightning.Trainer(
