@@ -25,6 +25,7 @@ OURS = (
     "config.coerce.parse_duration", "config.coerce._of_text", "config.coerce.parse_steps",  # lengths of time, steps
     "data.length_sampler.check_lengths",  # lengths that a batch holds
     "evaluation.eval_loop.StreamingMetric.result",  # metrics by batch
+    "loss_kernels",
 )  # fmt: skip
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (

@@ -134,7 +134,7 @@ def test_arguments_start_no_process_group_by_themselves(started):
 
 
 def test_the_process_group_that_arguments_start_is_the_one_that_they_ask_for(started, monkeypatch):
-    monkeypatch.setattr("trainwright.config.arguments.distributed_state", lambda *, use_cpu: "accelerate's")
+    monkeypatch.setattr("accelerate.PartialState", lambda *, cpu: "accelerate's")
     args = TrainingArguments(use_cpu=True, ddp_backend="gloo", ddp_timeout=77)
     with args.main_process_first():
         pass

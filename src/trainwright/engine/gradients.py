@@ -32,7 +32,7 @@ class Gradients:
         self.parameters = list(parameters)
         kinds = {(p.device, p.dtype, type(p.data)) for p in self.parameters}
         self._is_uniform = len(kinds) == 1 and not any(hasattr(kind, "full_tensor") for *_, kind in kinds)
-        self._is_read = {(device.type, dtype) for device, dtype, _ in kinds} == {("cpu", torch.float32)}
+        self._is_read = {(p.device.type, p.dtype) for p in self.parameters} == {("cpu", torch.float32)}
         self._scale = torch.ones(())
 
     def clip(self, max_norm: float) -> torch.Tensor:
@@ -51,7 +51,10 @@ class Gradients:
                 return _clip_each_kind(self.parameters, max_norm)
             norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
             if max_norm != math.inf:
-                scale = self._read_scale(norm, max_norm) if self._is_read else (max_norm / (norm + 1e-6)).clamp(max=1.0)
+                is_read = (
+                    self._is_read and type(norm) is torch.Tensor
+                )  # a stand-in without memory is a class of its own
+                scale = self._read_scale(norm, max_norm) if is_read else (max_norm / (norm + 1e-6)).clamp(max=1.0)
                 if scale is not None:
                     torch._foreach_mul_(grads, scale)
             return norm
@@ -144,6 +147,7 @@ class FusedAdam:
                     torch._foreach_sub_(steps, [found_inf] * len(steps))
         finally:
             torch._C._set_grad_enabled(before)
+        optimizer._opt_called = True  # which a schedule looks at in its first step
         return True
 
 

@@ -36,8 +36,8 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainwright.errors import ArgumentError, did_you_mean
 
@@ -98,7 +98,7 @@ def make_schedule(
     options = dict(options or {})
     steps = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
     if name in FACTORS and not options:
-        return FactorLR(optimizer, partial(FACTORS[name], **steps))
+        return LambdaLR(optimizer, partial(FACTORS[name], **steps))
     from transformers.optimization import get_scheduler
 
     _check_options(name, options)
@@ -106,7 +106,7 @@ def make_schedule(
     return made
 
 
-class FactorLR(LambdaLR):
+class LambdaLR(lr_scheduler.LambdaLR):
     """torch's LambdaLR; from the second step on without its warnings, and with one call of a factor for all groups."""
 
     def step(self, epoch: int | None = None) -> None:
@@ -241,7 +241,7 @@ def apply_changes(
         vars(scheduler).update({k: v for k, v in asked.schedule.items() if k in OF_PLATEAUS})
     if "lr" in names:
         vars(scheduler).update({k: v for k, v in asked.schedule.items() if k in BASES})
-    if isinstance(scheduler, LambdaLR) and changed.keys() & OF_RATES:
+    if isinstance(scheduler, lr_scheduler.LambdaLR) and changed.keys() & OF_RATES:
         _set_rates(scheduler)
 
 
@@ -254,7 +254,7 @@ def continue_towards(scheduler: LRScheduler, build: Build, *, before: int, now: 
     scheduler = _plain(scheduler)
     if is_new:
         vars(scheduler).pop(HORIZONS, None)
-    if is_new or not isinstance(scheduler, LambdaLR):
+    if is_new or not isinstance(scheduler, lr_scheduler.LambdaLR):
         return False
     horizons = [list(one) for one in getattr(scheduler, HORIZONS, None) or [[0, before]]]
     if horizons[-1][1] != now:
@@ -293,14 +293,14 @@ def _continued(f0: Factor, f1: Factor, since: int, before: int, now: int) -> Fac
     return course
 
 
-def _factors(build: Build, scheduler: LambdaLR, length: int) -> list[Factor]:
+def _factors(build: Build, scheduler: lr_scheduler.LambdaLR, length: int) -> list[Factor]:
     """Returns the schedule of a new run of `length` steps, one factor for each group."""
     rate = scheduler.optimizer.defaults.get("lr", scheduler.base_lrs[0])
-    made = cast(LambdaLR, build(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate), length))
+    made = cast(lr_scheduler.LambdaLR, build(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate), length))
     return list(made.lr_lambdas) * len(scheduler.base_lrs)
 
 
-def _set_rates(scheduler: LambdaLR) -> None:
+def _set_rates(scheduler: lr_scheduler.LambdaLR) -> None:
     """Sets the rates of the next step from base rates and factors."""
     rates = [base * f(scheduler.last_epoch) for base, f in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
     for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
