@@ -15,7 +15,7 @@ from operator import methodcaller
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, has_length
@@ -56,7 +56,9 @@ class PreparedDataLoader(DataLoader[Any]):
     def host_batches(self) -> Iterator[Batch]:
         """Returns an iterator over the batches as the collator made them."""
         batches = super().__iter__()
-        return _unrecorded(batches) if type(batches) is _SingleProcessDataLoaderIter else batches
+        if type(batches) is not _SingleProcessDataLoaderIter or isinstance(self.dataset, IterableDataset):
+            return batches  # torch's iterator warns of a stream that is longer than it says
+        return _unrecorded(batches)
 
     def __iter__(self) -> Any:  # torch types it as its own iterator
         return self._device_batches(self.host_batches())
