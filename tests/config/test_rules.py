@@ -11,14 +11,7 @@ from trainwright.config import resolve
 from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.config.coerce import coerce
 from trainwright.config.fields import CHOICES, RANGES, SETTINGS, batch_formers, defaults_of
-from trainwright.config.rules import (
-    advice,
-    advise,
-    cautions,
-    check,
-    check_run,
-    violations,
-)
+from trainwright.config.rules import advice, advise, cautions, check_run, violations
 from trainwright.config.rules.stages import RULES, RunFacts, Stage, of_stage
 from trainwright.errors import ArgumentError
 from trainwright.optim.factory import steps_in_backward
@@ -503,7 +496,7 @@ def test_a_contradiction_is_refused_and_its_neighbour_is_not(name, refused, word
     for word in words.split():
         assert word in str(caught.value)
     assert violations(unchecked(**refused)) == [rule(unchecked(**refused))] == [str(caught.value)]
-    check(Seq2SeqTrainingArguments(**legal))
+    check_run(Seq2SeqTrainingArguments(**legal), RunFacts())
 
 
 @pytest.mark.parametrize(("name", "refused", "words", "legal"), RUN)
@@ -562,7 +555,7 @@ def test_an_explicit_eval_interval_in_an_unreached_run_is_said_once():
 
 def test_defaults_are_no_contradiction_and_have_effect():
     for kind in (TrainingArguments, Seq2SeqTrainingArguments):
-        check(kind())
+        check_run(kind(), RunFacts())
         check_run(kind(), RunFacts(max_steps=1, has_eval_dataset=False, has_compute_metrics=False, device_type="cpu"))
         assert advise(kind()) == []
 

@@ -154,8 +154,7 @@ def report(
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Output directories of two runs or more.")],
-    output: Output = None,
+    runs: Annotated[list[Path], typer.Argument(help="Output directories of two runs or more.")], output: Output = None
 ) -> None:
     """Write an HTML file that shows where several runs part, and why."""
     from trainwright.report.run_page import write_comparison

@@ -48,11 +48,7 @@ def read(config: Mapping[str, Any] | str) -> JSONObject:
 
 
 def settled(config: Mapping[str, Any] | str, values: Mapping[str, Any]) -> JSONObject:
-    """The configuration with its "auto" values filled in from `values` (by place), except those that are known late.
-
-    Raises:
-        ArgumentError: it fights the arguments (both values shown), or has "auto" where nothing can fill it in.
-    """
+    """The configuration with its "auto" values filled in from `values` (by place), except those that are known late."""
     made = read(config)
     problems = []
     for place, value in values.items():

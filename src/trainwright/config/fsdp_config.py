@@ -25,22 +25,11 @@ XLA = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
 OF_VERSION_1 = ("forward_prefetch", "backward_prefetch", "use_orig_params", "sync_module_states", "limit_all_gathers")
 WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 DEFAULTS = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False}
-KEYS = frozenset(DEFAULTS) | {
-    "version",
-    "auto_wrap_policy",
-    "transformer_layer_cls_to_wrap",
-    "cpu_offload",
-    "cpu_ram_efficient_loading",
-    "state_dict_type",
-    "activation_checkpointing",
-    "reshard_after_forward",
-    "forward_prefetch",
-    "backward_prefetch",
-    "use_orig_params",
-    "sync_module_states",
-    "limit_all_gathers",
-    "xla_fsdp_settings",
-}
+OF_BOTH_VERSIONS = (
+    "version", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "cpu_offload", "cpu_ram_efficient_loading",
+    "state_dict_type", "activation_checkpointing", "reshard_after_forward",
+)  # fmt: skip
+KEYS = frozenset({*DEFAULTS, *XLA, *OF_BOTH_VERSIONS, *OF_VERSION_1})
 
 
 def coerce_fsdp(args: Arguments) -> list[str]:

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainwright._types import python_number
 from trainwright.config import rules
@@ -16,7 +16,6 @@ from trainwright.config.arguments import TrainingArguments
 from trainwright.config.coerce import coerce
 from trainwright.config.deprecated import OLD_NAMES, unknown_message
 from trainwright.config.fields import ALIASES, RANGES, SETTINGS
-from trainwright.config.protocol import Arguments
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -25,11 +24,7 @@ A = TypeVar("A", bound="DataclassInstance")
 
 
 def with_overrides(args: A, values: Mapping[str, Any]) -> A:
-    """Copies `args` with these values, coerced and checked by the rules. Fields settled with the trainer keep theirs.
-
-    Raises:
-        ArgumentError: values that are out of range, or that contradict each other.
-    """
+    """Copies `args` with these values, coerced and checked (ArgumentError); fields settled with the trainer stay."""
     changed = copy.copy(args)
     for name, value in vars(args).items():
         if isinstance(value, (dict, list)):
@@ -40,9 +35,8 @@ def with_overrides(args: A, values: Mapping[str, Any]) -> A:
         setattr(changed, name, converted(args, name, value))
         if name in ALIASES:
             setattr(changed, ALIASES[name], getattr(changed, name))
-    typed = cast(Arguments, changed)
     if isinstance(changed, TrainingArguments):  # arguments of transformers keep their own form
-        rules.refuse([*coerce(typed), *rules.violations(typed)])
+        rules.refuse([*coerce(changed._typed), *rules.violations(changed._typed)])
     return changed
 
 

@@ -88,11 +88,7 @@ def engine(args: Arguments, layout: ModelLayout | None = None) -> plans.EnginePl
 
 
 def fsdp(args: Arguments) -> plans.FSDPPlan | None:
-    """None where nothing is sharded, or where something else shards.
-
-    Raises:
-        ArgumentError: it was asked for, and this process was not started by a distributed launcher.
-    """
+    """None where nothing is sharded, or where something else shards; ArgumentError without a distributed launcher."""
     if args.fsdp:
         if not world_of(args).launched:
             raise ArgumentError(

@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.config.aliases import share_of_steps
 from trainwright.config.coerce import as_enum
-from trainwright.config.enums import (
-    HubStrategy,
-    IntervalStrategy,
-    OptimizerNames,
-    SaveStrategy,
-    SchedulerType,
-)
+from trainwright.config.enums import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from trainwright.errors import ArgumentError, warn_older_name
 
 if TYPE_CHECKING:

@@ -15,14 +15,9 @@ MARKER_MODULE = "transformers.integrations.deepspeed"
 
 
 def mark(config: Mapping[str, Any], *, on_cpu: bool) -> Any:  # transformers' HfDeepSpeedConfig
-    """Has transformers partition the models that it makes, in the process group that exists already.
+    """Has transformers partition the models that it makes for as long as the object lives that this returns.
 
-    Args:
-        config: of DeepSpeed, without "auto" where a value is known.
-        on_cpu: whether the models are trained on the CPU.
-
-    Returns:
-        The object that transformers holds a weak reference to: models are partitioned as long as it lives.
+    `config` is DeepSpeed's, without "auto" where a value is known.
     """
     load(on_cpu=on_cpu)
     import deepspeed.comm
@@ -43,11 +38,7 @@ def whole_models() -> Iterator[None]:
 
 @contextmanager
 def keeping_the_mark() -> Iterator[ModuleType | None]:
-    """Restores the marker at the end; accelerate replaces it by one that lives as long as its Accelerator.
-
-    Yields:
-        The module that has the marker; None where nothing is marked.
-    """
+    """Restores the marker at the end, which accelerate replaces; yields its module, or None where nothing is marked."""
     module = sys.modules.get(MARKER_MODULE)
     reference = getattr(module, "_hf_deepspeed_config_weak_ref", None)
     before = None if reference is None else reference()

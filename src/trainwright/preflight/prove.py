@@ -151,12 +151,7 @@ def short_copy(
 ) -> Any:
     """A copy of the trainer with copies of what a run changes, and the seed of a fresh start; it writes into `folder`.
 
-    Args:
-        parts: further attributes that differ.
-        settings: fields of the arguments that differ.
-
-    Raises:
-        ModelError: there is no memory for it, or it is one of several processes.
+    `parts` are attributes that differ, `settings` fields of the arguments. ModelError: there is no memory for it.
     """
     _check_alone(trainer)
     size = build.num_bytes(trainer.model) * COPIES
@@ -322,14 +317,10 @@ class GradientCapture(TrainerCallback):
         self.gradients: dict[str, torch.Tensor] = {}
 
     def on_pre_optimizer_step(
-        self,
-        args: Arguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        **kwargs: object,
+        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        if not self.gradients and model is not None:
+        model = kwargs["model"]
+        if not self.gradients and isinstance(model, nn.Module):
             named = model.named_parameters()
             self.gradients = {name: p.grad.detach().float().cpu() for name, p in named if p.grad is not None}
 
@@ -363,13 +354,9 @@ GRADIENTS = "gradients.safetensors"
 
 
 def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = TIMEOUT_S) -> dict[str, torch.Tensor]:
-    """The gradients of the first step of a trainer that so many processes make by a recipe.
+    """The gradients of the first step of a trainer that so many processes make by a recipe; or ProcessFailedError.
 
-    Args:
-        recipe: "trainer" and "arguments" are classes, "settings" and "parts" what they are called with.
-
-    Raises:
-        ProcessFailedError: a process failed, or took too long.
+    In the recipe, "trainer" and "arguments" are classes, "settings" and "parts" what they are called with.
     """
     text = pickle.dumps(recipe)
     with tempfile.TemporaryDirectory() as folder:

@@ -259,9 +259,7 @@ class PlaceError(ValueError):
 
 def absolute(text: str, base: FilePath) -> str:
     """Makes a path absolute: relative to the directory `base`, or in a package (PlaceError: it is not installed)."""
-    if text.startswith(SCHEME):
-        return _in_package(text)
-    return str((base / FilePath(text).expanduser()).absolute())
+    return _in_package(text) if text.startswith(SCHEME) else str((base / FilePath(text).expanduser()).absolute())
 
 
 def model_place(text: str, base: FilePath) -> str:
@@ -342,11 +340,6 @@ def resolved_training(training: Mapping[str, object], base: FilePath, task: str)
     return result
 
 
-def make_arguments(training: Mapping[str, Any], *, generates: bool) -> TrainingArguments:
-    """Makes the arguments of a run, with `generates` those of a Seq2SeqTrainer; ArgumentError lists all problems."""
-    return arguments_class(generates=generates)(**training)
-
-
 def problems_of_training(training: Mapping[str, object], *, generates: bool) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yields the problems that TrainingArguments has with the values, each at the entry that it names first."""
     kinds = get_type_hints(Seq2SeqTrainingArguments)
@@ -356,7 +349,8 @@ def problems_of_training(training: Mapping[str, object], *, generates: bool) -> 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an older name is warned about when training starts
-            make_arguments({name: value for name, value in training.items() if name not in wrong}, generates=generates)
+            right: dict[str, Any] = {name: value for name, value in training.items() if name not in wrong}
+            arguments_class(generates=generates)(**right)
     except (ArgumentError, TypeError) as error:
         for problem in getattr(error, "problems", None) or (str(error),):
             named = [word for word in re.findall(r"\w+", problem) if word in training]
@@ -387,10 +381,7 @@ def _rest(task: str, there: set[str]) -> Iterator[str]:
 
 
 def _shown(one: dataclasses.Field[Any]) -> str:
-    default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
-    value = plain(default)
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    value = plain(one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default)
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
     return repr(value) if isinstance(value, str) and scalar(value or "null") != value else str(value)

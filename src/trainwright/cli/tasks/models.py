@@ -19,11 +19,7 @@ from trainwright.errors import did_you_mean
 def load_config(
     material: TaskSource, tokenizer: PreTrainedTokenizerBase | None = None, **settings: object
 ) -> ModelConfig:
-    """Loads or makes the model's configuration, with the tokenizer's vocabulary, and `settings` that the data decide.
-
-    Raises:
-        RecipeError: there is none, its kind is not known, or the recipe sets what it does not have.
-    """
+    """Returns the model's configuration, with the tokenizer's vocabulary, and what the data decide; or RecipeError."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     model = material.recipe.model

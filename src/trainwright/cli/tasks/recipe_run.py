@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, JSONObject, write_text
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.cli.recipe.recipe_reader import checked, make_arguments, read_tree
+from trainwright.cli.recipe.recipe_reader import arguments_class, checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree, dump
 from trainwright.cli.tasks import task_builders
@@ -55,7 +55,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     from trainwright.seq2seq_trainer import Seq2SeqTrainer
     from trainwright.trainer import Trainer
 
-    args = make_arguments(recipe.training, generates=recipe.spec.generates)
+    args = arguments_class(generates=recipe.spec.generates)(**recipe.training)
     set_seed(args.seed)  # a new head is drawn at random
     material = load(recipe, tree)
     if not len(material.eval) and args.eval_strategy != "no":

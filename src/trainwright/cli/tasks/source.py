@@ -53,11 +53,7 @@ class TaskSource:
 
 
 def load(recipe: Recipe, tree: Tree) -> TaskSource:
-    """Reads the data of a recipe.
-
-    Raises:
-        RecipeError: files or columns are not there, or no row is left.
-    """
+    """Reads the data of a recipe; RecipeError: files or columns are not there, or no row is left."""
     material = TaskSource(recipe, tree, [], [])
     try:
         if recipe.data.dataset is not None:
@@ -320,22 +316,20 @@ READERS: dict[str, Callable[[Path, DataPart], Iterator[Row]]] = {
 MOST = 1000  # more labels than this are no labels but numbers or texts
 
 
+@dataclass(frozen=True)
 class Labels:
     """Labels of a run, in the order of their numbers, and the number of each value of a cell (as text)."""
 
-    def __init__(self, names: Sequence[str], number_of: dict[str, int]) -> None:
-        self.names = list(names)
-        self.number_of = number_of
+    names: list[str]
+    number_of: dict[str, int]
 
     def of(self, cell: object) -> int:
         return self.number_of[str(cell)]
 
     @property
     def for_config(self) -> JSONObject:
-        return {
-            "id2label": dict(enumerate(self.names)),
-            "label2id": {name: number for number, name in enumerate(self.names)},
-        }
+        numbered = dict(enumerate(self.names))
+        return {"id2label": numbered, "label2id": {name: number for number, name in numbered.items()}}
 
 
 def find_labels(material: TaskSource, role: str) -> Labels:
@@ -367,7 +361,7 @@ def find_labels(material: TaskSource, role: str) -> Labels:
     return labels
 
 
-def _in_order(names: Sequence[str]) -> Labels:
+def _in_order(names: list[str]) -> Labels:
     return Labels(names, {name: number for number, name in enumerate(names)})
 
 
@@ -375,9 +369,7 @@ def _declared(material: TaskSource, role: str) -> Labels | None:
     """Returns the label names in a dataset of the package datasets, whose cells are numbers."""
     feature = getattr(material.train, "features", {}).get(material.recipe.column(role))
     names = getattr(getattr(feature, "feature", feature), "names", None)
-    if names is None:
-        return None
-    return Labels(list(names), {str(number): number for number in range(len(names))})
+    return None if names is None else Labels(list(names), {str(number): number for number in range(len(names))})
 
 
 def _values(column: Iterable[object]) -> set[str]:

@@ -87,9 +87,8 @@ def token_classification(material: TaskSource, args: TrainingArguments) -> TaskO
     labels = find_labels(material, "tags")
     tokenizer, config, length = text_parts(material, args, ["words"], **labels.for_config)
     if not tokenizer.is_fast:
-        material.wrong(
-            "this tokenizer cannot say which word a token is of; a fast one is needed.", "model", "tokenizer"
-        )
+        said = "this tokenizer cannot say which word a token is of; a fast one is needed."
+        material.wrong(said, "model", "tokenizer")
     words, tags = (material.recipe.column(role) for role in ("words", "tags"))
 
     def encode(columns: Columns) -> Columns:
@@ -272,8 +271,7 @@ def opened(cell: object, base: Path) -> Image.Image:
 
 def scaled(pixels: Pixels, max_value: float) -> Pixels:
     """Converts (rows, columns, channels) of 0 to `max_value` into (channels, rows, columns) of -1 to 1."""
-    moved: Pixels = (pixels / (max_value / 2) - 1).transpose(2, 0, 1)
-    return moved
+    return (pixels / (max_value / 2) - 1).transpose(2, 0, 1)
 
 
 def _size(part: ImagePart, config: ModelConfig) -> tuple[int, int]:

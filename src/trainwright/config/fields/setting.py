@@ -129,16 +129,7 @@ class Setting:
 
 
 def setting(default: object, help: str, **facts: Any) -> Any:  # Any, as dataclasses.field() is to a type checker
-    """Declares a field of a `FieldGroup`.
-
-    Args:
-        default: its default value.
-        help: one sentence for `--help` and the page of arguments.
-        facts: the other attributes of `Setting`, of which `on_resume` and `searchable` are mandatory.
-
-    Raises:
-        TypeError: a mandatory fact is missing, or there is no such fact.
-    """
+    """Declares a field of a `FieldGroup` by the attributes of `Setting`; TypeError: one is missing, or not known."""
     return Setting(default, help, **facts)
 
 

@@ -6,16 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainwright.config import aliases
+from trainwright.config import aliases, enums
 from trainwright.config.accelerator import AcceleratorConfig
-from trainwright.config.enums import (
-    DebugOption,
-    HubStrategy,
-    IntervalStrategy,
-    OptimizerNames,
-    SaveStrategy,
-    SchedulerType,
-)
 from trainwright.config.fields.setting import (
     ANY_NUMBER,
     ANY_WHOLE,
@@ -71,8 +63,8 @@ class LengthFields(FieldGroup, group="Length and batch"):
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
 class OptimizerFields(FieldGroup, group="Optimizer and schedule"):
     learning_rate: float = tunable(5e-05, "Peak learning rate.", on_resume=RATE, limits=NOT_NEGATIVE, summarized=True)
-    lr_scheduler_type: SchedulerType | str = tunable(
-        "linear", "How the rate moves after warm-up.", on_resume=SHAPE, enum=SchedulerType, summarized=True
+    lr_scheduler_type: enums.SchedulerType | str = tunable(
+        "linear", "How the rate moves after warm-up.", on_resume=SHAPE, enum=enums.SchedulerType, summarized=True
     )
     lr_scheduler_kwargs: dict[str, Any] | str | None = tunable(
         None, "More parameters of the schedule.", on_resume=SHAPE, syntax=("dict",)
@@ -93,10 +85,10 @@ class OptimizerFields(FieldGroup, group="Optimizer and schedule"):
             )
         },
     )
-    optim: OptimizerNames | str = tunable(
+    optim: enums.OptimizerNames | str = tunable(
         "adamw_torch_fused",
         "Name of the optimizer.",
-        enum=OptimizerNames,
+        enum=enums.OptimizerNames,
         summarized=True,
         formerly={"adafactor": aliases.Switch("adafactor")},
         older_values={"adamw_hf": "adamw_torch"},
@@ -179,8 +171,8 @@ class PrecisionFields(FieldGroup, group="Precision and memory"):
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
 class SavingFields(FieldGroup, group="Saving"):
     save_only_model: bool = tunable(False, "Save the model alone: smaller, but training cannot resume from it.")
-    save_strategy: SaveStrategy | str = tunable(
-        "steps", "When to save: no, steps, epoch, best.", enum=SaveStrategy, summarized=True
+    save_strategy: enums.SaveStrategy | str = tunable(
+        "steps", "When to save: no, steps, epoch, best.", enum=enums.SaveStrategy, summarized=True
     )
     save_steps: float = tunable(
         500,
@@ -213,8 +205,8 @@ class HubFields(FieldGroup, group="Hub"):
         "Repository: 'name' or 'owner/name' (None: name of output_dir).",
         formerly={"push_to_hub_model_id": aliases.Renamed(), "push_to_hub_organization": aliases.Organization()},
     )
-    hub_strategy: HubStrategy | str = fixed(
-        "every_save", "end, every_save, checkpoint, all_checkpoints.", enum=HubStrategy
+    hub_strategy: enums.HubStrategy | str = fixed(
+        "every_save", "end, every_save, checkpoint, all_checkpoints.", enum=enums.HubStrategy
     )
     hub_always_push: bool = fixed(False, "Upload even while the previous upload is not finished.")
     hub_revision: str | None = fixed(None, "Branch to upload to (None: the main one).")
@@ -248,8 +240,8 @@ LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passiv
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
 class LoggingFields(FieldGroup, group="Logging"):
-    logging_strategy: IntervalStrategy | str = tunable(
-        "steps", "When to log: no, steps, epoch.", enum=IntervalStrategy, summarized=True
+    logging_strategy: enums.IntervalStrategy | str = tunable(
+        "steps", "When to log: no, steps, epoch.", enum=enums.IntervalStrategy, summarized=True
     )
     logging_steps: float = tunable(
         500, "Steps between logs; below 1: share of all steps.", limits=BY_RULES, syntax=("steps",), summarized=True
@@ -280,10 +272,10 @@ class LoggingFields(FieldGroup, group="Logging"):
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
 class EvaluationFields(FieldGroup, group="Evaluation"):
-    eval_strategy: IntervalStrategy | str = tunable(
+    eval_strategy: enums.IntervalStrategy | str = tunable(
         "no",
         "When to evaluate: no, steps, epoch.",
-        enum=IntervalStrategy,
+        enum=enums.IntervalStrategy,
         summarized=True,
         formerly={"evaluation_strategy": aliases.Renamed()},
     )
@@ -429,7 +421,7 @@ class DistributedFields(FieldGroup, group="Distributed"):
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
 class ScriptFields(FieldGroup, group="Run"):
-    debug: str | list[DebugOption] = tunable(
+    debug: str | list[enums.DebugOption] = tunable(
         "",
         "Words: underflow_overflow (find the first layer with inf or nan), tpu_metrics_debug (no effect).",
         formerly={"tpu_metrics_debug": aliases.Item("tpu_metrics_debug")},

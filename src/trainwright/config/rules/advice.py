@@ -9,7 +9,7 @@ from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.enums import word
 from trainwright.config.fields import RANGES, SETTINGS, value_of
 from trainwright.config.protocol import Arguments
-from trainwright.config.rules.stages import Stage, no_effect, rule
+from trainwright.config.rules.stages import Stage, all_set, no_effect, rule
 
 PROJECTED = ("galore", "apollo")
 TAKES_NO_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
@@ -99,11 +99,8 @@ def accelerator_settings(args: Arguments) -> str | None:
     return no_effect(idle, "in one process") if idle else None
 
 
-@rule(Stage.ADVICE, "predict_with_generate", "prediction_loss_only")
-def generated_predictions_are_kept(args: Arguments) -> str | None:
-    if value_of(args, "predict_with_generate") and args.prediction_loss_only:
-        return "predict_with_generate has no effect with prediction_loss_only=True, which keeps no predictions."
-    return None
+_said = "predict_with_generate has no effect with prediction_loss_only=True, which keeps no predictions."
+all_set(Stage.ADVICE, "generated_predictions_are_kept", _said, "predict_with_generate", "prediction_loss_only")
 
 
 @rule(Stage.ADVICE, "train_sampling_strategy", "sortish_sampler")
@@ -126,9 +123,8 @@ def known_inputs_of_metrics(args: Arguments) -> str | None:
     return f"include_for_metrics: {unknown} has no effect; 'inputs' and 'loss' have." if unknown else None
 
 
-@rule(Stage.ADVICE, "tf32", "use_cpu")
-def tf32_needs_a_gpu(args: Arguments) -> str | None:
-    return "tf32=True has no effect with use_cpu=True: it is a mode of GPUs." if args.tf32 and args.use_cpu else None
+_said = "tf32=True has no effect with use_cpu=True: it is a mode of GPUs."
+all_set(Stage.ADVICE, "tf32_needs_a_gpu", _said, "tf32", "use_cpu")
 
 
 @rule(Stage.ADVICE, *UNUSUAL)
@@ -161,11 +157,8 @@ def epochs_beside_steps(args: Arguments) -> str | None:
     return None
 
 
-@rule(Stage.ADVICE, "dataloader_drop_last", "max_tokens_per_batch")
-def last_batch_of_a_budget(args: Arguments) -> str | None:
-    if args.dataloader_drop_last and value_of(args, "max_tokens_per_batch"):
-        return "dataloader_drop_last has no effect with max_tokens_per_batch: every batch is as full as it can be."
-    return None
+_said = "dataloader_drop_last has no effect with max_tokens_per_batch: every batch is as full as it can be."
+all_set(Stage.ADVICE, "last_batch_of_a_budget", _said, "dataloader_drop_last", "max_tokens_per_batch")
 
 
 @rule(Stage.ADVICE, "save_total_limit", "save_keep_every", "save_keep_every_steps")

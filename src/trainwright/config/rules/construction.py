@@ -12,7 +12,7 @@ from trainwright.config.coerce import parse_factor, parse_steps
 from trainwright.config.enums import word
 from trainwright.config.fields import SETTINGS, batch_formers, value_of
 from trainwright.config.protocol import Arguments
-from trainwright.config.rules.stages import Stage, rule
+from trainwright.config.rules.stages import Stage, all_set, rule
 from trainwright.distributed.world import PARALLEL_SIZES
 
 # -- intervals --------------------------------------------------------------------------------------------------------
@@ -124,18 +124,10 @@ def schedule_needs_evaluation(args: Arguments) -> str | None:
 # -- precision and devices --------------------------------------------------------------------------------------------
 
 
-@rule(Stage.CONSTRUCTION, "bf16", "fp16")
-def one_precision(args: Arguments) -> str | None:
-    if args.fp16 and args.bf16:
-        return "fp16=True and bf16=True exclude each other. Keep one; bf16 needs no loss scaling."
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "bf16_full_eval", "fp16_full_eval")
-def one_eval_precision(args: Arguments) -> str | None:
-    if args.fp16_full_eval and args.bf16_full_eval:
-        return "fp16_full_eval=True and bf16_full_eval=True exclude each other. Keep one."
-    return None
+_said = "fp16=True and bf16=True exclude each other. Keep one; bf16 needs no loss scaling."
+all_set(Stage.CONSTRUCTION, "one_precision", _said, "bf16", "fp16")
+_said = "fp16_full_eval=True and bf16_full_eval=True exclude each other. Keep one."
+all_set(Stage.CONSTRUCTION, "one_eval_precision", _said, "bf16_full_eval", "fp16_full_eval")
 
 
 @rule(Stage.CONSTRUCTION, "use_cpu", "ddp_backend")
@@ -145,21 +137,13 @@ def nccl_needs_a_gpu(args: Arguments) -> str | None:
     return None
 
 
-@rule(Stage.CONSTRUCTION, "fsdp", "deepspeed")
-def one_sharding(args: Arguments) -> str | None:
-    if args.fsdp and args.deepspeed:
-        return "fsdp and deepspeed both shard the model. Keep one of them."
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "save_on_each_node", "fsdp")
-def parts_on_one_disk(args: Arguments) -> str | None:
-    if args.fsdp and args.save_on_each_node:
-        return (
-            "save_on_each_node=True writes a whole checkpoint on every node, and with fsdp each process has parts of "
-            "it. Save to a disk that all nodes share, with save_on_each_node=False."
-        )
-    return None
+_said = "fsdp and deepspeed both shard the model. Keep one of them."
+all_set(Stage.CONSTRUCTION, "one_sharding", _said, "fsdp", "deepspeed")
+_said = (
+    "save_on_each_node=True writes a whole checkpoint on every node, and with fsdp each process has parts of "
+    "it. Save to a disk that all nodes share, with save_on_each_node=False."
+)
+all_set(Stage.CONSTRUCTION, "parts_on_one_disk", _said, "save_on_each_node", "fsdp")
 
 
 @rule(Stage.CONSTRUCTION, "bf16_full_eval", "fp16_full_eval", "fsdp")
@@ -185,14 +169,9 @@ def one_accumulation(args: Arguments) -> str | None:
     return None
 
 
-@rule(Stage.CONSTRUCTION, "save_only_model", "load_best_model_at_end", "deepspeed")
-def sharded_best_needs_full_checkpoints(args: Arguments) -> str | None:
-    if args.deepspeed and args.save_only_model and args.load_best_model_at_end:
-        return (
-            "save_only_model=True leaves out what load_best_model_at_end=True loads under deepspeed. "
-            "Set either to False."
-        )
-    return None
+_said = "save_only_model=True leaves out what load_best_model_at_end=True loads under deepspeed. Set either to False."
+_names = ("save_only_model", "load_best_model_at_end", "deepspeed")
+all_set(Stage.CONSTRUCTION, "sharded_best_needs_full_checkpoints", _said, *_names)
 
 
 # -- learning rates by parameter --------------------------------------------------------------------------------------

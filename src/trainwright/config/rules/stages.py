@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
-from trainwright.config.fields import SETTINGS, out_of_range
+from trainwright.config.fields import SETTINGS, out_of_range, value_of
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 
@@ -75,6 +75,11 @@ def rule(stage: Stage, *names: str, called: str | None = None) -> Callable[[Chec
     return register
 
 
+def all_set(stage: Stage, called: str, message: str, *names: str) -> None:
+    """Registers the rule `called`, which returns a message where all of these settings are on."""
+    rule(stage, *names, called=called)(lambda args: message if all(value_of(args, name) for name in names) else None)
+
+
 def no_effect(names: Sequence[str], where: str, *, joined_by: str = ", ") -> str:
     """Returns the message about settings without effect."""
     return f"{joined_by.join(names)} {'has' if len(names) == 1 else 'have'} no effect {where}."
@@ -95,11 +100,6 @@ def refuse(problems: Sequence[str], *, kind: type[ArgumentError] = ArgumentError
 
 
 NOTHING_KNOWN = RunFacts()
-
-
-def check(args: Arguments) -> None:
-    """Raise one ArgumentError that lists all that is wrong with `args`."""
-    refuse(violations(args))
 
 
 def check_run(args: Arguments, facts: RunFacts) -> None:

@@ -17,6 +17,9 @@ from trainwright.config.rules.stages import RunFacts, Stage, no_effect, rule
 
 # Schedules whose rate at a step is the same however long the run is.
 WITHOUT_LENGTH = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy")
+OF_THE_BEST = (
+    "lr_scheduler_type", "eval_strategy", "save_strategy", "load_best_model_at_end", "metric_for_best_model",
+)  # fmt: skip
 COMPUTED_BY_EVALUATION = ("loss", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
@@ -94,10 +97,7 @@ def first_evaluation_needs_data(args: Arguments, facts: RunFacts) -> str | None:
     return None
 
 
-@rule(
-    Stage.START, "lr_scheduler_type", "eval_strategy", "save_strategy", "load_best_model_at_end",
-    "metric_for_best_model",
-)  # fmt: skip
+@rule(Stage.START, *OF_THE_BEST)
 def best_metric_names_its_set(args: Arguments, facts: RunFacts) -> str | None:
     if not facts.eval_names or not _decides_by_metric(args):
         return None
@@ -111,10 +111,7 @@ def best_metric_names_its_set(args: Arguments, facts: RunFacts) -> str | None:
     )
 
 
-@rule(
-    Stage.START, "lr_scheduler_type", "eval_strategy", "save_strategy", "load_best_model_at_end",
-    "metric_for_best_model",
-)  # fmt: skip
+@rule(Stage.START, *OF_THE_BEST)
 def best_metric_is_computed(args: Arguments, facts: RunFacts) -> str | None:
     metric = str(args.metric_for_best_model)
     is_computed = facts.has_compute_metrics is not False or metric.endswith(COMPUTED_BY_EVALUATION)
