@@ -271,7 +271,8 @@ def opened(cell: object, base: Path) -> Image.Image:
 
 def scaled(pixels: Pixels, max_value: float) -> Pixels:
     """Converts (rows, columns, channels) of 0 to `max_value` into (channels, rows, columns) of -1 to 1."""
-    return (pixels / (max_value / 2) - 1).transpose(2, 0, 1)
+    moved: Pixels = (pixels / (max_value / 2) - 1).transpose(2, 0, 1)
+    return moved
 
 
 def _size(part: ImagePart, config: ModelConfig) -> tuple[int, int]:

@@ -170,8 +170,8 @@ def one_accumulation(args: Arguments) -> str | None:
 
 
 _said = "save_only_model=True leaves out what load_best_model_at_end=True loads under deepspeed. Set either to False."
-_names = ("save_only_model", "load_best_model_at_end", "deepspeed")
-all_set(Stage.CONSTRUCTION, "sharded_best_needs_full_checkpoints", _said, *_names)
+_called, _needs = "sharded_best_needs_full_checkpoints", ("save_only_model", "load_best_model_at_end", "deepspeed")
+all_set(Stage.CONSTRUCTION, _called, _said, *_needs)
 
 
 # -- learning rates by parameter --------------------------------------------------------------------------------------
