@@ -48,13 +48,14 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "is_neptune_available", "is_swanlab_available", "is_tensorboard_available", "is_trackio_available",
         "is_wandb_available",
     ),
-    "trainwright.trackers.platforms": ("AzureMLCallback", "CodeCarbonCallback", "FlyteCallback", "KubeflowCallback"),
+    "trainwright.trackers.platforms": (
+        "AzureMLCallback", "CodeCarbonCallback", "DagsHubCallback", "FlyteCallback", "KubeflowCallback",
+        "MLflowCallback", "WandbCallback",
+    ),
     "trainwright.trackers.services": (
         "ClearMLCallback", "CometCallback", "DVCLiveCallback", "NeptuneCallback", "SwanLabCallback",
         "TensorBoardCallback", "TrackioCallback",
     ),
-    "trainwright.trackers.mlflow": ("DagsHubCallback", "MLflowCallback"),
-    "trainwright.trackers.wandb": ("WandbCallback",),
     "trainwright.state.trainer_state": ("ExportableState", "TrainerControl", "TrainerState"),
     "trainwright.evaluation.outputs": (
         "EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput", "denumpify_detensorize",

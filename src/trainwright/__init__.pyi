@@ -153,15 +153,14 @@ from trainwright.tensor_tree import (
     torch_pad_and_concatenate,
 )
 from trainwright.trackers.base import rewrite_logs
-from trainwright.trackers.mlflow import (
-    DagsHubCallback,
-    MLflowCallback,
-)
 from trainwright.trackers.platforms import (
     AzureMLCallback,
     CodeCarbonCallback,
+    DagsHubCallback,
     FlyteCallback,
     KubeflowCallback,
+    MLflowCallback,
+    WandbCallback,
 )
 from trainwright.trackers.registry import (
     get_reporting_integration_callbacks,
@@ -190,7 +189,6 @@ from trainwright.trackers.services import (
     TensorBoardCallback,
     TrackioCallback,
 )
-from trainwright.trackers.wandb import WandbCallback
 from trainwright.trainer import Trainer
 
 __version__: str

@@ -37,12 +37,12 @@ ACCELERATE = ("engine", "config.arguments", "compat.helpers")
 BROUGHT_ALONG: dict[str, str | tuple[str, ...]] = {
     "tensorboard": "trackers.services",
     "tensorboardX": "trackers.services",
-    "mlflow": "trackers.mlflow",
+    "mlflow": "trackers.platforms",
     "comet_ml": "trackers.services",
     "trackio": "trackers.services",
     "neptune": "trackers.services",
     "clearml": "trackers.services",
-    "dagshub": "trackers.mlflow",
+    "dagshub": "trackers.platforms",
     "codecarbon": "trackers.platforms",
     "dvclive": "trackers.services",
     "flytekit": "trackers.platforms",
@@ -102,9 +102,9 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
         elif one.package == "deepspeed":
             allowed = ("engine", "config.zero3_init")
         elif one.package == "wandb":
-            allowed = ("trackers.wandb", "search.wandb_sweep")
+            allowed = ("trackers.platforms", "search.wandb_sweep")
         elif one.package == "ray":
-            allowed = ("search.ray", "callbacks.ray_train")
+            allowed = ("search.ray", "search.backends", "callbacks.ray_train")
         elif one.package == "torchao":  # optimizers with 8-bit states, and a recipe for fp8
             allowed = ("optim", "engine.accelerate_setup")
         elif one.module.startswith("torch.utils.tensorboard"):
@@ -248,7 +248,7 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
         ("patches.py", "def f():\n    import liger_kernel", False),
         ("engine/select.py", "from accelerate import Accelerator", False),
         ("trackers/base.py", "import wandb", True),
-        ("trackers/wandb.py", "import wandb", False),
+        ("trackers/platforms.py", "import wandb", False),
         ("trackers/registry.py", "from torch.utils.tensorboard import SummaryWriter", True),
     ],
 )

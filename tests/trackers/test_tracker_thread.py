@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from trainwright.journal.record import FileJournal
+from trainwright.state.trainer_state import TrainerState
 from trainwright.trackers import base
-from trainwright.trackers.base import PendingCalls, TrackerThread
+from trainwright.trackers.base import TrackerCallback, TrackerThread
 
 
 @pytest.fixture(autouse=True)
@@ -72,10 +76,28 @@ def test_what_does_not_fit_into_the_queue_is_missed_and_nobody_waits(monkeypatch
     assert one.flush(30)
 
 
-def test_what_was_missed_is_taken_once() -> None:
-    missed = PendingCalls()
-    missed.add(2, ["loss"])
-    missed.add(2, ["epoch"])
-    assert len(missed) == 2
-    assert missed.take() == {2: {"loss", "epoch"}}
-    assert len(missed) == 0
+def test_what_was_missed_is_sent_once_and_stays_missed_if_that_fails(tmp_path: Path) -> None:
+    sent: list[tuple[int, dict[str, object]]] = []
+    fails = [True]
+
+    class Tracker(TrackerCallback):
+        def send(self, values: dict[str, object], state: TrainerState) -> None:
+            if fails.pop():
+                raise OSError("away")
+            sent.append((state.global_step, values))
+
+    journal = FileJournal(tmp_path, "run")
+    journal.write("start")
+    for step in (1, 2):
+        journal.write("log", step=step, values={"loss": 0.5, "epoch": 0.1})
+    args: Any = SimpleNamespace(output_dir=str(tmp_path))
+    tracker, state = Tracker(), TrainerState()
+    tracker._missed |= {(2, "loss"), (7, "loss")}
+    with pytest.raises(OSError, match="away"):
+        tracker._backfill(args, state, None)
+    assert len(tracker._missed) == 2
+    for _ in range(2):
+        fails.append(False)
+        tracker._backfill(args, state, None)
+    assert sent == [(2, {"loss": 0.5})]
+    assert tracker._missed == {(7, "loss")}  # the journal does not have it

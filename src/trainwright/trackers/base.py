@@ -14,9 +14,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, cast
 
@@ -62,9 +62,10 @@ def rewrite_logs(d: Mapping[str, object]) -> Values:
     return renamed
 
 
-def needs(name: str, package: str) -> AbstractContextManager[None]:
-    """Returns a context that imports the package of a tracker (`name` in report_to), or says what to install."""
-    return needs_package(f"report_to={name!r} needs a package that is not installed: pip install {package}")
+def client(name: str, module: str, package: str | None = None) -> Client:
+    """Imports the module of a tracker (`name` in report_to), or says what to install: `package`, or the module."""
+    with needs_package(f"report_to={name!r} needs a package that is not installed: pip install {package or module}"):
+        return import_module(module)
 
 
 def settings_of(args: Arguments, model: object) -> Values:
@@ -93,9 +94,8 @@ def is_set(variable: str) -> bool:
 class TrackerThread:
     """Runs a tracker's calls one after the other on their own thread: one that fails or hangs does not affect training.
 
-    A call that raises is tried again. After several failed calls the tracker is disabled until the end of the run, when
-    it gets the missing values from the journal. A call that hangs delays only later calls: the queue is bounded, and
-    values of calls that do not fit are sent at the end too.
+    After several failed calls the tracker is disabled until the end of the run, when it gets the missing values from
+    the journal; so are values of calls that do not fit into the queue.
     """
 
     def __init__(self, name: str) -> None:
@@ -170,28 +170,6 @@ class TrackerThread:
         self._has_warned = True
 
 
-class PendingCalls:
-    """Names of the values that a tracker did not get, by step. Two threads add to them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._names: dict[int, set[str]] = {}
-
-    def add(self, step: int, names: Iterable[str]) -> None:
-        """Adds the names of values of a step."""
-        with self._lock:
-            self._names.setdefault(step, set()).update(names)
-
-    def take(self) -> dict[int, set[str]]:
-        """Returns names by step and clears them."""
-        with self._lock:
-            names, self._names = self._names, {}
-            return names
-
-    def __len__(self) -> int:
-        return sum(map(len, self._names.values()))
-
-
 class TrackerCallback(TrainerCallback):
     """Base of all trackers. A subclass overrides `setup`, `send`, and of the other three what its service takes.
 
@@ -213,7 +191,7 @@ class TrackerCallback(TrainerCallback):
     def __init__(self) -> None:
         self._initialized = False
         self._guard = TrackerThread(self.name)
-        self._missed = PendingCalls()
+        self._missed: set[tuple[int, str]] = set()  # (step, name) of values that were not taken; two threads add to it
         self._handle: str | None = None  # id of the run at the service
         self._run_id: str | None = None  # id of the run in the journal; empty: there is no journal
         self._resumed_at = 0  # the step from which training resumed
@@ -272,7 +250,7 @@ class TrackerCallback(TrainerCallback):
     def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero and self.takes_values:
             values, state = plain_numbers(dict(kwargs.get("logs", {}))), copy.copy(state)
-            missed = partial(self._missed.add, state.global_step, values)
+            missed = partial(self._missed.update, {(state.global_step, name) for name in values})
             self._report(self.send, values, args, state, kwargs.get("model"), missed=missed)
 
     def on_predict(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -308,7 +286,7 @@ class TrackerCallback(TrainerCallback):
         def call() -> None:
             if self._initialized:
                 self.saved(folder, args, state)
-                if not (len(self._missed) or self._guard.is_disabled or self.loses_what_it_took):
+                if not (self._missed or self._guard.is_disabled or self.loses_what_it_took):
                     self._write_down(args, "delivered", step=state.global_step)  # all values up to this step
 
         self._guard.submit(call)
@@ -325,14 +303,14 @@ class TrackerCallback(TrainerCallback):
     def _finish(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         """Sends the values that were not taken, closes the run, and waits for both up to a time limit."""
         is_done = self._guard.flush()
-        if len(self._missed):
+        if self._missed:
             self._guard.reopen()
             self._guard.submit(lambda: self._backfill(args, state, kwargs.get("model")))
         self._guard.submit(lambda: self.close(args, state, **kwargs) if self._initialized else None)
         if not (is_done and self._guard.flush()):
             logger.warning("%s has not taken everything yet; it goes on in the background while this process lives. "
                            "All values are in %s.", self.name, record.JOURNAL_NAME)  # fmt: skip
-        elif len(self._missed):
+        elif self._missed:
             logger.warning("%s did not take %d values; they are in %s.", self.name, len(self._missed),
                            record.JOURNAL_NAME)  # fmt: skip
 
@@ -355,12 +333,7 @@ class TrackerCallback(TrainerCallback):
                 self.send(values, as_of(state, step, values))
 
     def remember(self, args: Arguments, handle: str) -> None:
-        """Writes the id of this run at the service into the journal, so that a resume continues the same run.
-
-        Args:
-            args: arguments of the run; the journal is in its `output_dir`.
-            handle: the id.
-        """
+        """Writes the id of this run at the service into the journal, so that a resume continues the same run."""
         self._handle = handle
         self._write_down(args, "tracker", handle=handle)
 
@@ -372,17 +345,13 @@ class TrackerCallback(TrainerCallback):
 
     def _backfill(self, args: Arguments, state: TrainerState, model: object) -> None:
         """Sends the values that were not taken, from the journal, in the order of steps."""
-        missed = self._missed.take()
-        try:
-            self._open(args, state, model)
-            for step, values in record.read(args.output_dir).logs():
-                now = {name: value for name, value in values.items() if name in missed.get(step, ())}
-                if now:
-                    self.send(now, as_of(state, step, values))
-                missed.pop(step, None)
-        finally:
-            for step, names in missed.items():
-                self._missed.add(step, names)
+        missed = self._missed.copy()
+        self._open(args, state, model)
+        for step, values in record.read(args.output_dir).logs():
+            now = {name: value for name, value in values.items() if (step, name) in missed}
+            if now:
+                self.send(now, as_of(state, step, values))
+            self._missed.difference_update({key for key in missed if key[0] == step})
 
 
 def as_of(state: TrainerState, step: int, values: Mapping[str, object]) -> TrainerState:

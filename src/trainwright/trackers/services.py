@@ -17,7 +17,7 @@ from trainwright.errors import ArgumentError
 from trainwright.journal.record import flat
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.trackers import base
-from trainwright.trackers.base import Client, TrackerCallback, is_set, needs, numbers, rewrite_logs, settings_of
+from trainwright.trackers.base import Client, TrackerCallback, client, is_set, numbers, rewrite_logs, settings_of
 
 
 class ClearMLCallback(TrackerCallback):
@@ -27,9 +27,7 @@ class ClearMLCallback(TrackerCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        with needs("clearml", "clearml"):
-            import clearml
-        self._clearml: Client = clearml
+        self._clearml = client("clearml", "clearml")
         self._clearml_task: Client = None
         self._is_own = False
 
@@ -89,9 +87,7 @@ class CometCallback(TrackerCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        with needs("comet_ml", "comet-ml"):
-            import comet_ml
-        self._comet: Client = comet_ml
+        self._comet = client("comet_ml", "comet_ml", "comet-ml")
         self._experiment: Client = None
 
     def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
@@ -146,9 +142,7 @@ class DVCLiveCallback(TrackerCallback):
 
     def __init__(self, live: Client = None, log_model: bool | str | None = None, **kwargs: object) -> None:
         super().__init__()
-        with needs("dvclive", "dvclive"):
-            import dvclive
-        self._dvclive: Client = dvclive
+        self._dvclive = client("dvclive", "dvclive")
         self._given = kwargs
         self.live = live
         if log_model is None:
@@ -210,11 +204,9 @@ class NeptuneCallback(TrackerCallback):
         **neptune_run_kwargs: object,
     ) -> None:
         super().__init__()
-        with needs("neptune", "neptune"):
-            import neptune
+        self._neptune = client("neptune", "neptune")
         if log_checkpoints not in (None, "same", "last", "best"):
             raise ArgumentError(f"log_checkpoints={log_checkpoints!r}; choose of None, same, last, best.")
-        self._neptune: Client = neptune
         self._run, self._is_own, self._base = run, run is None, base_namespace
         self._log_parameters, self._log_checkpoints = log_parameters, log_checkpoints
         self._given = {"api_token": api_token, "project": project, "name": name, **neptune_run_kwargs}
@@ -279,9 +271,7 @@ class SwanLabCallback(TrackerCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        with needs("swanlab", "swanlab"):
-            import swanlab
-        self._swanlab: Client = swanlab
+        self._swanlab = client("swanlab", "swanlab")
 
     def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         if self._swanlab.get_run() is None:
@@ -327,9 +317,9 @@ class TensorBoardCallback(TrackerCallback):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            with needs("tensorboard", "tensorboard"):
-                from tensorboardX import SummaryWriter  # type: ignore[no-redef]
-        self._writer_class: Client = SummaryWriter
+            self._writer_class: Client = client("tensorboard", "tensorboardX", "tensorboard").SummaryWriter
+        else:
+            self._writer_class = SummaryWriter
         self._is_own = tb_writer is None
         self.tb_writer = tb_writer
         folder = os.environ.get("TENSORBOARD_LOGGING_DIR")
@@ -376,9 +366,7 @@ class TrackioCallback(TrackerCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        with needs("trackio", "trackio"):
-            import trackio
-        self._trackio: Client = trackio
+        self._trackio = client("trackio", "trackio")
         self._space_id: str | None = None
         self._static_space_id: str | None = None
 
