@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 from trainwright._types import Batch, Model, is_instance_of
-from trainwright.errors import MissingPackageError, ModelError
+from trainwright.errors import ModelError, needs_package
 from trainwright.model_facts import core_model
 
 logger = logging.getLogger(__name__)
@@ -106,13 +106,9 @@ def apply_liger_kernel(model: nn.Module, kernel_config: dict[str, bool] | None) 
     Raises:
         MissingPackageError: liger-kernel is not installed.
     """
-    try:
+    need = "use_liger_kernel=True needs the liger-kernel package (and a GPU that Triton supports)"
+    with needs_package(f"{need}: pip install liger-kernel"):
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
-    except ImportError as error:
-        raise MissingPackageError(
-            "use_liger_kernel=True needs the liger-kernel package (and a GPU that Triton supports): "
-            "pip install liger-kernel"
-        ) from error
     _apply_liger_kernel_to_instance(model=core_model(model), **(kernel_config or {}))
 
 
@@ -132,17 +128,13 @@ def noisy_embeddings(model: nn.Module, alpha: float) -> Iterator[None]:
         handle.remove()
 
 
-def activate_neftune(
-    model: nn.Module,
-    neftune_noise_alpha: float,
-    accelerator: Any = None,  # accelerate's, imported in engine/ only
-) -> RemovableHandle:
+def activate_neftune(model: nn.Module, neftune_noise_alpha: float, accelerator: Any = None) -> RemovableHandle:
     """Adds uniform noise to the input embeddings, in training mode, until the returned handle is removed.
 
     Args:
         model: has `get_input_embeddings`.
         neftune_noise_alpha: the noise is at most this, divided by the root of tokens x dimensions.
-        accelerator: unwraps the model; None: it is not wrapped.
+        accelerator: accelerate's, which unwraps the model; None: it is not wrapped.
 
     Returns:
         The handle of the hook.

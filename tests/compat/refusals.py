@@ -483,7 +483,7 @@ PROTECTED: list[tuple[str, tuple[str, ...]]] = [
         "optim.own_optimizers.LayerWiseDummyOptimizer.load_state_dict")),
     ("A checkpoint that is damaged", ("checkpoint", "run.search",
         "engine.sharded_state.read", "engine.sharded_state.SafeReader", "engine.sharded_state._Unpickler",
-        "optim.third_party_state._unpacked")),
+        "optim.factory._unpacked")),
     ("A batch to generate from that has no prompt", ("evaluation.generation",)),
     ("A stream that is empty", ("loop.fit.end_without_data",)),
     ("`PJRT_DEVICE=TPU`", ("distributed.world._refuse_tpu",)),

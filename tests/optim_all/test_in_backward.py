@@ -10,8 +10,8 @@ import torch
 import transformers.trainer_pt_utils as reference
 
 from trainwright import LayerWiseDummyOptimizer, LayerWiseDummyScheduler, TrainerCallback
+from trainwright.optim.factory import release_lomo_hooks
 from trainwright.optim.own_optimizers import step_in_backward
-from trainwright.optim.third_party_state import release_lomo_hooks
 
 from ..parity.sides import differing, weights
 from .table import PROJECTED, Net, Row, losses, make_trainer, seeded
@@ -131,7 +131,7 @@ def test_an_earlier_lomo_lets_go_of_the_model(tmp_path: Path) -> None:
 def test_adalomo_resumes_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     """It puts its state on CUDA, which a CPU stands in for here, and leaves it out of its state dict."""
     lomo_optim = pytest.importorskip("lomo_optim")
-    from trainwright.optim.third_party_state import adapt
+    from trainwright.optim.factory import adapted
 
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
 
@@ -142,7 +142,7 @@ def test_adalomo_resumes_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def make(model: torch.nn.Module) -> Any:
         optimizer = lomo_optim.AdaLomo(model, lr=0.1)
-        adapt(optimizer, model)
+        adapted(optimizer, model)
         return optimizer
 
     whole, first, second = seeded(Net), seeded(Net), seeded(Net)

@@ -11,8 +11,10 @@ import logging
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from types import MethodType
 from typing import Any, cast
 
+import torch
 from packaging.requirements import Requirement
 from torch import nn
 from torch.optim import Optimizer
@@ -28,6 +30,14 @@ logger = logging.getLogger(__name__)
 
 OptimizerClass = Callable[..., Optimizer]
 Kwargs = dict[str, Any]  # arguments of a class that this file knows by name only
+State = dict[str, Any]  # as torch's `state_dict`
+Convert = Callable[[State], State]
+Foreign = Any  # an object of an optional package: its attributes are read and replaced
+PROJECTORS = (
+    "galore_torch.galore_projector:GaLoreProjector",
+    "apollo_torch.svd_projector:GaLoreProjector",
+    "apollo_torch.random_projector:GradientProjector",
+)
 ADAM_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}
 
 
@@ -39,13 +49,9 @@ def build_optimizer(
 ) -> Optimizer:
     """Builds an optimizer with the decay and the rate that `args` give each parameter.
 
-    Args:
-        cls: class of the optimizer; a factory (a class that is no Optimizer) is made and called with the model.
-        kwargs: its arguments. "params" (groups), "optimizer_dict" (layer-wise; or groups, as sentence-transformers has
-            them) or "model" stand in place of groups made here.
-        model: the model to train.
-        args: arguments of the run.
-        decay_names: names of the parameters with weight decay.
+    `cls` is a class of optimizers, or a factory that is made and called with the model. Of its arguments `kwargs`,
+    "params" (groups), "optimizer_dict" (layer-wise; or groups, as sentence-transformers has them) or "model" stand in
+    place of groups made here. Parameters in `decay_names` have weight decay.
     """
     kwargs = dict(kwargs)
     if is_optimizer_factory(cls) or "model" in kwargs:
@@ -55,16 +61,7 @@ def build_optimizer(
     groups = _groups(given, model, args, decay_names)
     if "optimizer_dict" in kwargs:
         return _layerwise(cls, kwargs, model, args, groups)
-    return _adapted(cls(groups, **kwargs), model)
-
-
-def _adapted(optimizer: Optimizer, model: nn.Module) -> Optimizer:
-    """Returns an optimizer that can be saved and resumed: torch's can, those of other packages are changed."""
-    if not type(optimizer).__module__.startswith("torch."):
-        from trainwright.optim.third_party_state import adapt
-
-        adapt(optimizer, model)
-    return optimizer
+    return adapted(cls(groups, **kwargs), model)
 
 
 def is_optimizer_factory(optimizer_cls_or_factory: object) -> bool:
@@ -100,10 +97,8 @@ def _over_the_model(cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, args:
     if args.weight_decay > 0:
         logger.warning("weight_decay=%s has no effect with %s, which has no parameter groups.", args.weight_decay, name)
     _say_nothing_is_clipped(args)
-    from trainwright.optim.third_party_state import release_lomo_hooks
-
     release_lomo_hooks(model)
-    return _adapted(cls(kwargs.pop("model"), **kwargs), model)
+    return adapted(cls(kwargs.pop("model"), **kwargs), model)
 
 
 def _layerwise(
@@ -116,7 +111,7 @@ def _layerwise(
         for parameter in parts.keys() & {*group["params"]}:
             parts[parameter].param_groups[0].update(own)
     for part in parts.values():
-        _adapted(part, model)
+        adapted(part, model)
     optimizer = cls(parts, **kwargs)
     step_in_backward(cast(LayerWiseDummyOptimizer, optimizer))
     return optimizer
@@ -134,10 +129,9 @@ def _say_nothing_is_clipped(args: Arguments) -> None:
 
 
 def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) -> tuple[OptimizerClass, Kwargs]:
-    """Returns class and keyword arguments for `args.optim`; some optimizers make their own groups, and need the model.
+    """Returns class and keyword arguments for `args.optim`; ArgumentError where settings contradict the optimizer.
 
-    Their groups are among the arguments as "params"; "optimizer_dict" (layer-wise) and "model" (LOMO) stand for what
-    the class takes in place of groups. Settings that contradict the optimizer, and a missing package, are errors.
+    Groups of its own are among them as "params"; "optimizer_dict" (layer-wise) and "model" (LOMO) replace groups.
     """
     name, spec = spec_of(args)
     problems = [message for limit in spec.limits if (message := limit(name, args))]
@@ -264,3 +258,148 @@ def read(optimizer: str, given: Mapping[str, str], options: Options) -> Kwargs:
             except ValueError as error:
                 raise ArgumentError(f"optim_args: {name}={value!r} of optim={optimizer!r} must be {error}.") from None
     return values
+
+
+# -- optimizers of other packages, made savable and resumable in place ------------------------------------------------
+# A checkpoint holds plain tensors and numbers, and restores exactly the optimizer that it was made from. GaLore and
+# APOLLO keep objects in their state, GrokAdamW keeps it under the parameters themselves, AdaLomo outside of it.
+
+
+def _saves_as(
+    optimizer: Foreign, encode: Convert, decode: Callable[[State], None], loadable: Convert = lambda state: state
+) -> None:
+    """Replaces saving by `encode`, and loading by a load of the `loadable` part and `decode` of the rest."""
+    save, load = optimizer.state_dict, optimizer.load_state_dict
+
+    def load_state_dict(state_dict: State) -> None:
+        load(loadable(state_dict))
+        decode(state_dict)
+
+    optimizer.state_dict = lambda: encode(save())
+    optimizer.load_state_dict = load_state_dict
+
+
+# -- GaLore, APOLLO: each parameter's state has a projector object --------------------------------------------------
+
+
+def _plain_projectors(optimizer: Foreign, model: nn.Module) -> None:
+    def encode(state_dict: State) -> State:
+        states = {key: dict(state) for key, state in state_dict["state"].items()}
+        for state in states.values():
+            if "projector" in state:
+                kind = type(state["projector"])
+                state["projector"] = {**vars(state["projector"]), "class": f"{kind.__module__}:{kind.__name__}"}
+        return {**state_dict, "state": states}
+
+    def loadable(state_dict: State) -> State:  # torch would take the projectors' texts apart
+        states = state_dict["state"].items()
+        return {**state_dict, "state": {k: {n: v for n, v in s.items() if n != "projector"} for k, s in states}}
+
+    def decode(state_dict: State) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        for parameter, key in zip(parameters, keys, strict=True):
+            packed = state_dict["state"].get(key, {}).get("projector")
+            if packed is not None:
+                optimizer.state[parameter]["projector"] = _unpacked(packed, parameter.device)
+
+    _saves_as(optimizer, encode, decode, loadable)
+
+
+def _unpacked(packed: State, device: torch.device) -> Foreign:
+    kind = packed["class"]
+    if kind not in PROJECTORS:
+        raise ValueError(f"{kind!r} is no projector of GaLore or APOLLO")
+    module, _, name = kind.partition(":")
+    cls = getattr(importlib.import_module(module), name)
+    projector = cls.__new__(cls)
+    vars(projector).update({name: _on(device, value) for name, value in packed.items() if name != "class"})
+    return projector
+
+
+def _on(device: torch.device, value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return [_on(device, inner) for inner in value] if isinstance(value, list) else value
+
+
+# -- GrokAdamW: its state is in the groups, by parameter ------------------------------------------------------------
+
+
+def _plain_groups(optimizer: Foreign, model: nn.Module) -> None:
+    def encode(state_dict: State) -> State:
+        pairs = zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
+        packed = [{**shown, "state": [own.get("state", {}).get(p) for p in own["params"]]} for shown, own in pairs]
+        return {**state_dict, "param_groups": packed}
+
+    def decode(state_dict: State) -> None:
+        for group in optimizer.param_groups:
+            saved = group.get("state", {})
+            # transformers' checkpoints have it by parameter, in the order of the parameters
+            states = list(saved.values()) if isinstance(saved, dict) else saved
+            pairs = zip(group["params"], states, strict=False)
+            group["state"] = {p: state for p, state in pairs if state is not None}
+
+    _saves_as(optimizer, encode, decode)
+
+
+# -- LOMO: the update is part of the backward pass ------------------------------------------------------------------
+
+
+def _fused_backward(optimizer: Foreign, model: nn.Module) -> None:
+    """Makes `step()` do nothing: the engine calls `fused_backward(loss, lr)` in place of `loss.backward()`."""
+    optimizer.step = MethodType(lambda self, closure=None: None, optimizer)
+    kept = [name for name in ("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "step_num") if hasattr(optimizer, name)]
+
+    def encode(state_dict: State) -> State:
+        return {**state_dict, "adalomo": {name: getattr(optimizer, name) for name in kept}} if kept else state_dict
+
+    def decode(state_dict: State) -> None:
+        for name, value in state_dict.get("adalomo", {}).items():
+            if not isinstance(value, dict):
+                setattr(optimizer, name, value)
+            else:
+                for key, tensor in value.items():
+                    getattr(optimizer, name)[key].copy_(tensor)
+
+    _saves_as(optimizer, encode, decode)
+
+
+def release_lomo_hooks(model: nn.Module) -> None:
+    """Removes the hooks of earlier LOMO optimizers from the parameters, which they would still update."""
+    for parameter in model.parameters():
+        hooks = parameter._backward_hooks or {}
+        for key in [key for key, hook in hooks.items() if hook.__module__.startswith("lomo_optim")]:
+            del hooks[key]
+
+
+# -- bitsandbytes: embeddings keep states of 32 bits -----------------------------------------------------------------
+
+
+def _embeddings_in_32_bits(optimizer: Foreign, model: nn.Module) -> None:
+    """Sets 32-bit states for embeddings, in a manager of this optimizer alone: the package's is shared by all."""
+    if getattr(optimizer, "args", None) is None or optimizer.args.optim_bits != 8:
+        return
+    own: Foreign = object.__new__(type(optimizer.mng))
+    settings = vars(optimizer.mng).items()
+    own.__dict__.update({name: value.copy() if hasattr(value, "copy") else value for name, value in settings})
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            own.register_module_override(module, "weight", {"optim_bits": 32})
+    optimizer.mng = own
+
+
+ADAPTERS: dict[str, Callable[[Foreign, nn.Module], None]] = {
+    "apollo_torch": _plain_projectors,
+    "bitsandbytes": _embeddings_in_32_bits,
+    "galore_torch": _plain_projectors,
+    "grokadamw": _plain_groups,
+    "lomo_optim": _fused_backward,
+}
+
+
+def adapted(optimizer: Foreign, model: nn.Module) -> Optimizer:
+    """Returns an optimizer that can be saved and resumed: torch's can, those of some other packages are changed."""
+    if (complete := ADAPTERS.get(type(optimizer).__module__.partition(".")[0])) is not None:
+        complete(optimizer, model)
+    return cast(Optimizer, optimizer)

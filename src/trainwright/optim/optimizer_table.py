@@ -162,19 +162,16 @@ def _options(convert: Callable[[str], Any], *names: str, **defaults: object) -> 
     return {**{name: Option(convert) for name in names}, **{n: Option(convert, value) for n, value in defaults.items()}}
 
 
-BITSANDBYTES, GALORE, APOLLO, LOMO = "bitsandbytes>=0.46", "galore-torch", "apollo-torch", "lomo-optim"
+BITSANDBYTES, GALORE, LOMO = "bitsandbytes>=0.46", "galore-torch", "lomo-optim"
 IN_BACKWARD = (no_accumulation, no_fp16, one_process)
 RMSPROP = _options(number, "momentum", "alpha", "eps", "weight_decay") | _options(flag, "centered")
 ADEMAMIX = _options(number, "beta1", "beta2", "eps", beta3=0.9999, alpha=5.0) | _options(whole, "t_alpha", "t_beta3")
 PROJECTION = _options(whole, rank=128, update_proj_gap=200)
 SIDES = ("std", "reverse_std", "right", "left")
 GALORE_GROUP = PROJECTION | _options(number, scale=0.25) | _options(one_of(*SIDES, "full"), proj_type="std")
-APOLLO_GROUP = {
-    **_options(one_of("random", "svd"), proj="random"),
-    **_options(one_of("channel", "tensor"), scale_type="channel"),
-    **_options(one_of(*SIDES), proj_type="std"),
-}
-APOLLO_GROUP |= PROJECTION | _options(number, scale=1.0)
+APOLLO_GROUP = PROJECTION | _options(number, scale=1.0) | _options(one_of(*SIDES), proj_type="std")
+APOLLO_GROUP |= _options(one_of("random", "svd"), proj="random")
+APOLLO_GROUP |= _options(one_of("channel", "tensor"), scale_type="channel")
 SCHEDULE_FREE_OPTIONS = _options(number, weight_lr_power=2.0, r=0.0)
 EXTERNAL_RATE = {"scale_parameter": False, "relative_step": False}
 
@@ -203,14 +200,8 @@ def _schedule_free(kind: str, **more: Any) -> OptimizerSpec:
 
 
 def _apollo(**more: Any) -> OptimizerSpec:
-    return OptimizerSpec(
-        path="apollo_torch:APOLLOAdamW",
-        package=APOLLO,
-        adam="if set",
-        projects=APOLLO_GROUP,
-        projects_adam=True,
-        **more,
-    )
+    more |= {"projects": APOLLO_GROUP, "projects_adam": True}
+    return OptimizerSpec(path="apollo_torch:APOLLOAdamW", package="apollo-torch", adam="if set", **more)
 
 
 OPTIMIZERS: dict[str, OptimizerSpec] = {
@@ -237,12 +228,10 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     "muon": OptimizerSpec(
         path="trainwright.optim.own_optimizers:MuonWithAdamW",
         adam="always",
-        options={
-            **_options(number, momentum=0.95),
-            **_options(flag, nesterov=True),
-            **_options(whole, ns_steps=5),
-            **_options(one_of("original", "match_rms_adamw"), adjust_lr_fn="match_rms_adamw"),
-        },
+        options=_options(number, momentum=0.95)
+        | _options(flag, nesterov=True)
+        | _options(whole, ns_steps=5)
+        | _options(one_of("original", "match_rms_adamw"), adjust_lr_fn="match_rms_adamw"),
     ),
     # bitsandbytes
     **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit"), _bnb("AdamW", bits=8, paged=False, adam="always")),

@@ -248,8 +248,7 @@ def apply_changes(
 def continue_towards(scheduler: LRScheduler, build: Build, *, before: int, now: int, is_new: bool = False) -> bool:
     """Continues a loaded schedule towards another length without a jump; returns whether the rate depends on it.
 
-    `build` makes the schedule of a new run from an optimizer and a number of steps. A schedule that `is_new` differs
-    from the checkpoint's, whose earlier lengths no longer count.
+    `build` makes the schedule of a new run. One that `is_new` is not the checkpoint's: its lengths do not count.
     """
     scheduler = _plain(scheduler)
     if is_new:
