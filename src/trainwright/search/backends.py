@@ -38,11 +38,7 @@ BACKENDS: dict[str, tuple[Callable[[], bool], str, str, str]] = {
 
 
 def select_backend(name: object) -> tuple[HPSearchBackend, SearchBackend]:
-    """Returns the backend of a name, or the first installed one for None.
-
-    Raises:
-        ArgumentError, MissingPackageError: the name is unknown, or its package is not installed.
-    """
+    """Returns the backend of a name, or the first installed one for None; unknown or missing ones are errors."""
     chosen = _installed() if name is None else str(getattr(name, "value", name))
     if chosen not in BACKENDS:
         reason = f": {GONE[chosen]}" if chosen in GONE else " is no backend of a search"
@@ -89,9 +85,14 @@ def default_hp_space_ray(trial: Trial) -> JSONObject:
     Returns:
         Domains by name of argument.
     """
-    from trainwright.search.ray import default_domains
+    from ray import tune
 
-    return dict(default_domains())
+    return {
+        "learning_rate": tune.loguniform(1e-6, 1e-4),
+        "num_train_epochs": tune.choice(list(range(1, 6))),
+        "seed": tune.uniform(1, 40),
+        "per_device_train_batch_size": tune.choice([4, 8, 16, 32, 64]),
+    }
 
 
 def default_hp_space_wandb(trial: Trial) -> JSONObject:

@@ -67,8 +67,7 @@ class SearchPlan:
 
     num_trials: int
     directions: tuple[str, ...]  # "minimize" or "maximize" for each objective
-    # maps a trial (None for backends that draw themselves) to parameters, or to domains
-    space: Callable[[Trial], Params]
+    space: Callable[[Trial], Params]  # from a trial (None: the backend draws itself) to parameters, or domains
     settings: SearchSettings
     options: Params  # keywords for the backend's library
 
@@ -110,10 +109,8 @@ class TrainerHandle:
     check: Callable[[Params], None]  # raises if a trial cannot be trained with these parameters
     folder_of: Callable[[TrialSpec, Trial], str]  # returns the directory of a trial
     find_checkpoint: Callable[[str], str | None]  # returns the newest complete checkpoint in a directory of a trial
-    # calls a function on the main process and returns its result on all
-    agree: Callable[[Callable[[], Any]], Any]  # of the type that the function returns
-    # returns a function that makes the trainer again in another process, and returns its handle
-    pack: Callable[[], Callable[[], TrainerHandle]]
+    agree: Callable[[Callable[[], Any]], Any]  # calls a function on the main process, returns its result on all
+    pack: Callable[[], Callable[[], TrainerHandle]]  # for another process: makes the trainer again, and its handle
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,10 +144,7 @@ class SearchBackend(Protocol):
         """Checks space and options before the first trial; SearchSpaceError: one of them cannot work."""
 
     def report(self, trial: Trial, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
-        """Reports an evaluation, the last entry of `outcome.curve`; returns whether the trial should end here.
-
-        `save` writes a checkpoint into a directory; None where none is due.
-        """
+        """Reports the last entry of `outcome.curve`; True ends the trial. `save` writes a checkpoint if one is due."""
 
     def frozen(self, offer: TrialSpec) -> Trial:
         """Returns a trial that has these parameters and draws none."""
@@ -203,11 +197,7 @@ CHOICES = {"failed_trials": ("continue", "stop"), "pruned_checkpoints": ("keep",
 def make_plan(
     *, space: Any, num_trials: object, direction: Any, compute_objective: object, options: Params
 ) -> SearchPlan:
-    """Makes the plan of a search from the arguments of `hyperparameter_search`; `options` are ours and others.
-
-    Raises:
-        SearchSpaceError: a value is not allowed; names the allowed ones.
-    """
+    """Makes the plan of a search from the arguments of the call; SearchSpaceError for a value that is not allowed."""
     names = [field.name for field in dataclasses.fields(SearchSettings)]
     own = {name: value for name, value in options.items() if name in names}
     for name, allowed in CHOICES.items():
@@ -283,11 +273,7 @@ def check_options(given: Params, known: Iterable[str], *, backend: str) -> None:
 
 
 def checked_objective(compute: Callable[..., Objective], metrics: JSONObject, plan: SearchPlan) -> Objective:
-    """Computes the objective of an evaluation: a float, or a list where there are several directions.
-
-    Raises:
-        SearchSpaceError: the number of values is not that of the directions.
-    """
+    """Computes the objective of an evaluation: a float, or a list of as many as there are directions."""
     objective = compute(metrics)
     values = list(objective) if isinstance(objective, (list, tuple)) else [objective]
     if len(values) != len(plan.directions):

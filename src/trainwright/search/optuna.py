@@ -31,9 +31,7 @@ class OptunaBackend:
 
     name = "optuna"
     tracker = None
-
-    def default_space(self, trial: Trial) -> Params:
-        return default_hp_space_optuna(trial)
+    default_space = staticmethod(default_hp_space_optuna)
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
         base.check_options(plan.options, (*OF_THE_STUDY, *OF_OPTIMIZE), backend=self.name)

@@ -21,6 +21,7 @@ from trainwright._types import JSONObject, json_value
 from trainwright.config.fields import value_of
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base, search_record
+from trainwright.search.backends import default_hp_space_ray
 from trainwright.search.base import BestRun, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
 from trainwright.search.search_record import MODEL_FOLDER, SearchRecord, TrialRecord
 
@@ -30,24 +31,12 @@ OURS = ("run_or_experiment", "config", "num_samples", "metric", "mode")
 DRAWS = 5  # of each domain, to see what it gives
 
 
-def default_domains() -> Params:
-    """Returns Ray's domains of transformers' default space."""
-    return {
-        "learning_rate": ray.tune.loguniform(1e-6, 1e-4),
-        "num_train_epochs": ray.tune.choice(list(range(1, 6))),
-        "seed": ray.tune.uniform(1, 40),
-        "per_device_train_batch_size": ray.tune.choice([4, 8, 16, 32, 64]),
-    }
-
-
 class RayBackend:
     """Runs trials that Ray draws, schedules and moves."""
 
     name = "ray"
     tracker = None
-
-    def default_space(self, trial: Trial) -> Params:
-        return default_domains()
+    default_space = staticmethod(default_hp_space_ray)
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
         known = [name for name in inspect.signature(ray.tune.run).parameters if name not in OURS]

@@ -21,16 +21,8 @@ import numpy.typing as npt
 
 from trainwright._types import JSONObject, json_value, read_json, without_tokens, write_text
 from trainwright.errors import SearchError, SearchSpaceError
-from trainwright.search.base import (
-    SearchPlan,
-    TrainerHandle,
-    Trial,
-    TrialResult,
-    TrialSpec,
-    drawn,
-    is_better,
-    values_of,
-)
+from trainwright.search import base
+from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec, is_better, values_of
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +80,7 @@ class SearchRecord:
 
     @classmethod
     def read(cls, folder: str | Path) -> SearchRecord:
-        """Reads the record of the search in a directory.
-
-        Raises:
-            FileNotFoundError, ValueError: there was none; the file is no such record.
-        """
+        """Reads the record in a directory; FileNotFoundError, or ValueError if the file is no such record."""
         values = read_json(Path(folder) / SEARCH_NAME, max_bytes=MAX_BYTES)
         try:
             trials = [TrialRecord(**trial) for trial in values.pop("trials")]
@@ -115,8 +103,7 @@ def finished(id: str, params: JSONObject, outcome: TrialResult) -> TrialRecord:
 def importance(trials: Sequence[TrialRecord], objective: int = 0) -> dict[str, float]:
     """Returns the share of the objective's variance that each parameter explains, from 0 to 1, largest first.
 
-    Of numbers the squared correlation of ranks, so that a logarithmic scale counts as any other; of other values the
-    share of the variance that lies between their groups. Interactions are not seen.
+    Of numbers the squared correlation of ranks; of others the variance between their groups, without interactions.
     """
     done = [trial for trial in trials if trial.state == FINISHED and len(trial.values) > objective]
     names = dict.fromkeys(name for trial in done for name in trial.params)
@@ -193,15 +180,12 @@ class TrialRunner:
             logger.warning("Trial %s failed: %s", offer.id, reason)
             raise
         self._is_under_way = False
-        note(finished(offer.id, params | drawn(trial), outcome))  # with what model_init drew
+        note(finished(offer.id, params | base.drawn(trial), outcome))  # with what model_init drew
         return outcome
 
     @contextmanager
     def ending_together(self) -> Iterator[None]:
-        """Ends the other processes, which wait for the next trial, when all trials are done.
-
-        Processes of a failed trial have failed with it.
-        """
+        """Ends the other processes, which wait for the next trial; those of a failed trial have failed with it."""
         try:
             yield
         finally:

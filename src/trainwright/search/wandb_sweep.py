@@ -9,7 +9,7 @@ import wandb
 from trainwright.errors import SearchSpaceError
 from trainwright.search import base
 from trainwright.search.backends import default_hp_space_wandb
-from trainwright.search.base import BestRun, Objective, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
+from trainwright.search.base import BestRun, Objective, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
 from trainwright.search.search_record import TrialRunner
 
 
@@ -18,12 +18,10 @@ class WandbBackend:
 
     name = "wandb"
     tracker = "wandb"
+    default_space = staticmethod(default_hp_space_wandb)
 
     def __init__(self) -> None:
         self._mistake: Exception | None = None
-
-    def default_space(self, trial: Trial) -> Params:
-        return default_hp_space_wandb(trial)
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
         base.check_options(plan.options, ("sweep_id", "project", "entity", "name", "metric"), backend=self.name)
