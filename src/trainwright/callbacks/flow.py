@@ -135,15 +135,10 @@ class Decision(NamedTuple):
 
 
 class TimeLimits(TrainerCallback, ExportableState):
-    """Requests a save at intervals of time, and the end of training early enough for a last save.
+    """Requests a save at intervals of time, and the end of training early enough for a last save; all in seconds.
 
-    Args:
-        max_train_s: seconds that a `train()` may take, its last save included.
-        save_every_s: seconds between two saves, whoever asked for the earlier one.
-        save_s: returns the seconds of the longest save so far until it was on disk; 0 before the first.
-        first_save_s: estimate of these seconds before the first save.
-        agree: calls a function on the first process and returns its result on all of them.
-        clock: returns seconds; monotonic.
+    `save_s` returns the time of the longest save so far until it was on disk, 0 before the first, which `first_save_s`
+    estimates. `agree` calls a function on the first process and returns its result on all of them.
     """
 
     looks_at_files = False  # on_save only reads the clock

@@ -16,10 +16,7 @@ FOLDER = "profile"
 
 
 class StepProfiler(TrainerCallback):
-    """Writes `<folder>/profile/steps-<first>-<last>-rank<n>.json.gz`, the trace of so many optimizer steps.
-
-    `first` counts from 1; None for the one after `warm_up` steps of each training.
-    """
+    """Writes the trace of `num` steps from `first` (from 1; None: after `warm_up` steps) into a file below `folder`."""
 
     def __init__(self, folder: str, first: int | None, num: int, *, warm_up: int = 2) -> None:
         self._folder = Path(folder) / FOLDER

@@ -23,10 +23,7 @@ _groups: dict[str, tuple[Group, Group]] = {}  # for each purpose the default gro
 
 
 def data_parallel_group(num_together: int) -> Group:
-    """Data-parallel process group of this rank, with the ranks that have the same place in their replicas of the model.
-
-    All processes call it. `num_together` consecutive ranks form one replica. None where the group is all processes.
-    """
+    """Process group of ranks with one place in their replicas of `num_together` ranks; None: all processes."""
     if num_together == 1:
         return None
     world = dist.get_world_size()

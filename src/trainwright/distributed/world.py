@@ -72,16 +72,11 @@ class World:
     local_world_size: int = 1  # number of processes on this node
     use_cpu: bool = False  # whether accelerators are left alone
     launched: bool = False  # whether a distributed launcher started this process, possibly as the only one
-    # name of the device, whatever the machine has; None: the first accelerator, or the CPU
-    device_name: str | None = None
+    device_name: str | None = None  # whatever the machine has; None: the first accelerator, or the CPU
 
     @classmethod
     def detect(cls, *, use_cpu: bool = False, environ: Mapping[str, str] | None = None) -> World:
-        """Reads the launcher's variables. A process group that exists already takes precedence over them.
-
-        Raises:
-            ArgumentError: the variables contradict each other.
-        """
+        """Reads the launcher's variables, where no process group exists; ArgumentError for contradictions."""
         env = os.environ if environ is None else environ
         env = {**of_slurm(env), **env}
         rank, size = _process_group() or (_first(env, RANK, 0), _first(env, WORLD_SIZE, 1))

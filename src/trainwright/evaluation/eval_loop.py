@@ -46,10 +46,8 @@ class EvalContext:
     label_names: Sequence[str]  # entries of a batch that are labels
     device: torch.device | None = None
     main_input: str = "input_ids"  # entry of a batch that metrics get as `inputs`
-    # from an EvalPrediction to a dict, or an object that is fed by batches; None: loss only
-    compute_metrics: Callable[..., dict[str, Any]] | None = None
-    # applied to (logits, labels) of each batch before they are kept
-    preprocess_logits: Callable[[Nested, Nested], Nested] | None = None
+    compute_metrics: Callable[..., dict[str, Any]] | None = None  # or an object fed by batches; None: loss only
+    preprocess_logits: Callable[[Nested, Nested], Nested] | None = None  # of (logits, labels) before they are kept
     loss_only: bool = False
     needs_labels: bool = False  # whether metrics without labels are worth a warning (evaluation) or not (prediction)
     keeps_results: bool = True
@@ -145,10 +143,7 @@ class LossAverage:
         self.weights.append(weight)
 
     def mean(self, *, skip_non_finite: bool, total: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
-        """Returns the mean over the items of all processes (`total` sums over them); None where there was no loss.
-
-        With `skip_non_finite`, batches with a non-finite loss are left out, where there are others.
-        """
+        """Returns the mean over all processes, None without losses; `skip_non_finite` leaves such batches out."""
         if not self.values:
             return None
         values = torch.stack(self.values).cpu().double()
@@ -183,11 +178,7 @@ class PredictionAccumulator:
         ]
 
     def add(self, inputs: Batch, step: Step, *, rows: int, shown: Nested, counts: bool, is_last: bool) -> None:
-        """Adds one batch of so many rows, and `shown`, its inputs for metrics.
-
-        `step` is loss, logits and labels, as `prediction_step` returns them. Nothing is kept of a batch that does not
-        count: it only keeps this process in step with the others.
-        """
+        """Adds loss, logits and labels of so many rows, and inputs to show; nothing of a batch that does not count."""
         session, (loss, logits, labels) = self.session, step
         if loss is not None and counts:
             self._mean.add(loss, session.rule.weight(inputs, session.label_names, rows))
@@ -264,10 +255,8 @@ def is_streaming(metric: object) -> bool:
 
 
 class StreamingMetric:
-    """Runs one evaluation with an object that has `update` (or `add_batch`) and `compute`, reset and on the device.
-
-    torchmetrics and `evaluate` have such objects; their names for the two arguments are translated. They get the output
-    of the model: logits, unless `preprocess_logits_for_metrics` changes them.
+    """Runs one evaluation with an object that has `update` (or `add_batch`) and `compute`, as torchmetrics' and
+    `evaluate`'s; it gets logits, unless `preprocess_logits_for_metrics` changes them.
     """
 
     def __init__(self, metric: Any, device: torch.device | None = None) -> None:

@@ -79,19 +79,7 @@ def pad_right(rows: torch.Tensor, width: int, *, fill: int) -> torch.Tensor:
 
 
 def new_tokens(generated: Nested, task: Task, *, batch_size: int) -> torch.Tensor:
-    """Cuts the prompts off the rows that `generate` returned.
-
-    Args:
-        generated: its rows, those of a sample beside each other (`num_return_sequences`), or an output with them.
-        task: what they were generated for.
-        batch_size: samples of the task.
-
-    Returns:
-        The new tokens of each row.
-
-    Raises:
-        DataError: the samples do not have equally many rows.
-    """
+    """Cuts the prompts off the rows that `generate` returned: those of a sample are beside each other, equally many."""
     rows: torch.Tensor = generated["sequences"] if isinstance(generated, Mapping) else generated
     per_sample, rest = divmod(rows.shape[0], batch_size)
     if rest:

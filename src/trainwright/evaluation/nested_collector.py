@@ -129,8 +129,7 @@ Array = npt.NDArray[Any]  # of any type that a model returns
 class ArrayStorage:
     """Makes arrays for the results of one evaluation, in memory or in an unnamed file that its last array deletes.
 
-    The place is decided when an array is made. Its pages are only taken as rows are written, so memory promised to
-    earlier arrays counts as taken.
+    Pages are only taken as rows are written, so memory promised to earlier arrays counts as taken.
     """
 
     def __init__(self, *, share: float, folder: str | None = None) -> None:

@@ -135,14 +135,7 @@ def print_metrics(split: str, metrics: Mapping[str, object]) -> None:
 
 
 def save_metrics(output_dir: str | Path, split: str, metrics: Mapping[str, object], *, combined: bool = True) -> None:
-    """Writes metrics to a file.
-
-    Args:
-        output_dir: folder; made if missing.
-        split: the file is `<split>_results.json`.
-        metrics: JSON values by name.
-        combined: add them to `all_results.json` too.
-    """
+    """Writes `<split>_results.json` into a directory, made if missing; `combined` adds them to all_results.json too."""
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / f"{split}_results.json", dict(metrics))

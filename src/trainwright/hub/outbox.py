@@ -44,10 +44,7 @@ NOT_OF_THE_MODEL = (
 
 
 def files_below(folder: Path, *, without: Iterable[str] = ()) -> dict[str, Path]:
-    """Relative path -> file, of all that fit none of the patterns.
-
-    Directories that a pattern covers are not looked into: others write and delete there meanwhile.
-    """
+    """Relative path -> file, of all that fit no pattern; directories that a pattern covers are not looked into."""
     patterns, found = tuple(without), {}
     for place, folders, names in os.walk(folder):
         below = Path(place).relative_to(folder)

@@ -113,13 +113,9 @@ WhenThere = Callable[[Callable[[bool], None]], None]  # calls back when a checkp
 
 
 class Uploader:
-    """Uploads one output directory to one repository, as the first process of all.
+    """Uploads one output directory to one repository (`name`, with or without its owner), as the first process of all.
 
-    Args:
-        root: the output directory.
-        name: repository, with or without its owner.
-        token: of the Hub; None for that of the login.
-        tell: gets what happens, for the journal: the step, where to, and what came of it.
+    `tell` gets what happens, for the journal: the step, where to, and what came of it.
     """
 
     def __init__(
@@ -150,11 +146,7 @@ class Uploader:
         return not self.progress.is_done()
 
     def open(self) -> str:
-        """Makes the repository if need be, and returns its name; the short one where the Hub is away.
-
-        Raises:
-            HfHubHTTPError, ValueError: the Hub refuses (no login, no permission), or the name cannot be one.
-        """
+        """Makes the repository; returns its name, the short one where the Hub is away, or raises if the Hub refuses."""
         try:
             return self._repo()
         except Exception as error:
@@ -187,7 +179,6 @@ class Uploader:
     ) -> None:  # fmt: skip
         """Uploads the model of a checkpoint, by `hub_strategy` all of it, asynchronously, one at a time.
 
-        What is saved while another upload is under way waits for the end of the training, unless `hub_always_push`.
         `when_there` calls its argument when the checkpoint is on disk; `announce` is called if the upload starts now.
         """
         strategy = str(getattr(args.hub_strategy, "value", args.hub_strategy))
@@ -264,10 +255,7 @@ class Uploader:
         return done
 
     def _upload(self, api: HfApi, folder: Path, ticket: Ticket, *, ignored: Sequence[str] = ()) -> object:
-        """Uploads a directory as one commit: all of its files become visible, or none does.
-
-        It ends in `HfApi.upload_folder` as transformers does, where libraries and tests wrap it.
-        """
+        """Uploads a directory as one commit, by `HfApi.upload_folder` as transformers does, where libraries wrap it."""
         return api.upload_folder(
             repo_id=ticket.repo or self._repo(), folder_path=str(folder), path_in_repo=ticket.path or None,
             commit_message=ticket.message, token=api.token, ignore_patterns=list(ignored) or None,
@@ -281,10 +269,7 @@ class Uploader:
     def push_root(
         self, message: str | None, *, token: str | None, revision: str | None, is_training: bool, step: int
     ) -> Job:
-        """Uploads the output directory, with another `token` than the run's if one is given.
-
-        While it is trained a copy is kept until the Hub has it: training changes the files meanwhile.
-        """
+        """Uploads the output directory, as a copy while it is trained, since training changes the files meanwhile."""
         revision = self._revision if revision is None else revision
         ticket = Ticket(repo=self.repo, revision=revision, message=message or "Upload model", step=step)
         if is_training:
