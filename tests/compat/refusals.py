@@ -222,7 +222,7 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ),
     ("half weights", {"model": module().half(), "fp16": True}, "checks.check_trainable"),
     ("noise", {"neftune_noise_alpha": 5.0}, "patches.noisy_embeddings"),
-    ("kernels", {"use_liger_kernel": True}, "patches.apply_liger_kernel"),
+    ("kernels", {"use_liger_kernel": True}, "errors.needs_package"),
     ("optimizer", {"optim": "nope"}, "config.enums.ExplicitEnum._missing_"),
     ("schedule", {"lr_scheduler_type": "nope"}, "config.enums.ExplicitEnum._missing_"),
     ("option of a schedule", {"lr_scheduler_kwargs": {"a": 1}}, "optim.schedules._check_options"),
