@@ -7,6 +7,8 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PIP := $(PIP_INSTALL) -c constraints.txt
 # One test process for each core; one that is done takes tests from the other, so that a long file holds up nobody.
 WORKERS ?= -n auto --dist worksteal
+# Two more where tests wait for processes that they started.
+TEST_WORKERS ?= -n $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2))) --dist worksteal
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SEED ?= $(shell date +%s)
 SHARD ?= 1/1
@@ -25,7 +27,7 @@ quick: $(VENV)/.dev
 	$(PYTEST) -m quick $(WORKERS) $(ARGS)
 
 test: $(VENV)/.dev
-	$(PYTEST) -m "not slow and not gpu" $(WORKERS) --durations=20 $(ARGS)
+	$(PYTEST) -m "not slow and not gpu" $(TEST_WORKERS) --durations=20 $(ARGS)
 
 # `make slow SHARD=2/5` runs a fifth of the files; BUDGET_S=1800 starts no test after half an hour.
 slow: $(VENV)/.engines

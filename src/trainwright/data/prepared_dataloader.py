@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, has_length
 
@@ -56,6 +56,8 @@ class PreparedDataLoader(DataLoader[Any]):
     def host_batches(self) -> Iterator[Batch]:
         """Returns an iterator over the batches as the collator made them."""
         batches = super().__iter__()
+        if type(batches) is _MultiProcessingDataLoaderIter and not self.persistent_workers:
+            return _ending_workers(batches)
         if type(batches) is not _SingleProcessDataLoaderIter or isinstance(self.dataset, IterableDataset):
             return batches  # torch's iterator warns of a stream that is longer than it says
         return _unrecorded(batches)
@@ -136,6 +138,18 @@ def _unrecorded(batches: _SingleProcessDataLoaderIter) -> Iterator[Batch]:
     with contextlib.suppress(StopIteration):
         while True:
             yield next(untyped) if torch._C._autograd._profiler_enabled() else untyped._next_data()
+
+
+def _ending_workers(batches: _MultiProcessingDataLoaderIter) -> Iterator[Batch]:
+    """Yields the batches, and ends the workers at once where an error leaves some unread.
+
+    Workers whose iterator is collected with the error no longer hear that they should end: torch waits five seconds
+    for each of them, in the middle of whatever runs then.
+    """
+    try:
+        yield from batches
+    finally:
+        batches._shutdown_workers()  # type: ignore[no-untyped-call]
 
 
 def watched(dataloader: DataLoaderLike) -> PreparedDataLoader | Unwatched:
