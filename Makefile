@@ -7,8 +7,8 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PIP := $(PIP_INSTALL) -c constraints.txt
 # One test process for each core; one that is done takes tests from the other, so that a long file holds up nobody.
 WORKERS ?= -n auto --dist worksteal
-# Two more where tests wait for processes that they started.
-TEST_WORKERS ?= -n $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2))) --dist worksteal
+# One more where tests wait for processes that they started.
+TEST_WORKERS ?= -n $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) --dist worksteal
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SEED ?= $(shell date +%s)
 SHARD ?= 1/1

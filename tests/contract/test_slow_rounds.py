@@ -21,7 +21,7 @@ pythonpath = ["."]
 addopts = ["--import-mode=importlib", "-p", "tests._support.rounds"]
 markers = ["slow", "gpu"]
 """
-PLAIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "WORKERS": ""}  # other plugins take seconds to load
+PLAIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "WORKERS": "", "TEST_WORKERS": ""}  # other plugins take seconds to load
 TESTS = """
 import signal, time
 import psutil, pytest

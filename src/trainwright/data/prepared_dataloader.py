@@ -149,7 +149,7 @@ def _ending_workers(batches: _MultiProcessingDataLoaderIter) -> Iterator[Batch]:
     try:
         yield from batches
     finally:
-        batches._shutdown_workers()  # type: ignore[no-untyped-call]
+        batches._shutdown_workers()
 
 
 def watched(dataloader: DataLoaderLike) -> PreparedDataLoader | Unwatched:
