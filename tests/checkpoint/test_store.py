@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import io
 import json
 import logging
 import os
@@ -336,14 +335,14 @@ def test_what_may_not_be_read_is_named_and_an_older_one_is_taken(
 ) -> None:
     """Tests may run as root, whom no mode refuses, so that the refusal of the system is simulated."""
     older, newer = save(store, 1), save(store, 2)
-    real_open, forbidden = io.open, newer / name
+    real_open, forbidden = Path.open, newer / name
 
-    def open_or_refuse(file: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(file, Path) and file == forbidden:
+    def open_or_refuse(file: Path, *args: Any, **kwargs: Any) -> Any:
+        if file == forbidden:
             raise PermissionError(errno.EACCES, "Permission denied", str(file))
         return real_open(file, *args, **kwargs)
 
-    monkeypatch.setattr(io, "open", open_or_refuse)
+    monkeypatch.setattr(Path, "open", open_or_refuse)
     with pytest.raises(CheckpointError, match=rf"{re.escape(name)} cannot be read: Permission denied"):
         verified(newer)
     assert store.latest() == older

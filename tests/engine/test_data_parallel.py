@@ -157,6 +157,7 @@ def test_half_precision_is_inside_of_each_copy(double: Double) -> None:
 
 
 def test_fp8_has_no_effect_and_a_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("torchao")  # without a package for fp8 accelerate refuses it
     engine = DataParallelEngine(EnginePlan(device="cpu", num_devices=2, precision=PrecisionPlan(mixed="fp8")))
     assert re.search(r"fp8 has no effect.*2 GPUs.*torchrun", caplog.text)
     model = nn.Linear(32, 32)

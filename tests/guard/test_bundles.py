@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_the_bundle_of_a_bad_step(kind: str, where: str, tmp_path: Path, monkeyp
     assert about["origin"].startswith(origin.get(kind, "the gradient at the output of Drops"))
     assert len(about["largest_gradients"]) == 5
     assert about["arguments"]["gradient_accumulation_steps"] == 2
-    assert about["environment"]["packages"]["torch"] == torch.__version__
+    assert about["environment"]["packages"]["torch"] == version("torch")
     (incident,) = hears.incidents
     assert (incident.path, incident.samples) == (str(about["folder"]), (5,))
     assert "Sample 5 of the training data" in incident.text
