@@ -40,7 +40,7 @@ class Snapshot(NamedTuple):
 
 
 class GeneratorMemory:
-    """Where python's and numpy's generators lie; a LookupError where that is not as it is known."""
+    """Memory of python's and numpy's generators; a LookupError where its layout is not the known one."""
 
     def __init__(self) -> None:
         self._python = random.random.__self__  # type: ignore[attr-defined]  # a method of the generator

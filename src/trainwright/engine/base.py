@@ -183,7 +183,7 @@ class Engine:
 
     @property
     def changes_layers(self) -> str | None:
-        """Why the layers of the user's model will not run as they are, whole and uncompiled; None where they do."""
+        """Reason for which layers of the user's model do not run whole and uncompiled; None where they do."""
         plan = self._plan
         if plan.fsdp is not None or plan.deepspeed is not None or plan.parallel is not None:
             return "a process may hold only a part of the output layer"

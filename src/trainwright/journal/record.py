@@ -205,7 +205,7 @@ class JournalListener:
         is_evaluation = any(str(name).startswith("eval_") for name in values)
         self.journal.write("evaluation" if is_evaluation else "log", step=state.global_step, values=values)
         if number := values.get("num_non_finite_losses"):
-            text = f"{number} losses since the last log were not finite."
+            text = f"Losses since the last log that were not finite: {number}."
             self.journal.write("incident", step=state.global_step, text=text)
 
     def on_save(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
