@@ -29,9 +29,10 @@ quick: $(VENV)/.dev
 test: $(VENV)/.dev
 	$(PYTEST) -m "not slow and not gpu" $(TEST_WORKERS) --durations=20 $(ARGS)
 
-# `make slow SHARD=2/5` runs a fifth of the files; BUDGET_S=1800 starts no test after half an hour.
+# `make slow SHARD=2/5` runs a fifth of the files; BUDGET_S=1800 starts no test after half an hour. Options of our own
+# carry their value after an equals sign: pytest takes a word that is an existing file for the place of its settings.
 slow: $(VENV)/.engines
-	$(PYTEST) -m "slow and not gpu" --shard $(SHARD) --record "$(RECORD)" $(if $(BUDGET_S),--budget-s $(BUDGET_S)) \
+	$(PYTEST) -m "slow and not gpu" --shard=$(SHARD) --record="$(RECORD)" $(if $(BUDGET_S),--budget-s=$(BUDGET_S)) \
 		--durations=20 $(ARGS)
 
 # `make one T=tests/cli/test_help.py::test_name`

@@ -37,23 +37,24 @@ def test_third(): {third}
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
     """A project with three slow tests, the gate, the Makefile and an environment in which lint passes."""
+    suite = tmp_path / "checkout"
     for name in ("Makefile", ".ci/run", "tests/_support/rounds.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / "pyproject.toml").write_text(CONFIG)
-    (tmp_path / "constraints.txt").write_text("torch==0\n")
+        (suite / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, suite / name)
+    (suite / "pyproject.toml").write_text(CONFIG)
+    (suite / "constraints.txt").write_text("torch==0\n")
     for name in ("requirements-data.txt", "requirements-optim.txt", "requirements-engines.txt"):
-        (tmp_path / name).touch()
-    (tmp_path / "tests/test_quick.py").write_text("def test_passes(): pass\n")
-    write(tmp_path)
-    programs = tmp_path / ".venv/bin"
+        (suite / name).touch()
+    (suite / "tests/test_quick.py").write_text("def test_passes(): pass\n")
+    write(suite)
+    programs = suite / ".venv/bin"
     programs.mkdir(parents=True)
     for name, does in {"python": f'exec {sys.executable} "$@"', "ruff": "true", "mypy": "true"}.items():
         (programs / name).write_text(f"#!/bin/sh\n{does}\n")
         (programs / name).chmod(0o755)
     for stamp in (".torch", ".run", ".dev", ".ray", ".engines"):
-        (tmp_path / ".venv" / stamp).touch()
-    return tmp_path
+        (suite / ".venv" / stamp).touch()
+    return suite
 
 
 # As if the clock of the nearest `timeout` had run out (the gate's: it may itself run below another one, as on the CI
@@ -69,9 +70,14 @@ def write(suite: Path, first: str = "pass", second: str = "pass", third: str = "
     (suite / "tests/test_slow.py").write_text(TESTS.format(first=first, second=second, third=third))
 
 
+def cache_of(suite: Path) -> Path:
+    """Returns the user's cache, outside of the checkout as it is outside of tests."""
+    return suite.parent / "cache"
+
+
 def results(suite: Path) -> list[tuple[str, str]]:
     """Returns test and outcome of each line of the gate's record."""
-    lines = (suite / "cache/trainwright/slow_tests.jsonl").read_text().splitlines()
+    lines = (cache_of(suite) / "trainwright/slow_tests.jsonl").read_text().splitlines()
     return [(line["test"].split("::")[1], line["outcome"]) for line in map(json.loads, lines)]
 
 
@@ -80,7 +86,7 @@ def gate(suite: Path, **settings: str) -> tuple[int, str]:
     ours = ("MAKE", "MFLAGS", "PYTEST", "SLOW_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     done = subprocess.run(["bash", ".ci/run"], cwd=suite, capture_output=True, text=True, timeout=100,
-                          env={**env, **PLAIN, "XDG_CACHE_HOME": str(suite / "cache"), "SLOW_BUDGET_S": "90",
+                          env={**env, **PLAIN, "XDG_CACHE_HOME": str(cache_of(suite)), "SLOW_BUDGET_S": "90",
                                **settings})  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
