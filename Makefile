@@ -9,7 +9,9 @@ PIP := $(PIP_INSTALL) -c constraints.txt
 WORKERS ?= -n auto --dist worksteal
 # One more where tests wait for processes that they started.
 TEST_WORKERS ?= -n $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) --dist worksteal
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Bytecode is kept also where the environment forbids it (containers do): each worker, and each of hundreds of processes
+# that tests start, would compile the package and the tests again.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 SEED ?= $(shell date +%s)
 SHARD ?= 1/1
 # Results of the slow tests, from which the next run starts.
