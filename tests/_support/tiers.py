@@ -82,6 +82,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     sys.addaudithook(_audit)
+    if hasattr(config, "workerinput") and config.getoption("shuffle") is None:
+        config.pluginmanager.register(LongTestsFirst(config.workerinput["workercount"]), "tier-order")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Durations(), "tier-durations")
         if config.getoption("busy"):
@@ -174,6 +176,31 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
     if _now.name and _now.refused:
         pytest.fail(_now.refused[0])
     return result
+
+
+class LongTestsFirst:
+    """Gives each worker its share of the files that start processes first: none of these is waited for at the end.
+
+    A worker starts with one contiguous part of the tests, see `--dist worksteal`.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    @pytest.hookimpl(trylast=True)  # of the tests that a mark expression has selected
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        files: dict[str, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            files[str(item.path)].append(item)
+        long, short = [], []
+        for tests in files.values():
+            (long if any(test.get_closest_marker("process") for test in tests) else short).append(tests)
+        items[:] = [
+            test
+            for worker in range(self.workers)
+            for tests in long[worker :: self.workers] + short[worker :: self.workers]
+            for test in tests
+        ]
 
 
 class Durations:

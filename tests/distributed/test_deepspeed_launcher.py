@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from .._support.engines import needs
 from .._support.two_processes import Done, free_port, run
 
-pytest.importorskip("deepspeed", reason="heavy; installed for the slow tests (requirements-engines.txt)")
-pytestmark = [pytest.mark.process, pytest.mark.timeout(700), pytest.mark.slow]
+pytestmark = [needs("deepspeed"), pytest.mark.process, pytest.mark.timeout(700), pytest.mark.slow]
 
 SCRIPT = """
 import sys

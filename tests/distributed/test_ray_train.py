@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from .._support.engines import needs
 from .._support.subprocesses import run_python
 
-pytest.importorskip("ray.train")
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [needs("ray"), pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SCRIPT = """
 import json

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from .._support.engines import needs
 from .._support.small import REFERENCE, StopAt
 from .._support.two_processes import Done, run
 from .cases import judged, outcome, trainer_of
 
-pytest.importorskip("deepspeed", reason="heavy; installed for the slow tests (requirements-engines.txt)")
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [needs("deepspeed"), pytest.mark.process, pytest.mark.timeout(600), pytest.mark.slow]
 SAVED = "means, accumulated"
 STAGES = {2: "counted, accumulated", 3: "means"}
 SCRIPT = Path(__file__).with_name("zero.py")

@@ -10,13 +10,13 @@ import safetensors.torch
 import torch
 from transformers import GPT2LMHeadModel
 
+from .._support.engines import needs
 from .._support.small import StopAt
 from .._support.two_processes import Done, run
 from . import zero_init as script
 from .cases import judged
 
-pytest.importorskip("deepspeed", reason="heavy; installed for the slow tests (requirements-engines.txt)")
-pytestmark = [pytest.mark.process, pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = [needs("deepspeed"), pytest.mark.process, pytest.mark.timeout(900), pytest.mark.slow]
 WORLDS = (1, 2)
 worlds = pytest.mark.parametrize("world", WORLDS)
 
