@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, SequentialSampler, Subset
+from transformers import default_data_collator
 
 import trainwright
 
@@ -42,7 +43,7 @@ def test_get_train_dataloader_may_be_a_plain_one(tmp_path: Path) -> None:
 
     class Own(trainwright.Trainer):
         def get_train_dataloader(self) -> DataLoader[Any]:
-            return DataLoader(self.train_dataset, batch_size=8, shuffle=False)
+            return DataLoader(self.train_dataset, batch_size=8, collate_fn=default_data_collator)
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             seen.append(inputs["x"])

@@ -12,6 +12,8 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
+from transformers import default_data_collator
 
 import trainwright
 from trainwright.checkpoint.manifest import find_problem
@@ -275,7 +277,7 @@ def test_samples_are_named_as_the_dataset_numbers_them(kind: str, tmp_path: Path
         tmp_path, model=dropping(), train_dataset=data, settings={**settings, "per_device_train_batch_size": 2}
     )
     if kind == "loader":
-        own = torch.utils.data.DataLoader(rows, batch_size=2, shuffle=True)  # type: ignore[var-annotated,arg-type]
+        own = DataLoader[dict[str, Any]](rows, 2, shuffle=True, collate_fn=default_data_collator)  # type: ignore[arg-type]
         one.get_train_dataloader = lambda: own
     one.train()
     about = only_one(tmp_path)

@@ -85,6 +85,8 @@ def test_both_kinds_of_guard_skip_alike(
     runs = []
     for name, extra in (("guarded", {"poison": poison_of(bad_step)}), ("hand", {"callbacks": [LeavesOut(bad_step)]})):
         model = doubles.model(Model)
+        if where == "device" and not step_guard.takes_found_inf(optimizer_of(model, optimizer)):
+            pytest.skip("this version's fused optimizer has no flag for steps to skip")
         if name == "guarded" and where == "device":
             decide_on_the_device(monkeypatch)
         given = settings if name == "guarded" else {**settings, "on_nonfinite": "ignore"}

@@ -113,6 +113,7 @@ def test_azure_gets_every_value_in_its_order(tmp_path: Path, monkeypatch: pytest
         assert found == pytest.approx(expected)
 
 
+@pytest.mark.framework
 def test_dagshub_is_a_store_of_mlflow_named_by_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow")
     repo = MagicMock()
