@@ -92,10 +92,15 @@ def check_models(model: Model, model_init: Any) -> None:
         )
 
 
-def check_head(model: Model, base_model_names: Iterable[str]) -> None:
-    """Raises ModelError for a base model, which has no head to train; names what to load instead."""
+def check_head(model: Model) -> None:
+    """Raises ModelError for a base model of transformers, which has no head to train; names what to load instead."""
+    if not is_instance_of(model, "transformers", "PreTrainedModel"):
+        return
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
     core = model_facts.core_model(model)
-    if type(core).__name__ in base_model_names:
+    names = ([entry] if isinstance(entry, str) else entry for entry in MODEL_MAPPING_NAMES.values())
+    if any(type(core).__name__ in some for some in names):
         raise ModelError(
             f"{type(core).__name__} has no head: it returns hidden states and takes no labels, so there is no loss to "
             "train on. Load it with a head for your task, for example "

@@ -29,7 +29,6 @@ from trainwright.checkpoint import training_state
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
-from trainwright.config.arguments import TrainingArguments
 from trainwright.config.fields import value_of
 from trainwright.data import bad_sample, columns, length_sampler
 from trainwright.engine.base import NO_CONTEXT
@@ -163,27 +162,33 @@ class Trainer:
         tokenizer: Any = None,
     ) -> None:
         checks.check_models(model, model_init)
-        self.args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
-        if model_facts.num_devices(model) > 1:
-            self.args._n_gpu = 1  # the model has the GPUs: it is not copied to them
-        build.seed_everything(self.args)
+        self.args = build.arguments_of_trainer(args, model)
         self._services = build.Services.for_arguments(self.args)
         self._services.memory_tracker.start("init")
         console.use_log_level(self.args)
         self._run = TrainingRun.idle(self.args)
         self._search: Any = build.NoSearch()  # or a Searching
+
+        # The user's objects.
+        self.model, self.model_init = model, model_init
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.processing_class = build.one_processing_class(processing_class, tokenizer)
+        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        collator = columns.default_collator(self.processing_class, value_of(self.args, "pad_to_multiple_of"))
+        self._default_collator, self.data_collator = collator, collator if data_collator is None else data_collator
+
+        # The model on its device.
         self._train_batch_size = self.args.train_batch_size
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._signature_columns: list[str] | None = None
         self._created_lr_scheduler = False
-        self.processing_class = build.one_processing_class(processing_class, tokenizer)
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.model, self.model_init = model, model_init
         self.create_accelerator_and_postprocess()
         model = self.call_model_init() if model is None else model
-        checks.check_head(model, build.names_of_base_models(model))
-        self.is_model_parallel = model_facts.num_devices(model) > 1
-        placed = self.args.place_model_on_device
+        checks.check_head(model)
+        self.is_model_parallel, placed = model_facts.num_devices(model) > 1, self.args.place_model_on_device
         self.place_model_on_device = not self.is_model_parallel if placed is None else placed
         self._adopt_model(model)
         self.model_accepts_loss_kwargs = model_facts.accepts_loss_kwargs(model)
@@ -191,20 +196,15 @@ class Trainer:
         names = self.args.label_names
         self.label_names = model_facts.find_label_names(model) if names is None else names
         self.label_smoother = build.label_smoother(model, self.args.label_smoothing_factor)
-        multiple_of = value_of(self.args, "pad_to_multiple_of")
-        self._default_collator = columns.default_collator(self.processing_class, multiple_of)
-        self.data_collator = self._default_collator if data_collator is None else data_collator
-        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
-        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.optimizer, self.lr_scheduler = optimizers
-        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+
+        # What cannot work together is refused; then callbacks, repository and directory are opened.
         checks.check_optimizers(self.args, optimizers, optimizer_cls_and_kwargs, model_init)
-        own = optimizers[1] is not None
+        own = self.lr_scheduler is not None
         checks.check_datasets(self.args, train_dataset, eval_dataset, self.data_collator, has_own_schedule=own)
         checks.check_metrics(self.args, compute_metrics)
         self._use_callbacks(callbacks)
         if self.args.push_to_hub:
-            self.init_hf_repo()
+            self._open_repository()
         if self.args.should_save:
             os.makedirs(self.args.output_dir, exist_ok=True)
         self.state = self._fresh_state()
@@ -377,9 +377,12 @@ class Trainer:
         patched = build.patched(self.args, self.model, self._engine, keeps_outputs=self._uses_outputs())
         with patched, run.progress.listening(grace_s=value_of(self.args, "signal_grace_s")):
             output = self._inner_training_loop(
-                batch_size=self._train_batch_size, args=self.args, resume_from_checkpoint=checkpoint, trial=trial,
+                batch_size=self._train_batch_size,
+                args=self.args,
+                resume_from_checkpoint=checkpoint,
+                trial=trial,
                 ignore_keys_for_eval=ignore_keys_for_eval,
-            )  # fmt: skip
+            )
             self._services.writer.end()
         run.progress.interrupts.leave()  # a signal that came when all was trained: it is on the disk too
         return output
@@ -425,8 +428,8 @@ class Trainer:
         console.begin_journal(
             self._services.journal, context, args, run.progress, folder=folder, run_id=run.run_id, **data
         )
-        if self.args.push_to_hub and isinstance(self._services.uploads, build.NoUploads):  # of a copied trainer
-            self.init_hf_repo()
+        if self.args.push_to_hub:
+            self._open_repository()
         self._services.uploads.take_up()
         fit(context, run.progress, self, eval_on_start=args.eval_on_start)
         return self._finalize_training(trial, context.plan.num_train_samples, run.progress.start_time)
@@ -557,11 +560,10 @@ class Trainer:
         Returns:
             A `Sampler` of indices; None for a stream.
         """
-        return input_pipeline.train_sampler(
-            self.args, self.train_dataset if train_dataset is None else train_dataset,
-            input_pipeline.length_input(self.processing_class), batch_size=self._train_batch_size,
-            num_processes=self._engine.num_replicas,
-        )  # fmt: skip
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        length_of, size = input_pipeline.length_input(self.processing_class), self._train_batch_size
+        num_processes = self._engine.num_replicas
+        return input_pipeline.train_sampler(self.args, dataset, length_of, batch_size=size, num_processes=num_processes)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         """Returns the order of evaluation samples; None for a stream.
@@ -899,11 +901,8 @@ class Trainer:
             `self.lr_scheduler`.
         """
         if self.lr_scheduler is None:
-            self.lr_scheduler = schedules.make_schedule(
-                self.args.lr_scheduler_type, self.optimizer if optimizer is None else optimizer,
-                num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
-                num_training_steps=num_training_steps, options=self.args.lr_scheduler_kwargs,
-            )  # fmt: skip
+            optimizer = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = schedules.schedule_for(self.args, optimizer, num_training_steps)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -1787,6 +1786,11 @@ class Trainer:
             uploader = Uploader.for_arguments(self.args, self._services.journal, token=token, private=private)
             self.hub_model_id, self._services.uploads = uploader.open(), uploader
 
+    def _open_repository(self, **options: Any) -> None:
+        """Opens the repository unless it is open: a copied trainer has services of its own, which open it again."""
+        if isinstance(self._services.uploads, build.NoUploads):
+            self.init_hf_repo(**options)
+
     def init_git_repo(self, at_init: bool = False) -> None:
         """Older name of `init_hf_repo`.
 
@@ -1847,8 +1851,7 @@ class Trainer:
                 again at the end.
         """
         self.callback_handler.fire("on_push_begin", self._run.progress)
-        if isinstance(self._services.uploads, build.NoUploads):
-            self.init_hf_repo(token=token, private=private)
+        self._open_repository(token=token, private=private)
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero():
             return None

@@ -33,13 +33,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainwright.errors import ArgumentError, did_you_mean
+
+if TYPE_CHECKING:
+    from trainwright.config.protocol import Arguments
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +107,14 @@ def make_schedule(
     _check_options(name, options)
     made: LRScheduler = get_scheduler(name, optimizer=optimizer, **steps, scheduler_specific_kwargs=options)
     return made
+
+
+def schedule_for(args: Arguments, optimizer: Optimizer, num_training_steps: int) -> LRScheduler:
+    """Makes the schedule of a run that many steps long."""
+    kind, warmup, options = args.lr_scheduler_type, args.get_warmup_steps(num_training_steps), args.lr_scheduler_kwargs
+    return make_schedule(
+        kind, optimizer, num_warmup_steps=warmup, num_training_steps=num_training_steps, options=options
+    )
 
 
 class LambdaLR(lr_scheduler.LambdaLR):

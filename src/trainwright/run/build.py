@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainwright import model_facts
-from trainwright._types import Model, Trial, has_length, is_instance_of
+from trainwright._types import Model, Trial, has_length
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback, TimeLimits
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve
+from trainwright.config.arguments import TrainingArguments
 from trainwright.config.coerce import WARM_UP
 from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
@@ -117,6 +118,16 @@ def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass
 # -- a trainer --------------------------------------------------------------------------------------------------------
 
 
+def arguments_of_trainer(args: Any, model: Model) -> Any:
+    """Returns the arguments, or the default ones; draws random numbers from their seed on."""
+    if args is None:
+        args = TrainingArguments(output_dir="tmp_trainer")
+    if model_facts.num_devices(model) > 1:
+        args._n_gpu = 1  # the model has the GPUs: it is not copied to them
+    seed_everything(args)
+    return args
+
+
 def seed_everything(args: Any) -> None:
     enable_full_determinism(args.seed) if args.full_determinism else set_seed(args.seed)
 
@@ -211,16 +222,6 @@ def call_model_init(model_init: Callable[..., Any], trial: Trial) -> Any:
     if model is None:
         raise ModelError("model_init returned None; it must return the model.")
     return model
-
-
-def names_of_base_models(model: Model) -> frozenset[str]:
-    """Class names of transformers' models without a head; only looked up for a model of transformers."""
-    if not is_instance_of(model, "transformers", "PreTrainedModel"):
-        return frozenset()
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
-
-    names = (name for entry in MODEL_MAPPING_NAMES.values() for name in ([entry] if isinstance(entry, str) else entry))
-    return frozenset(names)
 
 
 def num_bytes(model: Model) -> int:

@@ -8,6 +8,7 @@ import uuid
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -390,11 +391,5 @@ def apply_new_settings(
 
 def continue_schedule(scheduler: Any, args: Any, *, before: int, now: int, is_new: bool = False) -> None:
     """Continues a schedule of ours towards another number of steps without a jump; see `continue_towards`."""
-
-    def build(stand_in: Any, length: int) -> Any:
-        warmup, options = args.get_warmup_steps(length), args.lr_scheduler_kwargs
-        return schedules.make_schedule(
-            args.lr_scheduler_type, stand_in, num_warmup_steps=warmup, num_training_steps=length, options=options
-        )
-
+    build = partial(schedules.schedule_for, args)
     schedules.continue_towards(scheduler, build, before=before, now=now, is_new=is_new)
