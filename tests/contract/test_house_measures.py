@@ -22,7 +22,8 @@ MAX_MODULES = 120  # of the package, with its subpackages, that the two public c
 # What is imported where a run chooses it.
 CHOSEN = ("preflight", "hub", "search", "report", "trackers", "patches", "cli", "compat", "callbacks.progress",
           "config.deprecated", "config.fsdp_config", "data.packing", "data.streaming.reader",
-          "distributed.watchdog", "evaluation.eval_loop", "optim.factory", "run.dry_run", "run.search")  # fmt: skip
+          "distributed.elastic_store", "distributed.watchdog", "evaluation.eval_loop", "optim.factory",
+          "run.dry_run", "run.search")  # fmt: skip
 
 
 def assigned(tree: ast.AST, owner: str) -> list[tuple[int, str]]:

@@ -10,7 +10,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
-from trainwright.distributed.process_group import fresh_prefix, init_method
+from trainwright.distributed.elastic_store import fresh_prefix
+from trainwright.distributed.process_group import init_method
 from trainwright.errors import ProcessFailedError
 
 SOON = timedelta(seconds=20)
