@@ -64,21 +64,19 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.state.throughput": ("speed_metrics",),
     "trainwright.state.memory_tracker": ("TrainerMemoryTracker",),
     "trainwright.compat.helpers": (
-        "DistributedSamplerWithLoop", "EvalLoopContainer", "IterableDatasetShard", "ShardSampler",
-        "distributed_broadcast_scalars", "distributed_concat", "find_executable_batch_size", "load_sharded_checkpoint",
+        "DistributedLengthGroupedSampler", "DistributedSamplerWithLoop", "EvalLoopContainer", "IterableDatasetShard",
+        "ShardSampler", "activate_neftune", "default_hp_space_optuna", "default_hp_space_ray",
+        "default_hp_space_wandb", "distributed_broadcast_scalars", "distributed_concat", "find_executable_batch_size",
+        "is_optuna_available", "is_ray_available", "is_ray_tune_available", "load_sharded_checkpoint",
         "nested_truncate", "number_of_arguments", "rotate_checkpoints", "sort_checkpoints",
         "torch_distributed_zero_first",
     ),
-    "trainwright.patches": ("activate_neftune", "apply_liger_kernel"),
+    "trainwright.patches": ("apply_liger_kernel",),
     "trainwright.tensor_tree": (
         "find_batch_size", "nested_concat", "nested_detach", "nested_numpify",
         "numpy_pad_and_concatenate", "torch_pad_and_concatenate",
     ),
     "trainwright.search.base": ("BestRun", "default_compute_objective"),
-    "trainwright.search.backends": (
-        "default_hp_space_optuna", "default_hp_space_ray", "default_hp_space_wandb", "is_optuna_available",
-        "is_ray_available", "is_ray_tune_available",
-    ),
     "trainwright.loss_normalization": ("LabelSmoother",),
     "trainwright.optim.parameter_groups": ("check_target_module_exists", "get_parameter_names"),
     "trainwright.optim.factory": ("is_optimizer_factory",),
@@ -92,9 +90,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "get_wsd_schedule",
     ),
     "trainwright.data.seeding": ("enable_full_determinism", "seed_worker", "set_seed"),
-    "trainwright.data.length_sampler": (
-        "DistributedLengthGroupedSampler", "LengthGroupedSampler", "get_length_grouped_indices",
-    ),
+    "trainwright.data.length_sampler": ("LengthGroupedSampler", "get_length_grouped_indices"),
     "trainwright.data.balanced_batches": ("BatchRebalanceSampler",),
     "trainwright.data.columns": (
         "DataCollatorForLanguageModeling", "DataCollatorForSeq2Seq", "DataCollatorForTokenClassification",

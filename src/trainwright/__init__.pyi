@@ -26,13 +26,21 @@ from trainwright.callbacks.progress import (
 )
 from trainwright.checkpoint.store import get_last_checkpoint
 from trainwright.compat.helpers import (
+    DistributedLengthGroupedSampler,
     DistributedSamplerWithLoop,
     EvalLoopContainer,
     IterableDatasetShard,
     ShardSampler,
+    activate_neftune,
+    default_hp_space_optuna,
+    default_hp_space_ray,
+    default_hp_space_wandb,
     distributed_broadcast_scalars,
     distributed_concat,
     find_executable_batch_size,
+    is_optuna_available,
+    is_ray_available,
+    is_ray_tune_available,
     load_sharded_checkpoint,
     nested_truncate,
     number_of_arguments,
@@ -74,7 +82,6 @@ from trainwright.data.columns import (
     default_data_collator,
 )
 from trainwright.data.length_sampler import (
-    DistributedLengthGroupedSampler,
     LengthGroupedSampler,
     get_length_grouped_indices,
 )
@@ -120,18 +127,7 @@ from trainwright.optim.schedules import (
     get_scheduler,
     get_wsd_schedule,
 )
-from trainwright.patches import (
-    activate_neftune,
-    apply_liger_kernel,
-)
-from trainwright.search.backends import (
-    default_hp_space_optuna,
-    default_hp_space_ray,
-    default_hp_space_wandb,
-    is_optuna_available,
-    is_ray_available,
-    is_ray_tune_available,
-)
+from trainwright.patches import apply_liger_kernel
 from trainwright.search.base import (
     BestRun,
     default_compute_objective,

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
-from torch.utils.hooks import RemovableHandle
 
 from trainwright._types import Batch, Model, is_instance_of
 from trainwright.errors import ModelError, needs_package
@@ -126,23 +125,6 @@ def noisy_embeddings(model: nn.Module, alpha: float) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def activate_neftune(model: nn.Module, neftune_noise_alpha: float, accelerator: Any = None) -> RemovableHandle:
-    """Adds uniform noise to the input embeddings, in training mode, until the returned handle is removed.
-
-    Args:
-        model: has `get_input_embeddings`.
-        neftune_noise_alpha: the noise is at most this, divided by the root of tokens x dimensions.
-        accelerator: accelerate's, which unwraps the model; None: it is not wrapped.
-
-    Returns:
-        The handle of the hook.
-    """
-    embeddings = core_model(accelerator.unwrap_model(model) if accelerator else model).get_input_embeddings()
-    embeddings.neftune_noise_alpha = neftune_noise_alpha
-    handle: RemovableHandle = embeddings.register_forward_hook(_noise(neftune_noise_alpha))
-    return handle
 
 
 def _noise(alpha: float) -> Callable[[torch.nn.Module, object, torch.Tensor], torch.Tensor]:

@@ -161,12 +161,12 @@ def _without_engines() -> Iterator[None]:
     """
     from accelerate.utils import other
 
-    from trainwright.search import backends
+    from trainwright.search import base
 
-    find_spec = backends.find_spec
+    find_spec = base.find_spec
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(other, "is_deepspeed_available", lambda: False)
-        patch.setattr(backends, "find_spec", lambda name: None if name == "ray" else find_spec(name))
+        patch.setattr(base, "find_spec", lambda name: None if name == "ray" else find_spec(name))
         yield
 
 

@@ -31,7 +31,7 @@ FLOOR = {part: floor for floor, parts in enumerate(PICTURE) for part in parts}
 ONLY_FOR_THE_COMMAND_LINE = PICTURE[1]
 
 TRANSFORMERS = ("checkpoint.weights", "data.columns", "optim.schedules", "seq2seq_trainer", "patches", "compat",
-                "cli.tasks", "config.zero3_init")  # fmt: skip
+                "cli.tasks", "config.zero3_init", "search")  # fmt: skip
 ACCELERATE = ("engine", "config.arguments", "compat.helpers")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
 BROUGHT_ALONG: dict[str, str | tuple[str, ...]] = {
@@ -96,7 +96,7 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
     for one in imports:
         allowed: tuple[str, ...] | None = None
         if one.package == "transformers":
-            allowed = (*TRANSFORMERS, "run.build") if one.guarded else TRANSFORMERS
+            allowed = (*TRANSFORMERS, "checks") if one.guarded else TRANSFORMERS
         elif one.package == "accelerate":
             allowed = ACCELERATE
         elif one.package == "deepspeed":
@@ -104,7 +104,7 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
         elif one.package == "wandb":
             allowed = ("trackers.platforms", "search.wandb_sweep")
         elif one.package == "ray":
-            allowed = ("search.ray", "search.backends", "callbacks.ray_train")
+            allowed = ("search.ray", "callbacks.ray_train")
         elif one.package == "torchao":  # optimizers with 8-bit states, and a recipe for fp8
             allowed = ("optim", "engine.accelerate_setup")
         elif one.module.startswith("torch.utils.tensorboard"):

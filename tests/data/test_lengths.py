@@ -7,13 +7,11 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers.trainer_pt_utils import BatchRebalanceSampler as OriginalRebalance
-from transformers.trainer_pt_utils import DistributedLengthGroupedSampler as OriginalDistributed
 
-from trainwright import BatchRebalanceSampler, DistributedLengthGroupedSampler
+from trainwright import BatchRebalanceSampler
 from trainwright.data.balanced_batches import cost
 from trainwright.data.length_sampler import TokenBudget, check_lengths, lengths_digest, sample_lengths
 from trainwright.data.packing import PackedDataset, PackedOrder, best_fit_decreasing
@@ -186,23 +184,3 @@ def test_rebalancing_leaves_none_out(num: int, processes: int, slots: int, more:
                                         drop_last=False)) for rank in range(processes)]  # fmt: skip
     assert {len(batches) for batches in alone} == {len(sampler)}
     assert {i for batches in alone for batch in batches for i in batch} == set(range(num))
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("size", [10, 11, 12])
-def test_a_shared_grouped_order_is_the_originals(size: int, drop_last: bool) -> None:
-    lengths = [1 + i * 7 % 13 for i in range(size)]
-    for rank in range(3):
-        ours, theirs = (
-            cls(2, num_replicas=3, rank=rank, seed=4, drop_last=drop_last, lengths=lengths)
-            for cls in (DistributedLengthGroupedSampler, OriginalDistributed)
-        )
-        for sampler in (ours, theirs):
-            sampler.set_epoch(1)
-        assert list(ours) == list(theirs)
-        assert len(ours) == len(theirs)
-
-
-def test_lengths_may_be_a_tensor() -> None:
-    sampler = DistributedLengthGroupedSampler(2, num_replicas=1, rank=0, lengths=torch.tensor(SOME))
-    assert sorted(sampler) == list(range(10))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainwright.errors import ArgumentError, DataError, MissingModelError, MissingPackageError, SearchSpaceError
-from trainwright.search import backends
+from trainwright.search import base
 
 from .._support.small import data, make_trainer, module
 from .small import SETTINGS, make_module, searcher, space
@@ -95,8 +95,8 @@ def test_values_out_of_range_fail_their_trial_alone(tmp_path: Path) -> None:
 
 
 def test_a_package_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {name: (lambda: False, *row[1:]) for name, row in backends.BACKENDS.items()}
-    monkeypatch.setattr(backends, "BACKENDS", rows)
+    rows = {name: ("no_such_package", *row[1:]) for name, row in base.BACKENDS.items()}
+    monkeypatch.setattr(base, "BACKENDS", rows)
     with pytest.raises(MissingPackageError, match="pip install optuna, pip install 'ray"):
         searcher(tmp_path).hyperparameter_search(space)
     with pytest.raises(MissingPackageError, match="pip install wandb"):

@@ -147,10 +147,9 @@ def report(
     output: Output = None,
 ) -> None:
     """Write an HTML file that shows a run or a search."""
-    from trainwright.report.run_page import has_search, write_report, write_search_report
+    from trainwright.report.run_page import write_report
 
-    write = write_search_report if has_search(run) else write_report
-    echo(f"Written: {write(run, output)}")
+    echo(f"Written: {write_report(run, output)}")
 
 
 def compare(
@@ -180,7 +179,7 @@ def runs(
     for name in ("run", "state", "best", "step", "time", "written"):
         table.add_column(name, justify="right" if name in ("step", "time") else "left", overflow="fold")
     for one in found:
-        cells = one.name, one.state, one.best_text, one.steps_text, readable_time(one.seconds)
+        cells = one.name, one.state, one.best, one.steps, readable_time(one.seconds)
         table.add_row(*(Text(printable(cell)) for cell in (*cells, ago(one.written_at, now))))
     Console().print(table)
 

@@ -79,11 +79,17 @@ def rotate_checkpoints(
 
 # Module of transformers -> what is its own, since nothing here needs it.
 OF_TRANSFORMERS = {
+    "integrations": ("is_optuna_available", "is_ray_available", "is_ray_tune_available"),
+    "integrations.neftune": ("activate_neftune",),
     "trainer_pt_utils": (
-        "DistributedSamplerWithLoop", "EvalLoopContainer", "IterableDatasetShard", "ShardSampler",
-        "distributed_broadcast_scalars", "distributed_concat", "nested_truncate", "torch_distributed_zero_first",
+        "DistributedLengthGroupedSampler", "DistributedSamplerWithLoop", "EvalLoopContainer", "IterableDatasetShard",
+        "ShardSampler", "distributed_broadcast_scalars", "distributed_concat", "nested_truncate",
+        "torch_distributed_zero_first",
     ),
-    "trainer_utils": ("find_executable_batch_size", "load_sharded_checkpoint", "number_of_arguments"),
+    "trainer_utils": (
+        "default_hp_space_optuna", "default_hp_space_ray", "default_hp_space_wandb", "find_executable_batch_size",
+        "load_sharded_checkpoint", "number_of_arguments",
+    ),
 }  # fmt: skip
 
 

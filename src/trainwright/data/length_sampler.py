@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, DistributedSampler, Sampler
+from torch.utils.data import Dataset, Sampler
 from tqdm.auto import tqdm
 
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, Item
@@ -86,10 +86,13 @@ class LengthGroupedSampler(Sampler[int]):
         model_input_name: str | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.batch_size = batch_size
-        self.lengths = _known_lengths(lengths, dataset, model_input_name)
-        self.generator = generator
+        if lengths is None and dataset is None:
+            raise ValueError("A sampler by length needs the lengths, or a dataset to ask for them; both are None.")
         self.model_input_name = model_input_name or "input_ids"
+        lengths = sample_lengths(dataset, self.model_input_name) if lengths is None else lengths
+        self.lengths: list[int] = list(lengths) if isinstance(lengths, Sequence) else lengths.tolist()
+        self.batch_size = batch_size
+        self.generator = generator
         self.length_column: str | None = None  # where else the lengths came from
 
     def __len__(self) -> int:
@@ -97,52 +100,6 @@ class LengthGroupedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=self.generator))
-
-
-class DistributedLengthGroupedSampler(DistributedSampler[int]):
-    """One process's part of such an order: every `num_replicas`-th sample of it, as many for each process.
-
-    Args:
-        batch_size: samples for which similar length matters.
-        dataset: as of LengthGroupedSampler.
-        lengths: as of LengthGroupedSampler.
-        model_input_name: as of LengthGroupedSampler.
-        num_replicas: processes; by default those of torch.distributed.
-        rank: which of them this is; by default torch.distributed knows.
-        seed: epoch e is drawn from `seed + e`.
-        drop_last: leave out samples that not every process would have one of; otherwise the first ones come again.
-    """
-
-    def __init__(
-        self,
-        batch_size: int,
-        dataset: DatasetLike = None,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        seed: int = 0,
-        drop_last: bool = False,
-        lengths: Sequence[int] | Lengths | torch.Tensor | None = None,
-        model_input_name: str | None = None,
-    ) -> None:
-        self.batch_size = batch_size
-        self.lengths = _known_lengths(lengths, dataset, model_input_name)
-        super().__init__(self.lengths, num_replicas, rank, seed=seed, drop_last=drop_last)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        indices = get_length_grouped_indices(self.lengths, self.batch_size, generator=generator)
-        indices += indices[: max(self.total_size - len(indices), 0)]
-        return iter(indices[self.rank : self.total_size : self.num_replicas])
-
-
-def _known_lengths(
-    lengths: Sequence[int] | Lengths | torch.Tensor | None, dataset: DatasetLike, input_name: str | None
-) -> list[int]:
-    if lengths is None:
-        if dataset is None:
-            raise ValueError("A sampler by length needs the lengths, or a dataset to ask for them; both are None.")
-        lengths = sample_lengths(dataset, input_name or "input_ids")
-    return list(lengths) if isinstance(lengths, Sequence) else lengths.tolist()
 
 
 # -- orders of whole batches -----------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from trainwright.state.trainer_state import TrainerState
 
 logger = logging.getLogger(__name__)
 
+LIBRARY = "trainwright"  # as the Hub counts its callers
 LOOK_S = 0.1  # how often a wait asks whether it should end
 
 Job: TypeAlias = "Future[object]"
@@ -126,7 +127,7 @@ class Uploader:
         self.progress = PushInProgress()  # the uploads under way
         self.in_progress: PushInProgress | None = None  # those of the last checkpoint; None before the first
         self._root, self._name = Path(root), name
-        self._api, self._private, self._revision = api_of(token), private, revision
+        self._api, self._private, self._revision = HfApi(library_name=LIBRARY, token=token), private, revision
         self._outbox, self._lane, self._tell = Outbox(root), UploadQueue(), tell
         self._in_lane: set[Path] = set()
 
@@ -277,7 +278,7 @@ class Uploader:
         now = f"{time.time_ns():020d}"
 
         def send() -> object:
-            api = self._api if token is None else api_of(token)
+            api = self._api if token is None else HfApi(library_name=LIBRARY, token=token)
             done = self._upload(api, self._root, ticket, ignored=outbox.NOT_FROM_ROOT)
             self._forget(ticket, before=now)
             return done
@@ -314,11 +315,6 @@ class Uploader:
         """Lets the process end without waiting if a signal ended a training: pending uploads stay in the outbox."""
         if not isinstance(error, Exception):
             self._lane.abandon()
-
-
-def api_of(token: str | None) -> HfApi:
-    """Returns the client of the Hub, with a token of the caller's or that of the login."""
-    return HfApi(library_name="trainwright", token=token)
 
 
 def is_permanent_error(error: BaseException) -> bool:

@@ -32,11 +32,13 @@ Curve = tuple[str, Sequence[float], Sequence[float]]  # name, steps, values
 
 
 def write_report(run: str | Path, output: str | Path | None = None) -> Path:
-    """Writes the report of a run (its directory, or its journal): `report.html` beside it, whose path it returns."""
+    """Writes the report of a run (its directory, or its journal) or a search: `report.html` beside it; returns where."""
     run = Path(run)
     folder = run if run.is_dir() else run.parent
-    path = folder / "report.html" if output is None else Path(output)
-    path.write_text(page(read(run), title=folder.resolve().name), encoding="utf-8")
+    path, title = folder / "report.html" if output is None else Path(output), folder.resolve().name
+    is_search = (run / SEARCH_NAME).is_file()
+    text = search_page(SearchRecord.read(run), title=title) if is_search else page(read(run), title=title)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -154,16 +156,11 @@ TOLERANCE = 1e-6  # relative: what rounding may differ by
 
 def write_comparison(runs: Sequence[str | Path], output: str | Path = "comparison.html") -> Path:
     """Writes the comparison of two runs or more (their output directories) and returns where."""
-    records = {name: read(run) for name, run in zip(names_of(runs), runs, strict=True)}
-    path = Path(output)
-    path.write_text(comparison(records), encoding="utf-8")
-    return path
-
-
-def names_of(runs: Sequence[str | Path]) -> list[str]:
-    """Last parts of the paths, with numbers where two are alike."""
     names = [Path(run).resolve().name for run in runs]
-    return [f"{name} ({i + 1})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+    numbered = [f"{name} ({i + 1})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+    path = Path(output)
+    path.write_text(comparison(dict(zip(numbered, map(read, runs), strict=True))), encoding="utf-8")
+    return path
 
 
 def comparison(records: dict[str, Record]) -> str:
@@ -192,14 +189,10 @@ def first_difference(records: dict[str, Record]) -> int | None:
     if not series:
         return None
     for step in sorted(set.intersection(*map(set, series))):
-        first, *others = (losses[step] for losses in series)
-        if not all(is_same(first, other) for other in others):
+        losses = [of_run[step] for of_run in series]
+        if not (all(map(math.isnan, losses)) or all(math.isclose(losses[0], x, rel_tol=TOLERANCE) for x in losses)):
             return step
     return None
-
-
-def is_same(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=TOLERANCE) or (math.isnan(one) and math.isnan(other))
 
 
 def differing_arguments(records: dict[str, Record]) -> dict[str, list[object]]:
@@ -214,19 +207,6 @@ def differing_arguments(records: dict[str, Record]) -> dict[str, list[object]]:
 
 
 COLOURS = {FINISHED: "#1f77b4", PRUNED: "#999999"}
-
-
-def has_search(folder: str | Path) -> bool:
-    """Returns True if a directory holds the record of a search."""
-    return (Path(folder) / SEARCH_NAME).is_file()
-
-
-def write_search_report(folder: str | Path, output: str | Path | None = None) -> Path:
-    """Writes the report of the search in a directory: `report.html` in it, whose path it returns."""
-    folder = Path(folder)
-    path = folder / "report.html" if output is None else Path(output)
-    path.write_text(search_page(SearchRecord.read(folder), title=folder.resolve().name), encoding="utf-8")
-    return path
 
 
 def search_page(found: SearchRecord, *, title: str) -> str:

@@ -21,19 +21,10 @@ class RunSummary:
 
     name: str
     state: str
-    step: int
-    max_steps: int | None
-    best: tuple[str, float] | None  # name and value of the metric that decides which checkpoint is best
+    steps: str  # done, and of how many, where that is known
+    best: str  # name and value of the metric that decides which checkpoint is best
     seconds: float  # that it trained, pauses between a stop and a resume left out
     written_at: float  # seconds since 1970
-
-    @property
-    def best_text(self) -> str:
-        return "" if self.best is None else f"{self.best[0]} {self.best[1]:.4g}"
-
-    @property
-    def steps_text(self) -> str:
-        return f"{self.step}" if self.max_steps is None else f"{self.step}/{self.max_steps}"
 
 
 def find_runs(folder: Path) -> list[RunSummary]:
@@ -62,13 +53,15 @@ def summary(record: Record, name: str) -> RunSummary:
     starts = [entry for entry in record.entries if entry["kind"] in ("start", "resume")]
     last = starts[-1] if starts else {}
     steps = [entry.get("step", 0) for entry in record.entries if isinstance(entry.get("step"), int)]
-    max_steps = last.get("plan", {}).get("max_steps")
+    total = last.get("plan", {}).get("max_steps")
     return RunSummary(
-        name=name, state=_state(record.entries, last), step=max(steps, default=0),
-        max_steps=max_steps if isinstance(max_steps, int) and 0 < max_steps < 1 << 60 else None,
-        best=_best(record, last.get("arguments", {})), seconds=sum(_lengths(record.entries)),
+        name=name,
+        state=_state(record.entries, last),
+        steps=f"{max(steps, default=0)}" + (f"/{total}" if isinstance(total, int) and 0 < total < 1 << 60 else ""),
+        best=_best(record, last.get("arguments", {})),
+        seconds=sum(_lengths(record.entries)),
         written_at=record.entries[-1].get("time", 0.0) if record.entries else 0.0,
-    )  # fmt: skip
+    )
 
 
 def _state(entries: list[Entry], last: Entry) -> str:
@@ -88,15 +81,15 @@ def _state(entries: list[Entry], last: Entry) -> str:
     return "running" if is_running else "killed"
 
 
-def _best(record: Record, arguments: Entry) -> tuple[str, float] | None:
+def _best(record: Record, arguments: Entry) -> str:
     name = arguments.get("metric_for_best_model") or "loss"
     name = name if name.startswith("eval_") else f"eval_{name}"
     values = [value for value in record.series(name)[1] if math.isfinite(value)]
     if not values:
-        return None
+        return ""
     greater = arguments.get("greater_is_better")
     is_greater = not name.endswith("loss") if greater is None else greater
-    return name.removeprefix("eval_"), max(values) if is_greater else min(values)
+    return f"{name.removeprefix('eval_')} {max(values) if is_greater else min(values):.4g}"
 
 
 def _lengths(entries: list[Entry]) -> Iterator[float]:

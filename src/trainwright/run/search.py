@@ -22,8 +22,7 @@ from trainwright.run.console import show_lines
 from trainwright.run.resume import find_checkpoint, restore_callbacks
 from trainwright.run.training import TrainingRun
 from trainwright.search import base, search_record
-from trainwright.search.backends import select_backend
-from trainwright.search.base import BestRun, SearchState, TrainerHandle, TrialResult, TrialSpec
+from trainwright.search.base import BestRun, SearchState, TrainerHandle, TrialResult, TrialSpec, select_backend
 from trainwright.search.search_record import MODEL_FOLDER, SearchRecord, TrialRecord
 from trainwright.state.trainer_state import collect_states
 from trainwright.trackers.registry import get_reporting_integration_callbacks

@@ -385,7 +385,8 @@ class TrainingRun:
         assert self.plan is not None
         progress, plan = self.progress, self.plan
         num_steps = progress.state.global_step - progress.first_step
-        loss = progress.finish_loss() / max(num_steps, 0.001)
+        progress.total_loss += progress.meter.drain().total
+        loss = progress.total_loss / max(num_steps, 0.001)
         num_samples = (num_train_samples or plan.num_train_samples) * num_steps / max(progress.state.max_steps, 1)
         if plan.has_open_end:
             progress.state.max_steps, num_samples = progress.state.global_step, num_steps * plan.total_batch_size

@@ -1,20 +1,30 @@
-"""Shared parts of a search: the protocol of a backend, the trainer's functions that it calls, the results; and what is
-checked before the first trial, in our settings and by the backends.
+"""Shared parts of a search: the protocol of a backend, the trainer's functions that it calls, the results; what is
+checked before the first trial, in our settings and by the backends; and the table of backends.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from trainwright._types import JSONObject, json_value
 from trainwright.config import overrides
+from trainwright.config.enums import HPSearchBackend
 from trainwright.config.protocol import Arguments
-from trainwright.errors import DataError, MissingModelError, SearchSpaceError, did_you_mean
+from trainwright.errors import (
+    ArgumentError,
+    DataError,
+    MissingModelError,
+    MissingPackageError,
+    SearchSpaceError,
+    did_you_mean,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -292,3 +302,36 @@ def _refuse(problems: Iterable[str]) -> None:
     found = list(problems)
     if found:
         raise SearchSpaceError("The search's space cannot be used: " + " ".join(found))
+
+
+# -- the libraries ----------------------------------------------------------------------------------------------------
+
+# Name -> package that is looked for, module and class of the backend, and its package for pip.
+BACKENDS = {
+    "optuna": ("optuna", "optuna", "OptunaBackend", "optuna"),
+    "ray": ("ray", "ray", "RayBackend", "'ray[tune]'"),
+    "wandb": ("wandb", "wandb_sweep", "WandbBackend", "wandb"),
+}
+GONE = {"sigopt": "SigOpt's service was shut down in 2024 and transformers took it out"}
+
+
+def select_backend(name: object) -> tuple[HPSearchBackend, SearchBackend]:
+    """Returns the backend of a name, or the first installed one for None; unknown or missing ones are errors."""
+    chosen = _installed() if name is None else str(getattr(name, "value", name))
+    if chosen not in BACKENDS:
+        reason = f": {GONE[chosen]}" if chosen in GONE else " is no backend of a search"
+        raise ArgumentError(f"backend={chosen!r}{reason}. Use {', '.join(map(repr, BACKENDS))}.")
+    needed, module, kind, package = BACKENDS[chosen]
+    if find_spec(needed) is None:
+        raise MissingPackageError(f"backend={chosen!r} needs a package that is not there: pip install {package}")
+    return HPSearchBackend(chosen), getattr(importlib.import_module(f"trainwright.search.{module}"), kind)()
+
+
+def _installed() -> str:
+    found = [name for name, (needed, *_) in BACKENDS.items() if find_spec(needed) is not None]
+    if not found:
+        ways = ", ".join(f"pip install {package}" for *_, package in BACKENDS.values())
+        raise MissingPackageError(f"A hyperparameter search needs one of these packages, and none is there: {ways}.")
+    if len(found) > 1:
+        logger.info("backend=%r is taken of those installed: %s.", found[0], ", ".join(found))
+    return found[0]

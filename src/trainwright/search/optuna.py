@@ -11,11 +11,11 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FixedTrial, TrialState, create_trial
+from transformers.trainer_utils import default_hp_space_optuna
 
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.host import is_process_alive
 from trainwright.search import base
-from trainwright.search.backends import default_hp_space_optuna
 from trainwright.search.base import BestRun, Objective, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
 from trainwright.search.search_record import TrialRunner, follow
 

@@ -16,12 +16,12 @@ import ray
 import ray.tune
 import torch
 from ray.tune.schedulers import FIFOScheduler
+from transformers.trainer_utils import default_hp_space_ray
 
 from trainwright._types import JSONObject, json_value
 from trainwright.config.fields import value_of
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base, search_record
-from trainwright.search.backends import default_hp_space_ray
 from trainwright.search.base import BestRun, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
 from trainwright.search.search_record import MODEL_FOLDER, SearchRecord, TrialRecord
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import wandb
+from transformers.trainer_utils import default_hp_space_wandb
 
 from trainwright.errors import SearchSpaceError
 from trainwright.search import base
-from trainwright.search.backends import default_hp_space_wandb
 from trainwright.search.base import BestRun, Objective, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
 from trainwright.search.search_record import TrialRunner
 

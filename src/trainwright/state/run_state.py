@@ -146,11 +146,6 @@ class RunState:
         self.step_last_logged = self.state.global_step
         return reading.total / max(num_steps, 1), reading.num_non_finite
 
-    def finish_loss(self) -> float:
-        """Returns the sum of all losses of this `train()`. All processes call it together."""
-        self.total_loss += self.meter.drain().total
-        return self.total_loss
-
     def listening(self, *, grace_s: float) -> AbstractContextManager[None]:
         """Context in which signals end this run in order; others than the first do not end it at once for `grace_s`."""
 

@@ -21,6 +21,7 @@ from trainwright.config import resolve
 from trainwright.config.enums import word
 from trainwright.config.fields import batch_formers
 from trainwright.config.protocol import Arguments
+from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.precision import supports_bf16
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.host import available_bytes
@@ -99,7 +100,7 @@ def predicted_peak(trainer: AnyTrainer, settings: dict[str, Any]) -> PeakMemory:
     copied = _with_settings(trainer, fake_model(trainer.model, mode), settings)
     batches = _batches(copied)
     window = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
-    samples = [_without_values(batch, mode) for batch in window[0]]
+    samples = [map_tensors(mode.from_tensor, batch) for batch in window[0]]
     with mode:
         peaks = _track(copied, samples, window[1])
     return max(peaks.values(), key=lambda peak: peak.total_bytes)
@@ -244,16 +245,6 @@ def fake_model(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
         memo[id(tensor)] = mode.from_tensor(tensor)
     with mode:
         return copy.deepcopy(model, memo)
-
-
-def _without_values(value: object, mode: FakeTensorMode) -> Any:
-    if isinstance(value, torch.Tensor):
-        return mode.from_tensor(value)
-    if isinstance(value, Mapping):
-        return {name: _without_values(inner, mode) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_without_values(inner, mode) for inner in value)
-    return value
 
 
 Settings: TypeAlias = dict[str, bool | int | str]
