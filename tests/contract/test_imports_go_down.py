@@ -243,8 +243,8 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
     [
         ("loop/fit.py", "import transformers", True),
         ("loop/fit.py", "def f():\n    from accelerate import Accelerator", True),
-        ("run/build.py", "import transformers.trainer", True),
-        ("run/build.py", "def f():\n    import transformers.trainer", False),
+        ("checks.py", "import transformers.trainer", True),
+        ("checks.py", "def f():\n    import transformers.trainer", False),
         ("patches.py", "def f():\n    import liger_kernel", False),
         ("engine/select.py", "from accelerate import Accelerator", False),
         ("trackers/base.py", "import wandb", True),

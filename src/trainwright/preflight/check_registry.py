@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
@@ -40,6 +41,9 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.check}: {self.evidence}" + (f" {self.cure}" if self.cure else "")
+
+
+note, warning, error = (partial(Finding, severity) for severity in SEVERITIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch import nn
 from trainwright import model_facts
 from trainwright._types import IGNORE_INDEX, Batch
 from trainwright.config.fields import value_of
-from trainwright.preflight.check_registry import CheckFacts, Finding, check, some
+from trainwright.preflight.check_registry import CheckFacts, Finding, check, error, note, some, warning
 
 LIKE_LABELS = ("target", "targets", "class", "classes", "y", "answer", "score", "category", "tags")
 
@@ -30,12 +30,12 @@ def columns(facts: CheckFacts) -> Iterator[Finding]:
         close = difflib.get_close_matches(name, absent, n=1, cutoff=0.85)
         meant = close[0] if close else "labels" if lacks_labels and name.lower() in LIKE_LABELS else None
         if meant is not None:
-            yield Finding(
-                "warning", f"The column {name!r} is dropped: {model}.forward does not take it.",
+            yield warning(
+                f"The column {name!r} is dropped: {model}.forward does not take it.",
                 f"Rename it to {meant!r} if that is what it is.",
-            )  # fmt: skip
+            )
             return
-    yield Finding("note", f"Dropped, as {model}.forward does not take them: {some(dropped, 8)}.")
+    yield note(f"Dropped, as {model}.forward does not take them: {some(dropped, 8)}.")
 
 
 @check(when="batch", needs=("batches",), about="labels among the entries of a batch")
@@ -45,13 +45,12 @@ def labels(facts: CheckFacts) -> Iterator[Finding]:
         return
     found = [name for name in facts.label_names if batch.get(name) is not None]
     if not found:
-        yield Finding(
-            "error", f"No label in the first batch ({some(batch, 8)}); the model's are called "
-            f"{', '.join(facts.label_names)}.",
+        yield error(
+            f"No label in the first batch ({some(batch, 8)}); the model's are called {', '.join(facts.label_names)}.",
             "Give the samples an entry of that name, set label_names, or bring a data_collator that makes it.",
-        )  # fmt: skip
+        )
     elif not facts.is_brief:
-        yield Finding("note", f"Found in the first batch: {', '.join(found)}.")
+        yield note(f"Found in the first batch: {', '.join(found)}.")
 
 
 MUCH_PADDING = 0.5
@@ -68,23 +67,23 @@ def masked_labels(facts: CheckFacts) -> Iterator[Finding]:
         return
     masked = sum(int(one.eq(IGNORE_INDEX).sum()) for one in labels)
     if masked == total:
-        yield Finding(
-            "error", f"All {total} labels of the first step are {IGNORE_INDEX}: its loss says nothing.",
+        yield error(
+            f"All {total} labels of the first step are {IGNORE_INDEX}: its loss says nothing.",
             "Look at where labels are masked: a response template that is not found, or a prompt that fills the row.",
-        )  # fmt: skip
+        )
         return
     rows = [one.flatten(1).eq(IGNORE_INDEX).all(dim=1) for one in labels if one.dim() > 1]
     num_rows, empty = sum(len(one) for one in rows), sum(int(one.sum()) for one in rows)
     if masked / total > MUCH_MASKED:
-        yield Finding(
-            "warning", f"{masked / total:.1%} of the labels of the first step are masked.",
+        yield warning(
+            f"{masked / total:.1%} of the labels of the first step are masked.",
             "Shorten prompts, or raise the length at which samples are cut.",
-        )  # fmt: skip
+        )
     elif num_rows and empty / num_rows >= MANY_ROWS:
-        yield Finding(
-            "warning", f"{empty} of {num_rows} rows of the first step have no label that counts.",
+        yield warning(
+            f"{empty} of {num_rows} rows of the first step have no label that counts.",
             "Leave such samples out: they cost time and teach nothing.",
-        )  # fmt: skip
+        )
 
 
 @check(when="batch", needs=("batches",), about="the share of tokens that are padding")
@@ -95,11 +94,11 @@ def padding(facts: CheckFacts) -> Iterator[Finding]:
         return
     share = 1 - sum(int(mask.ne(0).sum()) for mask in masks) / total
     if share > MUCH_PADDING:
-        yield Finding(
-            "warning", f"{share:.0%} of the tokens of the first step are padding.",
+        yield warning(
+            f"{share:.0%} of the tokens of the first step are padding.",
             "Pad to the longest of a batch, not to a fixed length; then max_tokens_per_batch=..., or "
             "train_sampling_strategy='group_by_length', or packing='best_fit' for a causal model.",
-        )  # fmt: skip
+        )
 
 
 @check(
@@ -116,18 +115,17 @@ def truncation(facts: CheckFacts) -> Iterator[Finding]:
             "error" if learned else "warning",
             f"A row has {max(lengths)} tokens, and {type(facts.model).__name__} was made for {positions}.",
             f"Cut samples at {positions} tokens (truncation=True, max_length={positions}).",
-        )  # fmt: skip
+        )
         return
     limit = getattr(facts.processing_class, "model_max_length", None)
     limit = min(limit if limit is not None and limit < NO_LIMIT else NO_LIMIT, positions or NO_LIMIT)
     cut = sum(length >= limit for length in lengths)
     is_packed = value_of(facts.args, "packing") is not None
     if not is_packed and cut / len(lengths) >= MANY_ROWS:
-        yield Finding(
-            "warning", f"{cut} of {len(lengths)} rows of the first step have all of {limit} tokens: they "
-            "were probably cut.",
+        yield warning(
+            f"{cut} of {len(lengths)} rows of the first step have all of {limit} tokens: they were probably cut.",
             "Split long texts into several samples, or make sure that what counts comes first.",
-        )  # fmt: skip
+        )
 
 
 @check(
@@ -148,11 +146,11 @@ def pad_is_eos(facts: CheckFacts) -> Iterator[Finding]:
         ends += int(is_end.sum())
         masked += int((is_end & labels.eq(IGNORE_INDEX)).sum())
     if ends and masked == ends:
-        yield Finding(
-            "warning", f"pad and end are one token ({eos}), and all {ends} ends of the first step are "
+        yield warning(
+            f"pad and end are one token ({eos}), and all {ends} ends of the first step are "
             "masked with the padding: the model will not learn to stop.",
             "Give the tokenizer a pad token of its own, and the model a row for it (resize_token_embeddings).",
-        )  # fmt: skip
+        )
 
 
 @check(when="batch", needs=("batches",), about="token ids and labels against the rows of the embedding and the classes")
@@ -161,18 +159,18 @@ def vocabulary(facts: CheckFacts) -> Iterator[Finding]:
     for name in ("input_ids", "decoder_input_ids"):
         wrong = _outside([b.get(name) for b in facts.batches or ()], rows)
         if wrong is not None:
-            yield Finding(
-                "error", f"{name} holds {wrong}, and the model has embeddings for 0 to {rows - 1}.",  # type: ignore[operator]
+            yield error(
+                f"{name} holds {wrong}, and the model has embeddings for 0 to {rows - 1}.",  # type: ignore[operator]
                 "Use the tokenizer that belongs to the model, or model.resize_token_embeddings(len(tokenizer)).",
-            )  # fmt: skip
+            )
     classes = num_classes(facts.model)
     labels = [one for batch in facts.batches or () for one in _label_ids(facts, batch)] if classes else []
     wrong = _outside([one[one.ne(IGNORE_INDEX)] for one in labels], classes)
     if wrong is not None:
-        yield Finding(
-            "error", f"A label is {wrong}, and the model scores 0 to {classes - 1}.",  # type: ignore[operator]
+        yield error(
+            f"A label is {wrong}, and the model scores 0 to {classes - 1}.",  # type: ignore[operator]
             "Load the model with the right num_labels, or number the labels from 0 (and mask with -100).",
-        )  # fmt: skip
+        )
 
 
 def num_classes(model: nn.Module) -> int | None:
@@ -241,11 +239,11 @@ FAR_FROM_THE_MEAN = 100.0  # times the variance of the labels
 def finite_loss(facts: CheckFacts) -> Iterator[Finding]:
     loss = facts.step.loss if facts.step is not None else None
     if loss is not None and not math.isfinite(loss):
-        yield Finding(
-            "error", f"The loss of the first step is {loss}.",
+        yield error(
+            f"The loss of the first step is {loss}.",
             "Look for inputs or labels that are not finite, a logarithm or division in the loss, or fp16 that "
             "overflows (bf16=True has the range of fp32).",
-        )  # fmt: skip
+        )
 
 
 @check(when="step", needs=("step",), about="the first loss is near what chance gives, or better")
@@ -255,19 +253,17 @@ def loss_near_chance(facts: CheckFacts) -> Iterator[Finding]:
         return
     classes = num_classes(facts.model)
     if classes is not None and loss > FAR * math.log(classes) + 1:
-        yield Finding(
-            "warning", f"The first loss is {loss:.3g}; guessing among {classes} gives "
-            f"{math.log(classes):.3g}.",
+        yield warning(
+            f"The first loss is {loss:.3g}; guessing among {classes} gives {math.log(classes):.3g}.",
             "Look whether labels and inputs belong together (shifted twice? another tokenizer?), and at how the head "
             "is initialised.",
-        )  # fmt: skip
+        )
     spread = _variance_of_labels(facts)
     if spread and loss > FAR_FROM_THE_MEAN * spread:
-        yield Finding(
-            "warning", f"The first loss is {loss:.3g}; always answering the mean of the labels "
-            f"gives {spread:.3g}.",
+        yield warning(
+            f"The first loss is {loss:.3g}; always answering the mean of the labels gives {spread:.3g}.",
             "Bring the labels near 0 and 1 (subtract their mean, divide by their spread).",
-        )  # fmt: skip
+        )
 
 
 def _variance_of_labels(facts: CheckFacts) -> float | None:

@@ -19,7 +19,7 @@ from trainwright.checkpoint.async_writer import weights_bytes
 from trainwright.config import resolve
 from trainwright.config.enums import word
 from trainwright.host import available_bytes
-from trainwright.preflight.check_registry import CheckFacts, Finding, check, some
+from trainwright.preflight.check_registry import CheckFacts, Finding, check, error, note, some, warning
 from trainwright.preflight.memory.memory_plan import in_words
 
 
@@ -30,10 +30,10 @@ def finite_parameters(facts: CheckFacts) -> Iterator[Finding]:
         return
     bad = [name for name, parameter in _suspects(named) if not torch.isfinite(parameter).all()]
     if bad:
-        yield Finding(
-            "error", f"{len(bad)} parameters hold NaN or infinity: {some(bad)}.",
+        yield error(
+            f"{len(bad)} parameters hold NaN or infinity: {some(bad)}.",
             "Load the weights again; those that the checkpoint lacked may never have been initialised.",
-        )  # fmt: skip
+        )
 
 
 def _suspects(named: list[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
@@ -53,19 +53,18 @@ def in_the_optimizer(facts: CheckFacts) -> Iterator[Finding]:
     trainable = [(name, p) for name, p in facts.model.named_parameters() if p.requires_grad]
     missing = [name for name, p in trainable if id(p) not in held]
     if trainable and len(missing) == len(trainable):
-        yield Finding(
-            "error", "The optimizer holds no parameter of this model: nothing will be learnt.",
+        yield error(
+            "The optimizer holds no parameter of this model: nothing will be learnt.",
             "Make it of model.parameters() after the model has its final form, or let the trainer make it.",
-        )  # fmt: skip
+        )
     elif missing:
-        yield Finding(
-            "warning",
+        yield warning(
             f"{len(missing)} trainable parameters are not in the optimizer and stay as they are: {some(missing)}.",
             "Put them into a group, or freeze them with requires_grad_(False) to save their gradients.",
-        )  # fmt: skip
+        )
     if not trainable:
         said = "No parameter is trainable: all have requires_grad=False."
-        yield Finding("error", said, "Unfreeze the head, or add an adapter.")
+        yield error(said, "Unfreeze the head, or add an adapter.")
 
 
 @check(when="start", about="embeddings that should be tied and are not")
@@ -77,11 +76,11 @@ def tied(facts: CheckFacts) -> Iterator[Finding]:
         return
     ends = [getattr(end, "weight", None) for end in (core.get_input_embeddings(), core.get_output_embeddings())]
     if all(isinstance(end, torch.Tensor) for end in ends) and ends[0].data_ptr() != ends[1].data_ptr():  # type: ignore[union-attr]
-        yield Finding(
-            "warning", "config.tie_word_embeddings is True, and input and output embeddings are two tensors: "
+        yield warning(
+            "config.tie_word_embeddings is True, and input and output embeddings are two tensors: "
             "they will drift apart, and from_pretrained will keep only one.",
             "Call model.tie_weights() after changing either, or set config.tie_word_embeddings=False.",
-        )  # fmt: skip
+        )
 
 
 @check(when="step", needs=("step",), about="trainable parameters that got no gradient in the first step")
@@ -94,7 +93,7 @@ def gradients(facts: CheckFacts) -> Iterator[Finding]:
         "note" if routed else "warning",
         f"{len(names)} trainable parameters got no gradient in the first step: {some(names)}.",
         "If forward does not use them, freeze them with requires_grad_(False); else look for a detach() on their way.",
-    )  # fmt: skip
+    )
 
 
 IN_MEMORY = Path("/dev/shm")  # where the system has it, a file there is in memory
@@ -104,7 +103,7 @@ COPIES = 3  # the file, what is read of it, and the model that takes it
 @check(when="full", about="a batch can be made, and a step taken on it")
 def first_step(facts: CheckFacts) -> Iterator[Finding]:
     if facts.failure is not None:
-        yield Finding("error", facts.failure, "Training would end here; the error says what the data or model lack.")
+        yield error(facts.failure, "Training would end here; the error says what the data or model lack.")
 
 
 @check(when="full", needs=("rehearse",), about="what an evaluation yields, by a dry one over a single batch")
@@ -112,13 +111,13 @@ def metrics(facts: CheckFacts) -> Iterator[Finding]:
     assert facts.rehearse is not None
     try:
         names = list(facts.rehearse())
-    except Exception as error:
-        yield Finding(
-            "error", f"An evaluation would fail: {type(error).__name__}: {error}",
+    except Exception as failure:
+        yield error(
+            f"An evaluation would fail: {type(failure).__name__}: {failure}",
             "Mend compute_metrics, the labels of eval_dataset, or metric_for_best_model.",
-        )  # fmt: skip
+        )
         return
-    yield Finding("note", f"An evaluation gives {some(sorted(names), 8)}.")
+    yield note(f"An evaluation gives {some(sorted(names), 8)}.")
 
 
 @check(when="full", about="weights that are saved and loaded again are the same")
@@ -129,11 +128,11 @@ def round_trip(facts: CheckFacts) -> Iterator[Finding]:
     lost, altered = _lost_and_altered(facts.model)
     for names, what in ((lost, "are not in the file"), (altered, "come back with other values")):
         if names:
-            yield Finding(
-                "error", f"{len(names)} weights {what} when the model is saved and loaded: {some(names)}.",
+            yield error(
+                f"{len(names)} weights {what} when the model is saved and loaded: {some(names)}.",
                 "Look at what state_dict() and load_state_dict() of the model leave out or change; register tensors "
                 "with register_parameter or register_buffer.",
-            )  # fmt: skip
+            )
 
 
 def _lost_and_altered(model: nn.Module) -> tuple[list[str], list[str]]:
@@ -160,7 +159,7 @@ def directory(facts: CheckFacts) -> Iterator[Finding]:
     there = next(path for path in (facts.folder, *facts.folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         what = "cannot be written to" if there.is_dir() else "is a file"
-        yield Finding("error", f"output_dir={str(facts.folder)!r}: {there} {what}.", "Choose another one.")
+        yield error(f"output_dir={str(facts.folder)!r}: {there} {what}.", "Choose another one.")
 
 
 @check(
@@ -176,13 +175,13 @@ def disk(facts: CheckFacts) -> Iterator[Finding]:
     kept = saves if keep is None else min(saves, keep + 1)  # the newest is there before the oldest goes
     each, needed = in_words(facts.checkpoint_bytes), facts.checkpoint_bytes * kept
     if needed > facts.free_bytes:
-        yield Finding(
-            "warning", f"{kept} checkpoints of about {each} each are to be kept, {in_words(needed)}; "
+        yield warning(
+            f"{kept} checkpoints of about {each} each are to be kept, {in_words(needed)}; "
             f"{in_words(facts.free_bytes)} are free at {facts.folder}.",
             "Set save_total_limit, save less often, or save_only_model=True.",
-        )  # fmt: skip
+        )
     elif not facts.is_brief:
-        yield Finding("note", f"{kept} checkpoints of about {each} each will be kept.")
+        yield note(f"{kept} checkpoints of about {each} each will be kept.")
 
 
 def _num_saves(facts: CheckFacts) -> int:
@@ -203,7 +202,7 @@ def hub_token(facts: CheckFacts) -> Iterator[Finding]:
 
     if get_token() is None:
         cure = "Run `hf auth login`, set HF_TOKEN, or pass hub_token."
-        yield Finding("error", "push_to_hub=True, and there is no token for the hub.", cure)
+        yield error("push_to_hub=True, and there is no token for the hub.", cure)
 
 
 @check(when="start", about="number formats: of the weights, of the arithmetic, and what the hardware has")
@@ -214,26 +213,25 @@ def precision(facts: CheckFacts) -> Iterator[Finding]:
         if parameter.requires_grad:
             sizes[parameter.dtype] += parameter.numel()
     if mixed == "bf16" and facts.supports_bf16 is False:
-        yield Finding("error", f"bf16=True, and {facts.device} does not compute in bf16.", "Use fp16=True.")
+        yield error(f"bf16=True, and {facts.device} does not compute in bf16.", "Use fp16=True.")
     if mixed == "fp16" and facts.device.type == "cpu":
-        yield Finding("warning", "fp16=True on a CPU: slow, and it loses small gradients.", "Use bf16=True.")
+        yield warning("fp16=True on a CPU: slow, and it loses small gradients.", "Use bf16=True.")
     if sizes[torch.float16]:
-        yield Finding(
-            "warning", f"{sizes[torch.float16]} trainable weights are fp16: small updates round to nothing, "
+        yield warning(
+            f"{sizes[torch.float16]} trainable weights are fp16: small updates round to nothing, "
             "and gradients underflow without a scaled loss.",
             "Load the model with dtype=torch.float32 and set bf16=True or fp16=True.",
-        )  # fmt: skip
+        )
     if sizes[torch.float64]:
         said = f"{sizes[torch.float64]} trainable weights are float64: twice the memory, and slow."
-        yield Finding("warning", said, "model.float(), unless you need it.")
+        yield warning(said, "model.float(), unless you need it.")
     if sizes[torch.bfloat16] and not facts.is_brief:
-        yield Finding(
-            "note", f"{sizes[torch.bfloat16]} trainable weights are bf16: an update below 1/256 of a weight "
-            "is rounded away.",
+        yield note(
+            f"{sizes[torch.bfloat16]} trainable weights are bf16: an update below 1/256 of a weight is rounded away.",
             "Keep the weights in fp32 and set bf16=True where memory allows.",
-        )  # fmt: skip
+        )
     if mixed == "no" and facts.device.type == "cuda" and facts.supports_bf16 and not facts.is_brief:
-        yield Finding("note", "This GPU computes in bf16 several times as fast.", "Try bf16=True.")
+        yield note("This GPU computes in bf16 several times as fast.", "Try bf16=True.")
 
 
 @check(when="start", needs=("plan",), about="the effective batch, and whether the data fill it")
@@ -241,14 +239,14 @@ def effective_batch(facts: CheckFacts) -> Iterator[Finding]:
     plan = facts.plan
     assert plan is not None
     if not plan.has_open_end and plan.num_examples and plan.batches_per_epoch < plan.micro_batches:
-        yield Finding(
-            "warning", f"An optimizer step is to take {plan.micro_batches} batches, and an epoch has "
+        yield warning(
+            f"An optimizer step is to take {plan.micro_batches} batches, and an epoch has "
             f"{plan.batches_per_epoch}: steps are of {plan.num_examples} samples, not {plan.total_batch_size}.",
             "Lower gradient_accumulation_steps, or add data.",
-        )  # fmt: skip
+        )
     elif not facts.is_brief:
         length = "until the data end" if plan.has_open_end else f"{plan.max_steps} steps"
-        yield Finding("note", f"{plan.total_batch_size} samples a step, {length}.")
+        yield note(f"{plan.total_batch_size} samples a step, {length}.")
 
 
 @check(when="full", needs=("plan", "step"), about="how long it will take")
@@ -258,14 +256,14 @@ def time_left(facts: CheckFacts) -> Iterator[Finding]:
         return
     total, limit = plan.max_steps * seconds, resolve.checkpoint(facts.args).max_train_s
     if limit is not None and total > limit:
-        yield Finding(
-            "warning", f"{plan.max_steps} steps of {seconds:.3g} s take {_duration(total)}, and "
+        yield warning(
+            f"{plan.max_steps} steps of {seconds:.3g} s take {_duration(total)}, and "
             f"max_train_time ends the run after {_duration(limit)}, near step {int(limit / seconds)}.",
             "Raise max_train_time, or plan to resume.",
-        )  # fmt: skip
+        )
         return
     length = f"About {_duration(total)} for {plan.max_steps} steps of {seconds:.3g} s"
-    yield Finding("note", f"{length}, without evaluations and saves.")
+    yield note(f"{length}, without evaluations and saves.")
 
 
 def _duration(seconds: float) -> str:

@@ -10,7 +10,6 @@ import logging
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import nn
+from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.utils.data import Subset
 
 from trainwright._types import JSONObject, has_length
@@ -360,7 +360,7 @@ def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = T
     """
     text = pickle.dumps(recipe)
     with tempfile.TemporaryDirectory() as folder:
-        port = _free_port()
+        port: int = get_free_port()  # type: ignore[no-untyped-call]
         processes = [_start(rank, num_processes, port, folder) for rank in range(num_processes)]
         try:
             for process in processes:
@@ -373,7 +373,9 @@ def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = T
             pass
         finally:
             for process in processes:
-                _end(process)
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
         for rank, process in enumerate(processes):
             if process.returncode != 0:
                 lines = (Path(folder) / f"{rank}.log").read_text(errors="replace").strip().splitlines()
@@ -393,18 +395,6 @@ def _start(rank: int, num_processes: int, port: int, folder: str) -> subprocess.
             [sys.executable, "-m", "trainwright.preflight.prove", folder],
             stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True,
         )  # fmt: skip
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return int(one.getsockname()[1])
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ Curve = tuple[str, Sequence[float], Sequence[float]]  # name, steps, values
 
 
 def write_report(run: str | Path, output: str | Path | None = None) -> Path:
-    """Writes the report of a run (its directory, or its journal) or a search: `report.html` beside it; returns where."""
+    """Writes the report of a run (its directory, or its journal) or a search, `report.html` beside it: the path."""
     run = Path(run)
     folder = run if run.is_dir() else run.parent
     path, title = folder / "report.html" if output is None else Path(output), folder.resolve().name
