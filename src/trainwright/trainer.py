@@ -2,8 +2,9 @@
 and calls a component. What belongs to one `train()` is in `run.training.TrainingRun`, what belongs to this process in
 `run.build.Services`.
 
-One step: `loop/fit.py` asks `get_batch_samples` for the window of micro-batches; `loop/step.py` calls `training_step`
-for each of them, then `_clip_grad_norm`, `_get_grad_norm` and the engine's step; `_maybe_log_save_evaluate` follows.
+The loop is `_inner_training_loop` (epochs), `_run_epoch` (steps) and `_train_on` (micro-batches, then the update); with
+`steps()` a user writes it. `loop/fit.py` asks `get_batch_samples` for the window of a step; `loop/step.py` calls
+`_clip_grad_norm`, `_get_grad_norm` and the engine's step; `_maybe_log_save_evaluate` follows.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from trainwright.evaluation import outputs as results
 from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, prediction_step
 from trainwright.hooks import accept_older_signatures, is_overridden, left_out, takes_no_grad_norm_too
 from trainwright.loop.context import NULL_OBSERVER
-from trainwright.loop.fit import fit, run_epoch
+from trainwright.loop.fit import epochs, saving_last_step, steps_of_epoch
+from trainwright.loop.step import Step
 from trainwright.loss_normalization import LossRule
 from trainwright.optim import schedules
 from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERNS, get_parameter_names
@@ -344,58 +346,14 @@ class Trainer:
             CheckpointError: there is no such checkpoint, or it is damaged or of another run.
             NestedCallError: this trainer is training already, for example where a callback calls it.
         """
-        self._run.check_not_training()
         if model_path is not None:
             warn_older_name("model_path", "resume_from_checkpoint")
             resume_from_checkpoint = model_path
-        accept_older_signatures(self)
-        self._hp_search_setup(trial)
-        run = TrainingRun.after(self._run, self.args, trial)
-        self._services.use_clock(run.progress.clock)
-        wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        folder, engine = self._get_output_dir(trial), self._engine
-        with self._using_run(run), run.alone_in(folder, self.args, engine), engine.together(run.progress.interrupts):
-            self._memory_tracker.start("train")
-            checkpoint = engine.agree(lambda: resume.find_checkpoint(wanted, self.args.output_dir))
-            checkpointing.prepare_output(self.args, folder, is_fresh=checkpoint is None)
-            with build.callbacks_of_a_run(self.callback_handler, self.args, folder), run.under_way(self._services):
-                return self._train(run, checkpoint, trial, ignore_keys_for_eval)
-
-    def _train(
-        self, run: TrainingRun, checkpoint: str | None, trial: Any, ignore_keys_for_eval: list[str] | None
-    ) -> TrainOutput:
-        """The model, then all that happens inside `_inner_training_loop`, until the last file is on the disk."""
-        self._renew_model(trial)
-        if self.processing_class is not None:
-            from trainwright.patches import align_special_tokens
-
-            align_special_tokens(self.model, self.processing_class)
-        if checkpoint is not None:
-            self._load_from_checkpoint(checkpoint)
-            self._train_batch_size = resume.batch_size_of(checkpoint, self.args, self._train_batch_size)
-        checks.check_trainable(self.model, getattr(self.args, "mixed_precision", "no"))
-        patched = build.patched(self.args, self.model, self._engine, keeps_outputs=self._uses_outputs())
-        with patched, run.progress.listening(grace_s=value_of(self.args, "signal_grace_s")):
-            output = self._inner_training_loop(
-                batch_size=self._train_batch_size,
-                args=self.args,
-                resume_from_checkpoint=checkpoint,
-                trial=trial,
+        with self._training(resume_from_checkpoint, trial) as checkpoint:
+            return self._inner_training_loop(
+                batch_size=self._train_batch_size, args=self.args, resume_from_checkpoint=checkpoint, trial=trial,
                 ignore_keys_for_eval=ignore_keys_for_eval,
-            )
-            self._services.writer.end()
-        run.progress.interrupts.leave()  # a signal that came when all was trained: it is on the disk too
-        return output
-
-    def _renew_model(self, trial: Any) -> None:
-        """A new model where `model_init` makes one, and no optimizer."""
-        if self.model_init is None:
-            return
-        build.seed_everything(self.args)
-        self._adopt_model(self.call_model_init(trial))
-        self.optimizer = self.lr_scheduler = None
-        if self._search.is_under_way:
-            self.label_smoother = build.label_smoother(self.model, self.args.label_smoothing_factor)
+            )  # fmt: skip
 
     def _inner_training_loop(
         self, batch_size: int | None = None, args: Any = None, resume_from_checkpoint: str | None = None,
@@ -413,11 +371,123 @@ class Trainer:
         Returns:
             Steps trained, mean loss of training, and its metrics by name.
         """
-        run, engine = self._run, self._engine
         args = self.args if args is None else args
         self._train_batch_size = self._train_batch_size if batch_size is None else batch_size
-        self._plan_run(args, resume_from_checkpoint)
-        context = self._prepare_run(args, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        context = self._begin_training(args, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        run, start = self._run.progress, context.start
+        with saving_last_step(context, run, self):
+            for epoch in epochs(context, run, self, eval_on_start=args.eval_on_start):
+                self._run_epoch(
+                    model=context.model, epoch=epoch, train_dataloader=context.loader,
+                    steps_in_epoch=context.plan.batches_per_epoch,
+                    num_update_steps_per_epoch=context.plan.steps_per_epoch, trial=trial,
+                    ignore_keys_for_eval=ignore_keys_for_eval, start_time=run.start_time,
+                    resume_from_checkpoint=start.checkpoint, epochs_trained=start.epoch,
+                    steps_trained_in_current_epoch=start.batches,
+                )  # fmt: skip
+        return self._finalize_training(trial, context.plan.num_train_samples, run.start_time)
+
+    def _run_epoch(
+        self, model: Any, epoch: int, train_dataloader: Any, steps_in_epoch: int, num_update_steps_per_epoch: int,
+        trial: Any, ignore_keys_for_eval: list[str] | None, start_time: float, resume_from_checkpoint: str | None,
+        epochs_trained: int, steps_trained_in_current_epoch: int,
+    ) -> None:  # fmt: skip
+        """Trains one epoch, or the rest of one after a resume.
+
+        The signature is the original's. What belongs to one run (`trial`, `start_time`, how much of the first epoch is
+        done) is read from its `TrainingRun`.
+
+        Args:
+            model: the model as the engine has wrapped it.
+            epoch: epoch, from 0.
+            train_dataloader: the loader of the training data.
+            steps_in_epoch: micro-batches of a whole epoch.
+            num_update_steps_per_epoch: optimizer steps of a whole epoch.
+            trial: trial of a search, or None.
+            ignore_keys_for_eval: entries of the model's output that evaluations leave out.
+            start_time: when training began, in seconds since 1970.
+            resume_from_checkpoint: folder of the checkpoint, or None.
+            epochs_trained: epoch that the call to `train` began with.
+            steps_trained_in_current_epoch: micro-batches of that epoch that were done before.
+        """
+        for step in self._steps_of_epoch(epoch):
+            self._train_on(step)
+
+    def _steps_of_epoch(self, epoch: int) -> Iterator[Step]:
+        """The steps of an epoch, or of the rest of one after a resume; counted anew where samples were left out."""
+        run = self._run
+        assert run.context is not None
+        run.begin_epoch()
+        if run.is_shortened:
+            lengths = self.set_initial_training_values(self.args, run.context.loader)
+            run.shorten(build.step_plan(self.args, lengths), epoch, self.args, is_own=not self._created_lr_scheduler)
+        return steps_of_epoch(run.context, run.progress, self, epoch)
+
+    def _train_on(self, step: Step) -> None:
+        """Trains one optimizer step: forward and backward of each micro-batch, then the update."""
+        try:
+            for batch in step.micro_batches:
+                step.add(self.training_step(step.model, batch, step.num_items))
+        except RuntimeError as error:
+            if not step.fits_when_cut(error):
+                raise
+        else:
+            step.update()
+
+    @contextmanager
+    def _training(self, resume_from_checkpoint: str | bool | None, trial: Any) -> Iterator[str | None]:
+        """Around a whole training: its run, its claim on the directory, signals, the model; at the end all files.
+
+        Yields the directory of the checkpoint that it resumes from, whose weights the model has; None: it is fresh.
+        """
+        self._run.check_not_training()
+        accept_older_signatures(self)
+        self._hp_search_setup(trial)
+        run = TrainingRun.after(self._run, self.args, trial)
+        self._services.use_clock(run.progress.clock)
+        wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        folder, engine = self._get_output_dir(trial), self._engine
+        with self._using_run(run), run.alone_in(folder, self.args, engine), engine.together(run.progress.interrupts):
+            self._memory_tracker.start("train")
+            checkpoint = engine.agree(lambda: resume.find_checkpoint(wanted, self.args.output_dir))
+            checkpointing.prepare_output(self.args, folder, is_fresh=checkpoint is None)
+            with build.callbacks_of_a_run(self.callback_handler, self.args, folder), run.under_way(self._services):
+                self._prepare_model(trial, checkpoint)
+                patched = build.patched(self.args, self.model, self._engine, keeps_outputs=self._uses_outputs())
+                with patched, run.progress.listening(grace_s=value_of(self.args, "signal_grace_s")):
+                    yield checkpoint
+                    self._services.writer.end()
+                run.progress.interrupts.leave()  # a signal that came when all was trained: it is on the disk too
+
+    def _prepare_model(self, trial: Any, checkpoint: str | None) -> None:
+        """The model of a run, with the weights of its checkpoint."""
+        self._renew_model(trial)
+        if self.processing_class is not None:
+            from trainwright.patches import align_special_tokens
+
+            align_special_tokens(self.model, self.processing_class)
+        if checkpoint is not None:
+            self._load_from_checkpoint(checkpoint)
+            self._train_batch_size = resume.batch_size_of(checkpoint, self.args, self._train_batch_size)
+        checks.check_trainable(self.model, getattr(self.args, "mixed_precision", "no"))
+
+    def _renew_model(self, trial: Any) -> None:
+        """A new model where `model_init` makes one, and no optimizer."""
+        if self.model_init is None:
+            return
+        build.seed_everything(self.args)
+        self._adopt_model(self.call_model_init(trial))
+        self.optimizer = self.lr_scheduler = None
+        if self._search.is_under_way:
+            self.label_smoother = build.label_smoother(self.model, self.args.label_smoothing_factor)
+
+    def _begin_training(
+        self, args: Any, checkpoint: str | None, trial: Any, ignore_keys_for_eval: list[str] | None
+    ) -> Any:
+        """All that happens in a run before its first step; returns what the loop works with."""
+        run, engine = self._run, self._engine
+        self._plan_run(args, checkpoint)
+        context = self._prepare_run(args, checkpoint, trial, ignore_keys_for_eval)
         folder = self._get_output_dir(trial)
         engine.agree(lambda: checkpointing.check_first_checkpoint(args, folder, self.model))
         loss_note = build.note_of_mean(self.model, args, context.rule)
@@ -431,8 +501,7 @@ class Trainer:
         if self.args.push_to_hub:
             self._open_repository()
         self._services.uploads.take_up()
-        fit(context, run.progress, self, eval_on_start=args.eval_on_start)
-        return self._finalize_training(trial, context.plan.num_train_samples, run.progress.start_time)
+        return context
 
     def _plan_run(self, args: Any, checkpoint: str | None) -> None:
         """Data and steps; of a resume, those that are left."""
@@ -938,38 +1007,7 @@ class Trainer:
             return self.optimizer
         return self.create_optimizer()
 
-    # -- an epoch, and the micro-batches of a step ---------------------------------------------------------------------
-
-    def _run_epoch(
-        self, model: Any, epoch: int, train_dataloader: Any, steps_in_epoch: int, num_update_steps_per_epoch: int,
-        trial: Any, ignore_keys_for_eval: list[str] | None, start_time: float, resume_from_checkpoint: str | None,
-        epochs_trained: int, steps_trained_in_current_epoch: int,
-    ) -> None:  # fmt: skip
-        """Trains one epoch, or the rest of one after a resume.
-
-        The signature is the original's. What belongs to one run (`trial`, `start_time`, how much of the first epoch is
-        done) is read from its `TrainingRun`.
-
-        Args:
-            model: the model as the engine has wrapped it.
-            epoch: epoch, from 0.
-            train_dataloader: the loader of the training data.
-            steps_in_epoch: micro-batches of a whole epoch.
-            num_update_steps_per_epoch: optimizer steps of a whole epoch.
-            trial: trial of a search, or None.
-            ignore_keys_for_eval: entries of the model's output that evaluations leave out.
-            start_time: when training began, in seconds since 1970.
-            resume_from_checkpoint: folder of the checkpoint, or None.
-            epochs_trained: epoch that the call to `train` began with.
-            steps_trained_in_current_epoch: micro-batches of that epoch that were done before.
-        """
-        run = self._run
-        run.begin_epoch()
-        if run.is_shortened:
-            lengths = self.set_initial_training_values(self.args, train_dataloader)
-            run.shorten(build.step_plan(self.args, lengths), epoch, self.args, is_own=not self._created_lr_scheduler)
-        assert run.context is not None
-        run_epoch(run.context, run.progress, self, epoch)
+    # -- the micro-batches of a step -----------------------------------------------------------------------------------
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device | None = None

@@ -1,4 +1,4 @@
-"""The training loop: epochs, and windows within an epoch. One optimizer step is in `step.py`."""
+"""The training loop: epochs, and the steps of an epoch with their windows. One optimizer step is in `step.py`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import logging
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -13,17 +14,18 @@ from trainwright._types import Batch, has_length
 from trainwright.errors import DataError
 from trainwright.hooks import TrainHooks
 from trainwright.loop.context import LoopContext
-from trainwright.loop.step import Update, Window, take_step
+from trainwright.loop.step import Step, Update, Window, after_step
 from trainwright.state.interrupts import Interrupted
 from trainwright.state.run_state import DATA, OTHER, RunState
 
 logger = logging.getLogger(__name__)
 
 
-def fit(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval_on_start: bool = False) -> None:
-    """Trains from `session.start` to the end of the plan, or until a callback stops it."""
+@contextmanager
+def saving_last_step(session: LoopContext, run: RunState, hooks: TrainHooks) -> Iterator[None]:
+    """Around all steps of a run: one that a signal or an error ends saves its last finished step first."""
     try:
-        train_epochs(session, run, hooks, eval_on_start=eval_on_start)
+        yield
     except Interrupted:
         save_and_leave(session, run, hooks)
     except Exception as error:
@@ -32,7 +34,8 @@ def fit(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval_on_start
         raise
 
 
-def train_epochs(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval_on_start: bool) -> None:
+def epochs(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval_on_start: bool = False) -> Iterator[int]:
+    """Yields the epochs from `session.start` to the end of the plan, or until a callback stops the run."""
     session.engine.zero_grad()
     session.events.fire("on_train_begin", run)
     session.guard.keep(run)
@@ -47,25 +50,13 @@ def train_epochs(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval
         if run.state.global_step >= last_step or run.control.should_training_stop:
             break
         session.events.fire("on_epoch_begin", run)
-        hooks._run_epoch(
-            model=session.model,
-            epoch=epoch,
-            train_dataloader=session.loader,
-            steps_in_epoch=session.plan.batches_per_epoch,
-            num_update_steps_per_epoch=session.plan.steps_per_epoch,
-            trial=session.trial,
-            ignore_keys_for_eval=session.ignore_keys_for_eval,
-            start_time=run.start_time,
-            resume_from_checkpoint=session.start.checkpoint,
-            epochs_trained=session.start.epoch,
-            steps_trained_in_current_epoch=session.start.batches,
-        )
+        yield epoch
         if run.control.should_training_stop:
             break
 
 
-def run_epoch(session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int) -> None:
-    """Trains one epoch, or the rest of one after a resume."""
+def steps_of_epoch(session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int) -> Iterator[Step]:
+    """Yields the steps of one epoch, or of the rest of one after a resume. The caller trains each step."""
     session.engine.refresh(session.model)
     start = session.start
     skipped = start.batches if epoch == start.epoch else 0
@@ -74,11 +65,12 @@ def run_epoch(session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int
     for window in windows(session, run, hooks, batches_of(session, hooks, epoch), skipped):
         if run.state.global_step == run.first_step:
             session.first_look.window(window.batches)
-        done = take_step(session, run, hooks, window, epoch=look_ahead(session, run, window, epoch))
-        if done is None:
+        step = Step(session, run, hooks, window, epoch=look_ahead(session, run, window, epoch))
+        while not step.is_over:  # twice where micro-batches did not fit into memory, in smaller ones the second time
+            yield step
+        if step.result is None:
             break
-        update = done
-        after_step(session, run, hooks, update, epoch=epoch)
+        update = step.result
         run.interrupts.passes()
         if run.should_stop:
             break
@@ -213,16 +205,3 @@ def run_pending_evaluation(session: LoopContext, run: RunState, hooks: TrainHook
     run.control.should_evaluate, run.control.should_save = True, session.start.owes_save
     after_step(session, run, hooks, Update(), epoch=session.start.epoch)
     run.interrupts.passes()
-
-
-def after_step(session: LoopContext, run: RunState, hooks: TrainHooks, update: Update, *, epoch: int) -> None:
-    hooks._maybe_log_save_evaluate(
-        run.meter.total,
-        update.grad_norm,
-        session.model,
-        session.trial,
-        epoch,
-        session.ignore_keys_for_eval,
-        run.start_time,
-        learning_rate=update.learning_rate,
-    )

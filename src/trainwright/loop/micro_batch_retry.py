@@ -76,13 +76,14 @@ class MicroBatchRetry:
         """Captures the state to restore before a retry of the window."""
         return self._randomness.snapshot(), run.meter.count, run.flos, run.tokens
 
-    def take_back(self, run: RunState, before: Snapshot, error: BaseException, largest: int) -> None:
+    def take_back(self, run: RunState, before: Snapshot, error: BaseException, window: list[Batch]) -> bool:
         """Undoes a window that did not fit, and cuts micro-batches into twice as many parts from now on.
 
-        Raises the error again if it is of another kind, or if single samples do not fit.
+        Returns False for an error of another kind, or if single samples do not fit.
         """
+        largest = max(find_batch_size(batch) or 1 for batch in window)
         if not self._engine.is_out_of_memory(error) or run.num_parts >= largest:
-            raise error
+            return False
         run.num_parts *= 2
         states, count, run.flos, run.tokens = before
         self._engine.zero_grad()
@@ -93,3 +94,4 @@ class MicroBatchRetry:
             "Out of memory at step %d: micro-batches are cut into %d parts from here on, with gradients accumulated "
             "over them, so the effective batch stays the same.", run.state.global_step + 1, run.num_parts,
         )  # fmt: skip
+        return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +10,8 @@ import torch
 from trainwright._types import Batch
 from trainwright.hooks import TrainHooks
 from trainwright.loop.context import LoopContext
-from trainwright.loop.micro_batch_retry import parts_of
+from trainwright.loop.micro_batch_retry import Snapshot, parts_of
 from trainwright.state.run_state import FORWARD, OPTIMIZER, OTHER, RunState
-from trainwright.tensor_tree import find_batch_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,60 +30,79 @@ class Update:
     learning_rate: float | None = None
 
 
-def take_step(session: LoopContext, run: RunState, hooks: TrainHooks, window: Window, *, epoch: float) -> Update | None:
-    """Trains on a window and updates the weights once.
+class Step:
+    """One optimizer step. Its caller trains the micro-batches, adds their losses, and calls `update`.
 
-    `epoch` is where the run stands when it is done. Returns None if a callback gave up on the window half-way.
+    Making it begins the step. `epoch` is where the run stands when the step is done.
     """
-    hooks.current_gradient_accumulation_steps = len(window.batches)
-    run.window, run.is_window_trained = window, False
-    session.events.fire("on_step_begin", run)
-    accumulate = accumulate_gradients if session.smaller_batches is None else accumulate_what_fits
-    before = run.meter.count
-    if not accumulate(session, run, hooks, window):
-        session.engine.zero_grad()
-        run.meter.rewind(before)
-        return None
-    update = update_weights(session, run, hooks)
-    run.advance(epoch, num_batches=len(window.batches))
-    session.guard.keep(run)
-    session.events.fire("on_step_end", run)
-    return update
 
+    __slots__ = (
+        "_before", "_epoch", "_hooks", "_num_losses", "_run", "_session", "_window", "add", "is_over", "is_whole",
+        "model", "num_items", "result",
+    )  # fmt: skip
 
-def accumulate_gradients(session: LoopContext, run: RunState, hooks: TrainHooks, window: Window) -> bool:
-    """Forward and backward for each micro-batch; False if a callback stopped it."""
-    parts = parts_of(window.batches, run.num_parts, needs_shares=session.rule.aux_coefficient != 0.0)
-    last = len(parts) - 1
-    for i, part in enumerate(parts):
-        run.part_of_micro_batch, run.share_of_window = part.of_micro_batch, part.of_window
-        run.clock.mark(FORWARD)
-        if last:
-            session.engine.note_sync(i == last)
-        with session.engine.accumulate(session.model, sync=i == last):
-            loss = hooks.training_step(session.model, part.inputs, window.num_items)
-        run.clock.mark(OTHER)
-        run.meter.add(loss)
-        run.flos += hooks.floating_point_ops(part.inputs)
-        hooks._track_num_input_tokens(part.inputs)
-        if i < last:
-            session.events.fire("on_substep_end", run)
-            if run.should_stop:
-                session.engine.note_sync(True)
-                return False
-    return True
+    def __init__(self, session: LoopContext, run: RunState, hooks: TrainHooks, window: Window, *, epoch: float) -> None:
+        self._session, self._run, self._hooks, self._window, self._epoch = session, run, hooks, window, epoch
+        self._before: Snapshot | None = None
+        self.model, self.num_items = session.model, window.num_items
+        self.is_whole = self.is_over = False  # all micro-batches are trained; the weights are updated, or left alone
+        self.result: Update | None = None  # of the update; None also where a callback gave up on the window
+        self.add = run.meter.add  # takes the loss of a micro-batch, detached
+        hooks.current_gradient_accumulation_steps = len(window.batches)
+        run.window, run.is_window_trained = window, False
+        session.events.fire("on_step_begin", run)
+        self._num_losses = run.meter.count
 
+    @property
+    def micro_batches(self) -> Iterator[Batch]:
+        """Yields the micro-batches as the collator made them, each within the contexts of its forward and backward.
 
-def accumulate_what_fits(session: LoopContext, run: RunState, hooks: TrainHooks, window: Window) -> bool:
-    """Accumulates gradients like `accumulate_gradients`, and retries with smaller micro-batches while out of memory."""
-    assert session.smaller_batches is not None
-    while True:
-        before = session.smaller_batches.prepare(run)
-        try:
-            return accumulate_gradients(session, run, hooks, window)
-        except RuntimeError as error:
-            largest = max(find_batch_size(batch) or 1 for batch in window.batches)
-            session.smaller_batches.take_back(run, before, error, largest)
+        Ends before the last one where a callback stops the epoch or the run; `update` then drops the window.
+        """
+        session, run, hooks = self._session, self._run, self._hooks
+        if session.smaller_batches is not None:
+            self._before = session.smaller_batches.prepare(run)
+        parts = parts_of(self._window.batches, run.num_parts, needs_shares=session.rule.aux_coefficient != 0.0)
+        last = len(parts) - 1
+        for i, part in enumerate(parts):
+            run.part_of_micro_batch, run.share_of_window = part.of_micro_batch, part.of_window
+            run.clock.mark(FORWARD)
+            if last:
+                session.engine.note_sync(i == last)
+            with session.engine.accumulate(session.model, sync=i == last):
+                yield part.inputs
+            run.clock.mark(OTHER)
+            run.flos += hooks.floating_point_ops(part.inputs)
+            hooks._track_num_input_tokens(part.inputs)
+            if i < last:
+                session.events.fire("on_substep_end", run)
+                if run.should_stop:
+                    session.engine.note_sync(True)
+                    return
+        self.is_whole = True
+
+    def fits_when_cut(self, error: RuntimeError) -> bool:
+        """Returns True if an error of a micro-batch is undone: the window comes again (`auto_find_batch_size`)."""
+        retry = self._session.smaller_batches
+        if retry is None:
+            return False
+        assert self._before is not None
+        return retry.take_back(self._run, self._before, error, self._window.batches)
+
+    def update(self) -> None:
+        """Updates the weights once, counts the step, and does what is due after it: logs, evaluation, save."""
+        session, run, hooks = self._session, self._run, self._hooks
+        if self.is_whole:
+            self.result = update_weights(session, run, hooks)
+            run.advance(self._epoch, num_batches=len(self._window.batches))
+            session.guard.keep(run)
+            session.events.fire("on_step_end", run)
+            after_step(session, run, hooks, self.result, epoch=run.epoch)
+        else:
+            session.engine.zero_grad()
+            run.meter.rewind(self._num_losses)
+            run.window = None
+        self.is_over = True
 
 
 def update_weights(session: LoopContext, run: RunState, hooks: TrainHooks) -> Update:
@@ -105,3 +124,16 @@ def update_weights(session: LoopContext, run: RunState, hooks: TrainHooks) -> Up
     session.engine.zero_grad()
     run.clock.mark(OTHER)
     return Update(grad_norm, learning_rate)
+
+
+def after_step(session: LoopContext, run: RunState, hooks: TrainHooks, update: Update, *, epoch: int) -> None:
+    hooks._maybe_log_save_evaluate(
+        run.meter.total,
+        update.grad_norm,
+        session.model,
+        session.trial,
+        epoch,
+        session.ignore_keys_for_eval,
+        run.start_time,
+        learning_rate=update.learning_rate,
+    )

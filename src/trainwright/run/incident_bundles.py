@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from traceback import walk_tb
 from typing import Any, Protocol
 
 import torch
@@ -41,7 +40,7 @@ from trainwright.guard.random_rewind import States, rewound, same
 from trainwright.journal import record
 from trainwright.loop.context import LoopContext
 from trainwright.loop.micro_batch_retry import MicroBatchPart, parts_of
-from trainwright.loop.step import Window, take_step
+from trainwright.loop.step import Window
 from trainwright.loss_normalization import LossRule
 from trainwright.state.run_state import RunState
 from trainwright.tensor_tree import find_batch_size, tensors_of
@@ -232,9 +231,8 @@ class IncidentRecorder:
             error: with its traceback.
         """
         window = self._run.progress.window
-        is_in_step = any(frame.f_code is take_step.__code__ for frame, _ in walk_tb(error.__traceback__))
         is_found = not isinstance(error, Exception) or isinstance(error, BadStepError)  # signals; or by a guard
-        if not self._is_on or is_found or not is_in_step or window is None:
+        if not self._is_on or is_found or window is None or self._run.progress.is_window_trained:
             return
         is_full = self._engine.is_out_of_memory(error)
         text = f"{type(error).__name__}: {without_tokens(str(error))}"

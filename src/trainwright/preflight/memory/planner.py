@@ -26,13 +26,14 @@ from trainwright.engine.precision import supports_bf16
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.host import available_bytes
 from trainwright.loop.context import NULL_OBSERVER, LoopContext
-from trainwright.loop.step import Window, take_step
+from trainwright.loop.step import Step, Window
 from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight.memory.allocation_tracker import AllocationTracker
 from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, SettingsChange, parse_size
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build
 from trainwright.run.dry_run import SilentEvents, first_batches
+from trainwright.state.run_state import RunState
 from trainwright.tensor_tree import find_batch_size, tensors_of
 
 LOOKED_AT = 4  # batches, of which the largest counts
@@ -177,14 +178,21 @@ def _track(copied: AnyTrainer, samples: Sequence[Batch], num_items: Any) -> dict
         session = _session(copied)
         window, hooks = Window(list(samples), num_items), _MarkedHooks(copied, tracker)
         if steps_in_backward(copied.args):
-            take_step(session, copied._run.progress, hooks, window, epoch=0.0)
+            _take_step(session, copied._run.progress, hooks, window)
         else:
             _make_states(session, model, keeps_gradients=resolve.micro_batches(copied.args) > 1)
         tracker.count(tensors_of([*getattr(session.optimizer, "state", {}).values()]), "optimizer")
         tracker.count([parameter.grad for parameter in model.parameters()], "gradients")
         tracker.peaks, tracker.moment = {}, "forward"
-        take_step(session, copied._run.progress, hooks, window, epoch=0.0)
+        _take_step(session, copied._run.progress, hooks, window)
     return tracker.peaks
+
+
+def _take_step(session: LoopContext, run: RunState, hooks: Any, window: Window) -> None:
+    step = Step(session, run, hooks, window, epoch=0.0)
+    for batch in step.micro_batches:
+        step.add(hooks.training_step(step.model, batch, step.num_items))
+    step.update()
 
 
 def _make_states(session: LoopContext, model: Any, *, keeps_gradients: bool) -> None:
@@ -218,6 +226,9 @@ class _MarkedHooks:
         norm = self._copied._get_grad_norm(model, grad_norm=grad_norm)
         self._tracker.moment = "update"
         return norm
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is due after a step of the plan."""
 
 
 def _session(copied: AnyTrainer) -> LoopContext:
