@@ -48,6 +48,7 @@ from trainwright.run import build, checkpointing, console, input_pipeline, resum
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.training import TrainingRun, restore, state_of
 from trainwright.state import model_modes
+from trainwright.state.recorded_metrics import METRICS
 from trainwright.state.run_state import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.throughput import count_tokens, speed_metrics, step_logs, utilisation
 from trainwright.state.trainer_state import TrainerControl, TrainerState
@@ -1060,11 +1061,13 @@ class Trainer:
         progress = run.progress
         clock = progress.clock
         clock.mark(HOST_TO_DEVICE)
-        batch, inputs = inputs, self._prepare_inputs(inputs)
+        batch = progress.recorded.batch = inputs
+        inputs = self._prepare_inputs(inputs)
         clock.mark(FORWARD)
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         del inputs
+        progress.recorded.batch = None
         every = self.args.torch_empty_cache_steps
         if every is not None and progress.state.global_step % every == 0:
             engine.empty_cache()
@@ -1093,6 +1096,11 @@ class Trainer:
         """
         if not isinstance(inputs, Mapping) or not inputs:
             input_pipeline.raise_no_input(inputs, self.model, self._signature_columns)
+        if METRICS in inputs:
+            progress = self._run.progress
+            share = progress.part_of_micro_batch
+            progress.recorded.add_of_collator(inputs[METRICS], step=progress.step_under_way, share=share)
+            inputs = {name: value for name, value in inputs.items() if name != METRICS}
         return self._prepare_input(inputs)  # type: ignore[no-any-return]
 
     def _prepare_input(self, data: Any) -> Any:
@@ -1307,9 +1315,9 @@ class Trainer:
         run.guard.settle()
         self.store_flos()
         if control.should_log and self.state.global_step > progress.step_last_logged:
-            loss, num_non_finite = run.drain_loss(num_workers=self.args.dataloader_num_workers)
+            loss, num_non_finite, recorded = run.drain_loss(num_workers=self.args.dataloader_num_workers)
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
-            self.log(step_logs(loss, grad_norm, rate, num_non_finite) | run.guard.show(), start_time)
+            self.log(step_logs(loss, grad_norm, rate, num_non_finite) | recorded | run.guard.show(), start_time)
         if self.control.should_evaluate:
             progress.clock.mark(EVALUATION)
             metrics = self._evaluate(trial, ignore_keys_for_eval)
@@ -1378,6 +1386,38 @@ class Trainer:
         if schedules.follows_metrics(self.lr_scheduler) and not skip_scheduler:
             self.lr_scheduler.step(checks.need_best_metric(self.args.metric_for_best_model, metrics))
         return metrics
+
+    def record(
+        self, name: str, value: torch.Tensor | float, weight: torch.Tensor | float = 1.0, reduce: str = "mean"
+    ) -> None:
+        """Records a number for the next log, or for the metrics of the evaluation under way.
+
+        May be called wherever the trainer is at hand: in `compute_loss` and other hooks, callbacks, `compute_metrics`.
+        A tensor is copied on its device and nothing waits for it; all values are read back, added up in double
+        precision and joined over processes when the loss is, so that a log exchanges nothing more. A collator, which
+        may run in another process, adds the entry `"_metrics"` to its batch: `{name: value}`, or `{name: {"value": ...,
+        "weight": ..., "reduce": ...}}`; it is recorded and taken out before `forward`.
+
+        Numbers of a step whose update a guard refuses are dropped with the step. Those since the last log are part of
+        a checkpoint. Outside of a training and of an evaluation nothing is recorded.
+
+        Args:
+            name: of the logged value, which gets the prefix of an evaluation (`eval_...`).
+            value: a scalar, detached or not; NaN is not left out.
+            weight: of the value in the mean over micro-batches and processes: the items that it was taken over.
+            reduce: over micro-batches and processes since the last log: "mean" (weighted), "sum", "max", or "last" (the
+                newest of the first process that has one).
+
+        Raises:
+            ArgumentError: the value is no scalar, the name is one of the trainer's own logs, or it was recorded with
+                another reduction.
+
+        Example:
+            >>> self.record("entropy", entropy.mean(), weight=entropy.numel())
+        """
+        run = self._run
+        if run.is_training or run.is_evaluating:
+            run.progress.recorded.add(name, value, weight, reduce, step=run.progress.step_under_way)
 
     # -- evaluation and prediction -------------------------------------------------------------------------------------
 
@@ -1481,7 +1521,7 @@ class Trainer:
         if not run.is_dry:
             handler.eval_dataloader = dataloader
         mixed = NO_CONTEXT if self.is_in_train else engine.mixed_precision(self.model)
-        with run.evaluating(run.loss_rule or self._loss_rule()), mixed:
+        with run.evaluating(run.loss_rule or self._loss_rule(), engine.device), mixed:
             context = build.evaluation_context(
                 self.args, self._services, events=run.events(handler), compute_metrics=self.compute_metrics,
                 is_prediction=description == "Prediction", model=model, rule=run.loss_rule,

@@ -82,6 +82,29 @@ def test_nothing_is_sent_between_steps(done: Done, name: str, each_step: list[st
         assert ("all_gather" in calls) == after_a_log
 
 
+def test_recorded_numbers_are_those_of_both_processes_and_send_nothing_more(done: Done) -> None:
+    first, second = done.told
+    assert first["recorded_log"] == second["recorded_log"]
+    logs = [entry for entry in first["recorded_log"] if "value" in entry]
+    assert [entry["step"] for entry in logs] == [2, 4, 6]
+    assert sum(entry["num_rows"] for entry in logs) == 2 * 22  # and no row of a batch that only stands in
+    for number, entry in enumerate(logs):
+        pairs = [pair for told in done.told for pair in told["recorded"][2 * number : 2 * number + 2]]
+        by_hand = sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+        assert entry["value"] == pytest.approx(by_hand, rel=1e-12)
+        assert entry["highest"] == max(value for value, _ in pairs)
+        assert entry["of one"] == 1.0
+    assert first["recorded_collectives"][:2] == first["counted: collectives"][:2]
+    assert sorted(first["recorded_collectives"][2]) == sorted(first["counted: collectives"][4])  # with a log before
+    again = [entry for entry in first["recorded_after_resume"] if "value" in entry]
+    names = ("value", "num_rows", "highest", "of one", "step")
+    assert [[entry[name] for name in names] for entry in again] == [[e[name] for name in names] for e in logs]
+    metrics, pairs = first["recorded_metrics"], [pair for told in done.told for pair in told["recorded_in_evaluation"]]
+    assert metrics["eval_num_rows"] == 9
+    assert metrics["eval_of one"] == 1.0
+    assert metrics["eval_highest"] == pytest.approx(max(value for value, _ in pairs), rel=1e-12)
+
+
 # -- what processes exchange -----------------------------------------------------------------------------------------
 
 

@@ -105,6 +105,39 @@ class Counts(TrainerCallback):
             setattr(dist, name, original)
 
 
+def recorded() -> None:
+    """Numbers of both processes, one of which gets a batch that only stands in, and names that only one records."""
+    kept: list[tuple[float, float]] = []
+
+    def compute_loss(self: Any, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        loss, outputs = Trainer.compute_loss(self, model, inputs, True, **kwargs)
+        weight = (inputs["labels"] != -100).sum()
+        value = outputs["logits"].mean()
+        self.record("value", value, weight)
+        self.record("num_rows", len(inputs["x"]), reduce="sum")
+        self.record("highest", value, reduce="max")
+        if RANK == 1:
+            self.record("of one", 1.0, reduce="last")
+        kept.append((value.item(), weight.item()))
+        return (loss, outputs) if return_outputs else loss
+
+    counts = Counts()
+    trainer = trainer_of("counted", FOLDER / "recorded", 2, logging_steps=2, save_strategy="steps", save_steps=3)
+    trainer.compute_loss = partial(compute_loss, trainer)
+    trainer.add_callback(counts)
+    trainer.train()
+    trained, log = list(kept), trainer.state.log_history[:-1]
+    kept.clear()
+    metrics = trainer.evaluate()
+    resumed = trainer_of("counted", FOLDER / "recorded", 2, logging_steps=2)
+    resumed.compute_loss = partial(compute_loss, resumed)
+    resumed.train(str(FOLDER / "recorded" / "checkpoint-3"))
+    tell(
+        recorded=trained, recorded_log=log, recorded_collectives=counts.by_step, recorded_in_evaluation=kept,
+        recorded_metrics=metrics, recorded_after_resume=resumed.state.log_history[:-1],
+    )  # fmt: skip
+
+
 def checkpoints() -> None:
     name = "means, accumulated"
     trainer = trainer_of(name, FOLDER / "by_two", 2, save_strategy="steps", save_steps=2)
@@ -233,6 +266,7 @@ for name in ("means", "counted"):
     trainer.add_callback(counts)
     trainer.train()
     tell(**{f"{name}: collectives": counts.by_step})
+recorded()
 dispatching()
 formed()
 checkpoints()

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from trainwright._types import (
     GUARD_STATE_NAME,
     OPTIMIZER_NAME,
+    RECORDED_METRICS_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
     TRAINING_ARGS_JSON_NAME,
@@ -31,6 +32,7 @@ from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.rng import numpy_globals
 from trainwright.config.protocol import Arguments
 from trainwright.errors import CheckpointError
+from trainwright.state.recorded_metrics import REDUCTIONS
 
 MAX_GUARD_BYTES = 64 << 20  # of the file of guards
 
@@ -102,6 +104,30 @@ def load_guard(folder: Path) -> JSONObject:
         values = [value for history in state.get("accepted", {}).values() for value in history]
         counts = [state.get(name, 0) for name in ("skipped_in_a_row", "left_out_steps")]
         is_sound = all(map(is_count, counts)) and all(isinstance(one, float) and math.isfinite(one) for one in values)
+    except (ValueError, TypeError, AttributeError):
+        is_sound = False
+    if not is_sound:
+        raise CheckpointError(f"{path} holds values that no run writes. Name another checkpoint, or delete the file.")
+    return state
+
+
+def save_recorded(state: JSONObject, folder: Path) -> None:
+    """Writes the totals of recorded numbers by name; nothing where there are none."""
+    if state:
+        (folder / RECORDED_METRICS_NAME).write_text(json.dumps(state), encoding="utf-8")
+
+
+def load_recorded(folder: Path) -> JSONObject:
+    """Returns the totals of recorded numbers; empty without a file; CheckpointError for what no run writes."""
+    path = folder / RECORDED_METRICS_NAME
+    if not path.is_file():
+        return {}
+    try:
+        state: JSONObject = read_json(path, max_bytes=MAX_GUARD_BYTES)
+        is_sound = all(
+            reduce in REDUCTIONS and isinstance(value, float) and isinstance(weight, float)
+            for reduce, value, weight in state.values()
+        )
     except (ValueError, TypeError, AttributeError):
         is_sound = False
     if not is_sound:

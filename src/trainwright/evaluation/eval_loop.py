@@ -22,6 +22,7 @@ from trainwright.evaluation.nested_collector import ArrayStorage, NestedCollecto
 from trainwright.evaluation.outputs import EvalLoopOutput, EvalPrediction
 from trainwright.hooks import EvalHooks, Events
 from trainwright.loss_normalization import LossRule
+from trainwright.state.recorded_metrics import RecordedMetrics
 from trainwright.state.run_state import RunState
 from trainwright.tensor_tree import find_batch_size, map_nested, nested_numpify
 
@@ -43,6 +44,7 @@ class EvalContext:
     events: Events
     gather: Callable[[Nested], Nested]  # collects a value of all processes, in the order of samples
     total: Callable[[torch.Tensor], torch.Tensor]  # sums a tensor over all processes
+    collect: Callable[[torch.Tensor], torch.Tensor]  # stacks a tensor of each process along a new first dimension
     label_names: Sequence[str]  # entries of a batch that are labels
     device: torch.device | None = None
     main_input: str = "input_ids"  # entry of a batch that metrics get as `inputs`
@@ -59,7 +61,7 @@ def evaluation_loop(
 ) -> EvalLoopOutput:
     """Runs the model over a dataloader; metrics are named `<prefix>_...`, and arrays are None unless kept."""
     known = _num_samples(dataloader, hooks)
-    results = PredictionAccumulator(session, known)
+    results = PredictionAccumulator(session, known, run.recorded)
     run.interrupts.open()  # nothing is half done while evaluating: a signal may end it at once
     try:
         num_seen, found_labels = _collect(session, run, hooks, dataloader, results)
@@ -83,7 +85,9 @@ def _collect(
         counts = not isinstance(inputs, TailBatch) or inputs.num_samples > 0
         rows = find_batch_size(inputs) or 0
         num_seen += rows if counts else 0
+        run.recorded.batch = inputs
         step = hooks.prediction_step(session.model, inputs, session.loss_only, ignore_keys=session.ignore_keys)
+        run.recorded.batch = None
         found_labels = found_labels or step[2] is not None
         if session.needs_labels and session.compute_metrics is not None and step[2] is None and not session.loss_only:
             lacking = lacking or inputs
@@ -142,28 +146,34 @@ class LossAverage:
         self.values.append(loss.detach().float() if loss.dim() == 0 else loss.detach().float().mean())
         self.weights.append(weight)
 
-    def mean(self, *, skip_non_finite: bool, total: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
-        """Returns the mean over all processes, None without losses; `skip_non_finite` leaves such batches out."""
+    def sums(self) -> torch.Tensor:
+        """Returns sum and weight (3, 2) of all losses, of the finite ones, and of all without their weights."""
         if not self.values:
-            return None
+            return torch.zeros(3, 2, dtype=torch.float64)
         values = torch.stack(self.values).cpu().double()
         weights = torch.stack([torch.as_tensor(w).cpu() for w in self.weights]).double()
         counts = weights > 0
         chosen = (counts, counts & torch.isfinite(values))
         sums = [torch.stack([(values[some] * weights[some]).sum(), weights[some].sum()]) for some in chosen]
         sums.append(torch.stack([values.sum(), torch.tensor(float(len(values)), dtype=torch.float64)]))
-        every, only_finite, unweighted = total(torch.stack(sums)).cpu()
-        result = only_finite if skip_non_finite and only_finite[1] > 0 else every
-        result = result if result[1] > 0 else unweighted
-        return float(result[0] / result[1])
+        return torch.stack(sums)
+
+
+def mean_of(sums: torch.Tensor, *, skip_non_finite: bool) -> float | None:
+    """Returns the mean loss of the `sums` of all processes, None without one; `skip_non_finite`: of finite ones."""
+    every, only_finite, unweighted = sums
+    result = only_finite if skip_non_finite and only_finite[1] > 0 else every
+    result = result if result[1] > 0 else unweighted
+    return float(result[0] / result[1]) if result[1] > 0 else None
 
 
 class PredictionAccumulator:
     """Collects losses, predictions and labels of one evaluation, as far as metrics or the caller need them."""
 
-    def __init__(self, session: EvalContext, num_samples: int | None) -> None:
+    def __init__(self, session: EvalContext, num_samples: int | None, recorded: RecordedMetrics) -> None:
         plan = session.plan
         self.session = session
+        self._recorded = recorded
         self._mean = LossAverage()
         self._metrics: dict[str, Any] = {}
         self._stream: StreamingMetric | None = None
@@ -216,9 +226,24 @@ class PredictionAccumulator:
             self._metrics = self._stream.result() if found_labels else {}
         elif predictions is not None and labels is not None and session.compute_metrics and not self._by_batch:
             self._metrics = session.compute_metrics(EvalPrediction(predictions, labels, inputs=inputs, losses=losses))
-        mean = self._mean.mean(skip_non_finite=session.plan.skip_non_finite, total=session.total)
+        mean, recorded = self._exchange()
         named = {} if mean is None else {f"{prefix}_loss": mean}
-        return EvalLoopOutput(predictions, labels, _prefixed(self._metrics, prefix, named), num_samples)
+        metrics = _prefixed(self._metrics, prefix, named)
+        more = _prefixed(recorded, prefix, {})
+        if both := metrics.keys() & more.keys():
+            raise DataError(f"{min(both)!r} is recorded, and compute_metrics returns it too. Rename one of the two.")
+        return EvalLoopOutput(predictions, labels, metrics | more, num_samples)
+
+    def _exchange(self) -> tuple[float | None, dict[str, float]]:
+        """Returns the mean loss and the recorded numbers of all processes."""
+        session, recorded = self.session, self._recorded
+        num_bytes = torch.tensor([[recorded.num_bytes(), 0.0]], dtype=torch.float64)
+        *sums, (num_bytes, _) = session.total(torch.cat([self._mean.sums(), num_bytes])).cpu()
+        recorded.read_with(torch.zeros(()))
+        recorded.agreed_bytes = int(num_bytes)
+        if recorded.agreed_bytes:
+            recorded.receive(session.collect(recorded.message()))
+        return mean_of(torch.stack(sums), skip_non_finite=session.plan.skip_non_finite), recorded.take()
 
 
 def _prefixed(metrics: object, prefix: str, losses: dict[str, float]) -> dict[str, Any]:

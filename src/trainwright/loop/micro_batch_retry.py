@@ -21,7 +21,8 @@ from trainwright.tensor_tree import find_batch_size
 
 logger = logging.getLogger(__name__)
 
-Snapshot: TypeAlias = tuple[Any, int, float, Any]  # random states, losses, FLOPs, tokens of before a window
+# Random states, numbers of losses and of recorded values, FLOPs, tokens of before a window.
+Snapshot: TypeAlias = tuple[Any, tuple[int, int], float, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class MicroBatchRetry:
 
     def prepare(self, run: RunState) -> Snapshot:
         """Captures the state to restore before a retry of the window."""
-        return self._randomness.snapshot(), run.meter.count, run.flos, run.tokens
+        return self._randomness.snapshot(), (run.meter.count, run.recorded.count), run.flos, run.tokens
 
     def take_back(self, run: RunState, before: Snapshot, error: BaseException, window: list[Batch]) -> bool:
         """Undoes a window that did not fit, and cuts micro-batches into twice as many parts from now on.
@@ -85,11 +86,12 @@ class MicroBatchRetry:
         if not self._engine.is_out_of_memory(error) or run.num_parts >= largest:
             return False
         run.num_parts *= 2
-        states, count, run.flos, run.tokens = before
+        states, (count, num_recorded), run.flos, run.tokens = before
         self._engine.zero_grad()
         self._engine.empty_cache()
         self._randomness.restore(states)
         run.meter.rewind(count)
+        run.recorded.rewind(num_recorded)
         logger.warning(
             "Out of memory at step %d: micro-batches are cut into %d parts from here on, with gradients accumulated "
             "over them, so the effective batch stays the same.", run.state.global_step + 1, run.num_parts,

@@ -101,6 +101,7 @@ class Step:
         else:
             session.engine.zero_grad()
             run.meter.rewind(self._num_losses)
+            run.recorded.drop(run.step_under_way)
             run.window = None
         self.is_over = True
 
@@ -115,6 +116,8 @@ def update_weights(session: LoopContext, run: RunState, hooks: TrainHooks) -> Up
     grad_norm = hooks._get_grad_norm(model, grad_norm=grad_norm)
     events.fire("on_pre_optimizer_step", run)
     is_permitted = session.guard.permits(run, grad_norm)
+    if not is_permitted:
+        run.recorded.drop(run.step_under_way)
     run.is_updating = True
     was_applied = is_permitted and session.engine.step(session.optimizer)
     events.fire("on_optimizer_step", run)

@@ -344,7 +344,8 @@ def evaluation_context(
         return gather_results(value, engine.objects_of_replicas)
 
     return EvalContext(
-        plan=resolve.evaluation(args), events=events, gather=gather, total=engine.sum, device=engine.device,
+        plan=resolve.evaluation(args), events=events, gather=gather, total=engine.sum, collect=engine.stacked,
+        device=engine.device,
         compute_metrics=compute_metrics, needs_labels=not is_prediction, keeps_results=is_prediction or not streams,
         **parts,
     )  # fmt: skip

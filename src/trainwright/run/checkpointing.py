@@ -55,6 +55,7 @@ CONTENTS = (
         lambda c, hooks, run, to: training_state.save_guard(run.guard.state(), to) if c.args.should_save else None,
         True,
     ),
+    Part("numbers recorded since the last log", lambda c, hooks, run, to: c.write_recorded(run, to), True),
     Part("record of the run, states of callbacks", lambda c, hooks, run, to: c.write_state(hooks, run, to)),
 )  # beside it the manifest, which the store writes last: sizes, digests, the cursor
 
@@ -178,6 +179,12 @@ class Checkpointer:
         if self.args.should_save:
             state.stateful_callbacks = collect_states(stateful(hooks.callback_handler, run.progress.control))
             state.save_to_json(folder / TRAINER_STATE_NAME)
+
+    def write_recorded(self, run: TrainingRun, folder: Path) -> None:
+        """Numbers recorded since the last log, of all processes."""
+        state = run.progress.recorded_state(keeps=self.engine.replica == 0)
+        if self.args.should_save:
+            training_state.save_recorded(state, folder)
 
     def weights_to_save(self, model: Model, *, is_checkpoint: bool) -> dict[str, Any] | None:
         """All weights in the main process, where processes hold parts; empty where shards are written; else None."""

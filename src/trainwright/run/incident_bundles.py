@@ -123,8 +123,8 @@ def window_losses(hooks: LossHooks, run: RunFacts, model: Any, window: Window) -
 
 def _loss(hooks: LossHooks, run: RunFacts, model: Any, window: Window, part: MicroBatchPart) -> torch.Tensor:
     assert run.loss_rule is not None
-    inputs = hooks._prepare_inputs(part.inputs)
-    with hooks.compute_loss_context_manager():
+    with run.progress.recording_apart(run.progress.meter.total.device), hooks.compute_loss_context_manager():
+        inputs = hooks._prepare_inputs(part.inputs)
         loss = hooks.compute_loss(model, inputs, num_items_in_batch=window.num_items)
     num = len(window.batches)
     return run.loss_rule.apply(loss, part.inputs, window.num_items, micro_batches=num, share=part.of_micro_batch)

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, Model, Trial, has_length, is_count
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import TimeLimits
@@ -28,7 +30,7 @@ from trainwright.data.prepared_dataloader import make_prefetcher
 from trainwright.data.quarantine import QUARANTINE_NAME, add_to_quarantine, read_quarantine
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError, NestedCallError
-from trainwright.guard.incidents import NullRecorder
+from trainwright.guard.incidents import Incident, NullRecorder
 from trainwright.guard.rollback import make_rollback
 from trainwright.guard.step_guard import NULL_GUARD, make_guard
 from trainwright.hooks import Events, FirstStepObserver, Recorder, StepGuard
@@ -273,9 +275,14 @@ class TrainingRun:
             samples_per_step=self.batch_size * engine.num_replicas * self.plan.micro_batches,
             is_possible=not engine.updates_in_clip,
         )  # fmt: skip
+
+        def report(incident: Incident) -> None:
+            if incident.action in ("skip", "rollback"):  # perhaps known only after the step
+                self.progress.recorded.drop(incident.step)
+            parts["events"].fire("on_incident", self.progress, incident=incident)
+
         self.guard = make_guard(
-            guards, lambda incident: parts["events"].fire("on_incident", self.progress, incident=incident),
-            record=self.recorder.record, optimizer=optimizer, scheduler=scheduler, device=engine.device,
+            guards, report, record=self.recorder.record, optimizer=optimizer, scheduler=scheduler, device=engine.device,
             mean=None if stacked is None else lambda loss: stacked(loss).mean(), rollback=rollback,
             was_updated=(lambda: engine.step(optimizer)) if engine.updates_in_clip else None,
             has_scaler=engine.scales_loss, knows_norm=engine.knows_norm,
@@ -286,6 +293,8 @@ class TrainingRun:
         if checkpoint is not None:
             self.resumed_from = Path(checkpoint)
             self.guard.load(training_state.load_guard(self.resumed_from))
+            if engine.replica == 0:  # which had the numbers of all processes
+                self.progress.recorded.load(training_state.load_recorded(self.resumed_from))
         epoch, batches = start
         self.context = LoopContext(
             engine=engine, plan=self.plan, rule=rule, guard=self.guard, first_look=first_look,
@@ -358,12 +367,13 @@ class TrainingRun:
         self.eval_mode_guard = None
 
     @contextmanager
-    def evaluating(self, rule: LossRule) -> Iterator[None]:
-        """While it lasts, losses are those of one process, and a state that the model keeps is the evaluation's own."""
+    def evaluating(self, rule: LossRule, device: torch.device) -> Iterator[None]:
+        """While it lasts, losses are of one process; recorded numbers and a state of the model are the evaluation's."""
         before = self.loss_rule, self.forward, self.is_evaluating
         self.loss_rule, self.forward, self.is_evaluating = rule.of_one_process(), self._fresh_forward(), True
         try:
-            yield
+            with self.progress.recording_apart(device):
+                yield
         finally:
             self.loss_rule, self.forward, self.is_evaluating = before
 
@@ -371,14 +381,14 @@ class TrainingRun:
         fresh: Callable[[], Forward] | None = getattr(self.forward, "fresh", None)
         return self.forward if fresh is None else fresh()
 
-    def drain_loss(self, *, num_workers: int) -> tuple[float, int]:
-        """Mean loss of a step since the last log, and how many losses were not finite; logs the wait for data."""
+    def drain_loss(self, *, num_workers: int) -> tuple[float, int, dict[str, float]]:
+        """Mean loss of a step since the last log, non-finite ones, recorded numbers; logs the wait for data."""
         progress = self.progress
         num_steps = progress.state.global_step - progress.step_last_logged
-        loss, num_non_finite = progress.drain_loss()
+        reading = progress.drain_loss()
         if self._data_wait is not None:
             self._data_wait.tell(num_steps=num_steps, num_workers=num_workers)
-        return loss, num_non_finite
+        return reading
 
     def finish(self, *, num_train_samples: float) -> tuple[float, int, float]:
         """Mean loss of all steps, their number, and the samples that they trained on."""

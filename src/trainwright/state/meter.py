@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from trainwright.errors import ModelError
+from trainwright.state.recorded_metrics import RecordedMetrics
 
 COMPACT_AFTER = 1024  # single losses held as one tensor each before they are packed into one
 
@@ -85,14 +86,23 @@ class LossMeter:
         for loss in losses[:count]:
             self.add(loss)
 
-    def drain(self) -> LossReading:
-        """Reads the sum back, as a mean over processes, and starts a new one. All processes call it together."""
-        total = self.total.item()
+    def drain(self, recorded: RecordedMetrics | None = None) -> LossReading:
+        """Reads the sum back, as a mean over processes, and starts a new one. All processes call it together.
+
+        The numbers in `recorded` are read and exchanged with it.
+        """
+        total = self.total.item() if recorded is None else recorded.read_with(self.total)
         bad = 0
         if total - total != 0.0:  # NaN or infinite: one of the losses is
             total, bad = self._without_non_finite(total)
         if self._collect is not None:
-            readings = self._collect(torch.tensor([total, float(bad)]))
+            message = torch.tensor([total, float(bad)])
+            if recorded is not None and recorded.agreed_bytes:
+                messages = self._collect(torch.cat([message.view(torch.uint8), recorded.message()]))
+                recorded.receive(messages[:, 8:])
+                readings = messages[:, :8].contiguous().view(torch.float32)
+            else:
+                readings = self._collect(message)
             total, bad = readings[:, 0].contiguous().mean().item(), int(readings[:, 1].sum())
         self.total.zero_()
         self._losses, self._packed, self._num_steps = [], [], []

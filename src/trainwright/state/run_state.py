@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from trainwright.state.interrupts import Interrupts
 from trainwright.state.meter import LossMeter
+from trainwright.state.recorded_metrics import RecordedMetrics
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 DATA = "data"  # waiting for the loader
@@ -64,6 +65,7 @@ class RunState:
         self.state = state  # the record that checkpoints store
         self.control = control  # the flags; replaced when a callback returns another object
         self.meter = LossMeter("cpu")  # the running loss since the last log
+        self.recorded = RecordedMetrics()  # numbers of `Trainer.record` since the last log; an evaluation has its own
         self._collect: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.interrupts = Interrupts()
         self.clock = Clock()  # seconds by phase
@@ -101,6 +103,7 @@ class RunState:
         stacks a tensor of each process; None where there is one process.
         """
         self.meter = LossMeter(device, skip_non_finite=skip_non_finite, collect=collect)
+        self.recorded = RecordedMetrics(device)
         self._collect = collect
         self.total_loss = 0.0
         self.saved_step = self.state.global_step or None  # a resume starts from a checkpoint, a fresh run from none
@@ -126,8 +129,12 @@ class RunState:
 
     def settle(self) -> None:
         """Adds the counted operations and tokens of all processes to the record. All processes call it together."""
-        counted = torch.tensor([float(self.flos), float(self.tokens)], dtype=torch.float64)
-        flos, tokens = (counted if self._collect is None else self._collect(counted).sum(dim=0)).tolist()
+        counted = [float(self.flos), float(self.tokens)]
+        if self._collect is not None:
+            rows = self._collect(torch.tensor([*counted, self.recorded.num_bytes()], dtype=torch.float64))
+            *counted, num_bytes = torch.cat([rows[:, :2].sum(dim=0), rows[:, 2:].amax(dim=0)]).tolist()
+            self.recorded.agreed_bytes = int(num_bytes)
+        flos, tokens = counted
         self.state.total_flos += flos
         self.state.num_input_tokens_seen += int(tokens)
         self.flos = self.tokens = 0
@@ -138,13 +145,43 @@ class RunState:
             self.state.num_input_tokens_seen += int(self.tokens)
             self.tokens = 0
 
-    def drain_loss(self) -> tuple[float, int]:
-        """Reads the mean loss per step since the last log, and how many were not finite. All processes call it."""
-        reading = self.meter.drain()
+    @property
+    def step_under_way(self) -> int:
+        """Optimizer step whose window is being trained, from 1; 0 between two steps."""
+        return 0 if self.window is None or self.is_window_trained else self.state.global_step + 1
+
+    def drain_loss(self) -> tuple[float, int, dict[str, float]]:
+        """Reads the mean loss per step since the last log, how many were not finite, and what was recorded.
+
+        All processes call it together.
+        """
+        reading = self.meter.drain(self.recorded)
         num_steps = self.state.global_step - self.step_last_logged
         self.total_loss += reading.total
         self.step_last_logged = self.state.global_step
-        return reading.total / max(num_steps, 1), reading.num_non_finite
+        return reading.total / max(num_steps, 1), reading.num_non_finite, self.recorded.take()
+
+    @contextmanager
+    def recording_apart(self, device: torch.device) -> Iterator[None]:
+        """Within the context, numbers are recorded apart from those of training."""
+        before, self.recorded = self.recorded, RecordedMetrics(device)
+        try:
+            yield
+        finally:
+            self.recorded = before
+
+    def recorded_state(self, *, keeps: bool) -> dict[str, Any]:
+        """Returns what was recorded since the last log for a checkpoint; all processes call it, after `settle`.
+
+        From then on a process with `keeps`, one of all, has the totals of all.
+        """
+        recorded = self.recorded
+        recorded.read_with(torch.zeros(()))
+        if self._collect is not None and recorded.agreed_bytes:
+            messages = self._collect(recorded.message())
+            if keeps:
+                recorded.receive(messages)
+        return recorded.state()
 
     def listening(self, *, grace_s: float) -> AbstractContextManager[None]:
         """Context in which signals end this run in order; others than the first do not end it at once for `grace_s`."""
