@@ -141,14 +141,16 @@ def uses_item_count(compute_loss: Callable[..., object]) -> bool:
     return any(_COUNT in (value if isinstance(value, tuple) else (value,)) for value in loads)
 
 
-def shifts_labels(model: Model) -> bool:
+def shifts_labels(model: Model, *, declared_only: bool = False) -> bool:
     """Returns True if the model's loss compares position i with label i + 1, so that label 0 is never a target.
 
     The loss function itself decides, not a declared loss type: a causal model without a declared type (GPT-2) falls
-    back to the causal loss and shifts too.
+    back to the causal loss and shifts too; not with `declared_only`, as in the original.
     """
     core = core_model(model)
     if getattr(getattr(core, "config", None), "is_encoder_decoder", False):
+        return False
+    if declared_only and getattr(core, "loss_type", None) is None:
         return False
     return getattr(getattr(core, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
 

@@ -14,6 +14,7 @@ import torch
 from trainwright import model_facts
 from trainwright._types import Batch
 from trainwright.config import resolve
+from trainwright.config.fields import reproduces
 from trainwright.errors import GenerationConfigError, ModelError
 from trainwright.evaluation import generation
 from trainwright.evaluation.outputs import PredictionOutput
@@ -43,11 +44,15 @@ class Seq2SeqTrainer(Trainer):
 
     _gen_kwargs: Settings = {}  # noqa: RUF012 -- exchanged for the time of a call, never changed
 
+    def _loss_rows(self) -> int | None:
+        return self.args.eval_batch_size if reproduces(self.args) else None
+
     def _adopt_model(self, model: Any) -> None:
         """Gives the model the generation config that was asked for, too; warns before step 1 of what could not work."""
+        is_first = self.model is None or self.model is model
         super()._adopt_model(model)
         plan = resolve.generation(self.args)
-        if plan.config is not None:
+        if plan.config is not None and (is_first or not reproduces(self.args)):
             self.model.generation_config = _completed(self.load_generation_config(plan.config), self.model)
         if plan.predicts:
             try:
@@ -178,7 +183,9 @@ class Seq2SeqTrainer(Trainer):
         if config is None:  # a module with a `generate` of its own
             return settings
         lengths = ("max_length", "max_new_tokens")
-        if not any(name in settings or getattr(config, name, None) is not None for name in lengths):
+        has_length = any(name in settings or getattr(config, name, None) is not None for name in lengths)
+        as_original = reproduces(self.args) and not task.prompt_width  # `_generate` sets a length after the first batch
+        if not has_length and not as_original:
             settings["max_new_tokens" if task.prompt_width else "max_length"] = DEFAULT_LENGTH
         if task.prompt_width and config.pad_token_id is None:
             settings.setdefault("pad_token_id", self._pad_token_id())
@@ -187,6 +194,9 @@ class Seq2SeqTrainer(Trainer):
     def _generate(self, task: generation.Task, settings: Settings) -> torch.Tensor:
         with self._engine.generating(self.model) as needed, torch.no_grad():
             rows = self.model.generate(**task.inputs, **{**needed, **settings})
+        config = getattr(self.model, "generation_config", None)
+        if reproduces(self.args) and config is not None and config.max_length is None:
+            config.max_length = DEFAULT_LENGTH
         first = next(value for value in task.inputs.values() if isinstance(value, torch.Tensor))
         return generation.new_tokens(rows, task, batch_size=first.shape[0])
 

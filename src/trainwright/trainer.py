@@ -30,7 +30,7 @@ from trainwright.checkpoint import training_state
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
-from trainwright.config.fields import value_of
+from trainwright.config.fields import reproduces, value_of
 from trainwright.data import bad_sample, columns, length_sampler
 from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES, eval_precision
@@ -565,10 +565,12 @@ class Trainer:
         if eval_dataset is None and self.eval_dataset is None:
             raise DataError("Evaluation needs an eval_dataset; pass one to Trainer or to evaluate().")
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        key = dataset if isinstance(dataset, str) else "eval" if dataset is self.eval_dataset else "other"
+        as_original = reproduces(self.args)  # one loader for all sets without a name
+        is_own = dataset is self.eval_dataset or as_original
+        key = dataset if isinstance(dataset, str) else "eval" if is_own else "other"
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
         kept = self._eval_dataloaders.get(key) if self.args.dataloader_persistent_workers else None
-        if kept is not None and getattr(kept, "source", dataset) is dataset:
+        if kept is not None and (as_original or getattr(kept, "source", dataset) is dataset):
             return kept  # type: ignore[no-any-return]
         size = self.args.eval_batch_size
         return self._get_dataloader(dataset, "Evaluation", size, self._get_eval_sampler, dataloader_key=key)
@@ -603,13 +605,16 @@ class Trainer:
         """
         checks.check_is_dataset(dataset, description)
         source = dataset
+        is_columnar = columns.is_columnar(dataset) and dataset.format["type"] != "custom"
+        if is_columnar and reproduces(self.args):  # so only a column of lengths that the model takes is seen
+            dataset = self._remove_unused_columns(dataset, description=description)
         # The order first: a column of lengths is none that the model takes.
         length_of, model = input_pipeline.length_input(self.processing_class), self.model
         sampler = input_pipeline.sampler_of(
             dataset, sampler_fn, self.args, length_of=length_of, batch_size=batch_size, is_training=is_training
         )
         collate = input_pipeline.sample_collator(sampler, self.data_collator, default=self._default_collator)
-        if columns.is_columnar(dataset) and dataset.format["type"] != "custom":
+        if is_columnar:
             dataset = self._remove_unused_columns(dataset, description=description)
         else:
             collate = self._get_collator_with_removed_columns(collate, description=description)
@@ -644,8 +649,10 @@ class Trainer:
         Returns:
             A `Sampler` over the indices, in the order of the data; None without a length.
         """
-        is_stream = isinstance(eval_dataset, IterableDataset) or not has_length(eval_dataset)
-        return None if is_stream else SequentialSampler(eval_dataset)
+        if isinstance(eval_dataset, IterableDataset) or not has_length(eval_dataset):
+            return None
+        length_of = input_pipeline.length_input(self.processing_class)
+        return input_pipeline.grouped_evaluation(self.args, eval_dataset, length_of) or SequentialSampler(eval_dataset)
 
     def _set_signature_columns_if_needed(self) -> None:
         """Fills `_signature_columns`: the entries of a sample that `forward` takes, and labels."""
@@ -831,7 +838,8 @@ class Trainer:
             resume_from_checkpoint, self.args, self._engine, stateful=self._stateful(), folder=folder, is_own=is_own
         )
         state.train_batch_size = self._train_batch_size
-        state.compute_steps(self.args, max_steps)
+        if resume_from_checkpoint is None or not reproduces(self.args):
+            state.compute_steps(self.args, max_steps)
         state.max_steps, state.num_train_epochs = max_steps, num_train_epochs
         state.is_hyper_param_search = trial is not None
         state.trial_name, state.trial_params = self._name_and_params(trial)
@@ -846,6 +854,8 @@ class Trainer:
     def _load_callback_state(self) -> None:
         """Gives callbacks the state that the checkpoint has of them; with their settings `control` gets its flags."""
         with_settings = self.args.restore_callback_states_from_checkpoint
+        if reproduces(self.args) and not with_settings:
+            return
         callbacks = [*self.callback_handler.callbacks, *([self.control] if with_settings else [])]
         resume.restore_callbacks(self.state.stateful_callbacks, callbacks, with_settings=with_settings)
 
@@ -876,7 +886,7 @@ class Trainer:
         wanted = schedules.settings_of(self.optimizer, self.lr_scheduler)
         self._load_optimizer_and_scheduler(resume_from_checkpoint)
         self._load_scaler(resume_from_checkpoint)
-        if run.checkpoint_args is not None:
+        if run.checkpoint_args is not None and not reproduces(self.args):
             run.changed_args = resume.apply_new_settings(
                 self.optimizer, self.lr_scheduler, wanted, run.checkpoint_args, args=self.args, num_steps=max_steps,
                 is_own=not self._created_lr_scheduler,
@@ -1316,6 +1326,7 @@ class Trainer:
         self.store_flos()
         if control.should_log and self.state.global_step > progress.step_last_logged:
             loss, num_non_finite, recorded = run.drain_loss(num_workers=self.args.dataloader_num_workers)
+            num_non_finite = 0 if reproduces(self.args) else num_non_finite
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
             self.log(step_logs(loss, grad_norm, rate, num_non_finite) | recorded | run.guard.show(), start_time)
         if self.control.should_evaluate:
@@ -1482,8 +1493,8 @@ class Trainer:
         full = "fp16" if args.fp16_full_eval else "bf16" if args.bf16_full_eval else ""
         with (
             engine.together(self._run.progress.interrupts),
-            unchanged_random_states(),
-            eval_precision(self.model, None if self.is_in_train else DTYPES.get(full)),
+            NO_CONTEXT if reproduces(args) else unchanged_random_states(),
+            eval_precision(self.model, None if self.is_in_train else DTYPES.get(full), stays=reproduces(args)),
         ):
             loop = self.prediction_loop if value_of(args, "use_legacy_prediction_loop") else self.evaluation_loop
             try:
@@ -1528,9 +1539,13 @@ class Trainer:
                 label_names=self.label_names, main_input=model_facts.main_input_name(self.model),
                 preprocess_logits=self.preprocess_logits_for_metrics,
                 loss_only=self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only,
-                ignore_keys=ignore_keys,
+                ignore_keys=ignore_keys, loss_rows=self._loss_rows(),
             )  # fmt: skip
             return eval_loop.evaluation_loop(context, run.progress, self, dataloader, prefix=metric_key_prefix)
+
+    def _loss_rows(self) -> int | None:
+        """Rows for which the loss of an evaluation batch counts; None: those that the batch has."""
+        return None
 
     def prediction_loop(
         self, dataloader: Any, description: str, prediction_loss_only: bool | None = None,
@@ -1629,6 +1644,8 @@ class Trainer:
         if self.args.metric_for_best_model is None:
             return False
         state = self.state
+        if reproduces(self.args) and state.best_metric is None:
+            state.best_metric = -math.inf if self.args.greater_is_better else math.inf
         value = checks.need_best_metric(self.args.metric_for_best_model, metrics)
         best = metric_number(state.best_metric)
         is_better = value == value and (best != best or (value > best if self.args.greater_is_better else value < best))

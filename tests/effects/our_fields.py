@@ -116,6 +116,19 @@ def a_micro_batch_with_fewer_labels_counts_less(bench: Bench) -> None:
         bench.args(loss_weighting="tokens")
 
 
+@shows("reproduce")
+def an_evaluation_draws_random_numbers_again(bench: Bench) -> None:  # tests/parity/test_reproduce.py has each row
+    states = []
+    for how in (None, "transformers"):
+        trainer = bench.trainer(reproduce=how)
+        torch.manual_seed(0)
+        trainer.evaluate()
+        states.append(torch.get_rng_state())
+    torch.manual_seed(0)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert not torch.equal(states[1], torch.get_rng_state())
+
+
 @shows("loss_kernel")
 def the_logits_are_never_made(bench: Bench) -> None:
     def seen(**settings: Any) -> set[bool]:

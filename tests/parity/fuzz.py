@@ -1,6 +1,6 @@
 """Differential fuzz against transformers' Trainer: drawn configurations, trained on both sides and compared.
 
-    python -m tests.parity.fuzz --seeds 0:200 [--jobs 2]
+    python -m tests.parity.fuzz --seeds 0:200 [--jobs 2] [--reproduce]
 
 prints each difference that docs/migrate.md does not explain, with the smallest configuration that still shows it, and
 how often each explained difference occurred. `fuzz_table.py` has what is drawn, `fuzz_sides.py` what is compared,
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import multiprocessing
 import os
@@ -30,18 +31,18 @@ from .fuzz_table import Case, draw, with_meaning
 Found = tuple[int, Case, Difference | None, "Counter[Correction]"]
 
 
-def check(seed: int) -> Found:
+def check(seed: int, *, reproduces: bool = False) -> Found:
     """The case of a seed, its difference if it has one, and the corrections that it used."""
     used: Counter[Correction] = Counter()
     case = draw(seed)
-    return seed, case, compare(case, used), used
+    return seed, case, compare(case, used, reproduces=reproduces), used
 
 
-def shrunk(case: Case, difference: Difference) -> tuple[Case, Difference]:
+def shrunk(case: Case, difference: Difference, *, reproduces: bool = False) -> tuple[Case, Difference]:
     """The case less the rows without which the same fact still differs."""
     for name in list(case):
         smaller = with_meaning({other: value for other, value in case.items() if other != name})
-        found = compare(smaller, Counter())
+        found = compare(smaller, Counter(), reproduces=reproduces)
         if found is not None and _kind(found) == _kind(difference):
             case, difference = smaller, found
     return case, difference
@@ -63,7 +64,9 @@ def cheap_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def report(found: Iterable[Found], *, shrink: bool = True) -> tuple[list[str], Counter[Correction]]:
+def report(
+    found: Iterable[Found], *, shrink: bool = True, reproduces: bool = False
+) -> tuple[list[str], Counter[Correction]]:
     """Texts about unexplained differences, printed as they come, and how often each correction was used."""
     texts, used = [], Counter[Correction]()
     with cheap_collections():
@@ -72,7 +75,7 @@ def report(found: Iterable[Found], *, shrink: bool = True) -> tuple[list[str], C
             if difference is None:
                 continue
             if shrink:
-                case, difference = shrunk(case, difference)
+                case, difference = shrunk(case, difference, reproduces=reproduces)
             texts.append(f"seed {seed}: {case}\n  {difference}")
             print(texts[-1], flush=True)
     return texts, used
@@ -83,14 +86,17 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:200", help="first:end")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--reproduce", action="store_true", help='ours with reproduce="transformers"')
     options = parser.parse_args()
     seeds = range(*map(int, options.seeds.split(":")))
     start = time.monotonic()
+    examine = functools.partial(check, reproduces=options.reproduce)
+    how = {"shrink": not options.no_shrink, "reproduces": options.reproduce}
     if options.jobs > 1:
         with multiprocessing.get_context("spawn").Pool(options.jobs, gc.freeze) as pool:
-            texts, used = report(pool.imap_unordered(check, seeds), shrink=not options.no_shrink)
+            texts, used = report(pool.imap_unordered(examine, seeds), **how)
     else:
-        texts, used = report(map(check, seeds), shrink=not options.no_shrink)
+        texts, used = report(map(examine, seeds), **how)
     print(f"{len(seeds)} seeds, {len(texts)} unexplained differences, {time.monotonic() - start:.0f} s")
     for correction in CORRECTIONS:
         print(f"{used[correction]:6} {correction.name}")

@@ -41,7 +41,7 @@ class Correction:
 
 
 EVAL_LOSS = Correction("eval loss over items", "**`eval_loss`** is the mean over items")
-EVAL_DRAWS = Correction("evaluation draws no random numbers", "**Evaluating draws no random numbers**")
+EVAL_DRAWS = Correction("evaluation draws no random numbers", "**Evaluating draws no random numbers.**")
 SHIFTED = Correction("items of an undeclared causal loss", "**Causal models without a declared loss type**")
 PREPARATION = Correction("no preparation time", "the first `evaluate` adds `eval_model_preparation_time`")
 FILES = Correction("more files", "`training_args.json` beside it is for people")
@@ -60,7 +60,7 @@ NUM_LOSSES = Correction("a loss for each sample", 'with `include_for_metrics=["l
 NAMED_RESUME = Correction("a checkpoint in the arguments", "`args.resume_from_checkpoint` is left to the script")
 WHOLE_EVALUATION = Correction("evaluation of all samples", "`dataloader_drop_last` drops samples of evaluations")
 RENAMED = Correction("weights under renamed keys", "weights whose names `save_pretrained` changes")
-NON_FINITE = Correction("losses that are not finite", "**A loss that is not finite** is logged as 0.0 there")
+NON_FINITE = Correction("losses that are not finite", "**A loss that is not finite** is logged as 0.0")
 SCALARS = Correction("arrays of one dimension", "predictions that are one number a batch")
 MORE_MODULES = Correction("settings of transformers' models", "with a module that is no transformers model")
 NO_STATE = Correction("no resume without the optimizer", "a checkpoint of `save_only_model` is resumed")
@@ -164,15 +164,79 @@ TRAINS_ONLY_HERE = (
 FILES_OF_OURS = ("training_args.json", "manifest.json", "data_position.pth", "journal.jsonl")
 # Settings of ours that ask for the original's arithmetic where the default corrects it.
 AS_THERE = {"loss_weighting": "original", "on_nonfinite": "ignore"}
+# All of them at once, and what they then differ in no more.
+REPRODUCE = {"reproduce": "transformers"}
+COVERED = (
+    EVAL_LOSS, EVAL_DRAWS, SHIFTED, HALF_ON_CPU, IN_ORDER, NUM_LOSSES, WHOLE_EVALUATION, NON_FINITE, INTERVALS,
+    FINISHED, DRAWS, GROUPED, PASSES, HALF_AFTER, GENERATION,
+)  # fmt: skip
 
 
 # -- the original, corrected ------------------------------------------------------------------------------------------
 
 
-class Corrected:
-    """Mixed into a trainer of the original: does what docs/migrate.md says that ours does."""
+class Differs:
+    """Mixed into a trainer of the original: does what docs/migrate.md says that ours does, with `reproduce` too."""
 
     used: Counter[Correction]
+
+    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
+        named = self.args.resume_from_checkpoint
+        if resume_from_checkpoint is None and named is not None:
+            self.used[NAMED_RESUME] += 1
+        return super().train(named if resume_from_checkpoint is None else resume_from_checkpoint, **kwargs)
+
+    def _init_training_state(self, max_steps: int, steps_per_epoch: int, num_epochs: int, *args: Any) -> Any:
+        start = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, *args)
+        if self.state.num_train_epochs == sys.maxsize and has_length(self.train_dataset):
+            self.state.num_train_epochs = max_steps
+            self.used[NO_BATCH] += 1
+        return start
+
+    def _load_from_checkpoint(self, checkpoint: Any, model: Any = None) -> None:
+        super()._load_from_checkpoint(checkpoint, model)
+        self._load_renamed(Path(checkpoint))
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._load_renamed(Path(self.state.best_model_checkpoint))
+
+    def _load_renamed(self, checkpoint: Path) -> None:
+        file = checkpoint / "model.safetensors"
+        if not isinstance(self.model, transformers.PreTrainedModel) or not file.is_file():
+            return
+        if safetensors.torch.load_file(file).keys() - self.model.state_dict().keys():
+            self.model.load_state_dict(type(self.model).from_pretrained(checkpoint).state_dict())
+            self.used[RENAMED] += 1
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        with self._token_rate():
+            result = super()._finalize_training(*args, **kwargs)
+        if "total_flos" not in result.metrics:
+            result.metrics["total_flos"] = self.state.total_flos
+            self.used[TOTAL_FLOS] += 1
+        return result
+
+    @contextlib.contextmanager
+    def _token_rate(self) -> Iterator[None]:
+        measure, counts = transformers.trainer.speed_metrics, self.args.include_num_input_tokens_seen != "no"
+        self.used[TOKEN_RATE] += counts
+        transformers.trainer.speed_metrics = functools.partial(measure, num_tokens=1) if counts else measure
+        try:
+            yield
+        finally:
+            transformers.trainer.speed_metrics = measure
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().evaluation_loop(*args, **kwargs)
+        for name in [name for name in output.metrics if name.endswith("_model_preparation_time")]:
+            del output.metrics[name]
+            self.used[PREPARATION] += 1
+        return output
+
+
+class Corrected(Differs):
+    """With the corrections of numbers too, which `reproduce="transformers"` takes back."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -201,12 +265,6 @@ class Corrected:
         self.used[IN_ORDER] += 1
         return torch.utils.data.SequentialSampler(dataset)
 
-    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
-        named = self.args.resume_from_checkpoint
-        if resume_from_checkpoint is None and named is not None:
-            self.used[NAMED_RESUME] += 1
-        return super().train(named if resume_from_checkpoint is None else resume_from_checkpoint, **kwargs)
-
     def call_model_init(self, trial: Any = None) -> Any:
         model, given = super().call_model_init(trial), getattr(self.args, "generation_config", None)
         if given is not None:
@@ -216,9 +274,6 @@ class Corrected:
 
     def _init_training_state(self, max_steps: int, steps_per_epoch: int, num_epochs: int, *args: Any) -> Any:
         start = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, *args)
-        if self.state.num_train_epochs == sys.maxsize and has_length(self.train_dataset):
-            self.state.num_train_epochs = max_steps
-            self.used[NO_BATCH] += 1
         before = dict(vars(self.state))
         self.state.compute_steps(self.args, max_steps)
         self.used[INTERVALS] += vars(self.state) != before
@@ -226,22 +281,6 @@ class Corrected:
             return start
         self.used[FINISHED] += 1
         return num_epochs, 0
-
-    def _load_from_checkpoint(self, checkpoint: Any, model: Any = None) -> None:
-        super()._load_from_checkpoint(checkpoint, model)
-        self._load_renamed(Path(checkpoint))
-
-    def _load_best_model(self) -> None:
-        super()._load_best_model()
-        self._load_renamed(Path(self.state.best_model_checkpoint))
-
-    def _load_renamed(self, checkpoint: Path) -> None:
-        file = checkpoint / "model.safetensors"
-        if not isinstance(self.model, transformers.PreTrainedModel) or not file.is_file():
-            return
-        if safetensors.torch.load_file(file).keys() - self.model.state_dict().keys():
-            self.model.load_state_dict(type(self.model).from_pretrained(checkpoint).state_dict())
-            self.used[RENAMED] += 1
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         with self._whole_evaluation():
@@ -291,24 +330,6 @@ class Corrected:
             np.random.set_state(before[1])
             random.setstate(before[2])
 
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        with self._token_rate():
-            result = super()._finalize_training(*args, **kwargs)
-        if "total_flos" not in result.metrics:
-            result.metrics["total_flos"] = self.state.total_flos
-            self.used[TOTAL_FLOS] += 1
-        return result
-
-    @contextlib.contextmanager
-    def _token_rate(self) -> Iterator[None]:
-        measure, counts = transformers.trainer.speed_metrics, self.args.include_num_input_tokens_seen != "no"
-        self.used[TOKEN_RATE] += counts
-        transformers.trainer.speed_metrics = functools.partial(measure, num_tokens=1) if counts else measure
-        try:
-            yield
-        finally:
-            transformers.trainer.speed_metrics = measure
-
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         labels, num_rows = inputs.get("labels"), len(next(iter(inputs.values())))
         step = super().prediction_step(model, inputs, *args, **kwargs)
@@ -322,9 +343,6 @@ class Corrected:
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         self._losses: list[tuple[float, int]] = []
         output = super().evaluation_loop(*args, **kwargs)
-        for name in [name for name in output.metrics if name.endswith("_model_preparation_time")]:
-            del output.metrics[name]
-            self.used[PREPARATION] += 1
         losses = [one for one in self._losses if math.isfinite(one[0])] if self.args.logging_nan_inf_filter else []
         losses = losses or self._losses
         num_items = sum(items for _, items in losses)
@@ -334,5 +352,6 @@ class Corrected:
         return output
 
 
-def corrected(kind: type[transformers.Trainer]) -> Any:
-    return type(f"Corrected{kind.__name__}", (Corrected, kind), {})
+def corrected(kind: type[transformers.Trainer], *, reproduces: bool = False) -> Any:
+    mixin = Differs if reproduces else Corrected
+    return type(f"{mixin.__name__}{kind.__name__}", (mixin, kind), {})

@@ -19,6 +19,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from .fuzz_corrections import (
     NON_FINITE,
     OWN_CHECKPOINTS,
     PASSES,
+    REPRODUCE,
     SCALARS,
     TRAINS_ONLY_HERE,
     TWO_FAULTS,
@@ -73,8 +75,12 @@ MEMORY = ("_mem_cpu_", "_mem_gpu_", "before_init_mem", "init_mem")
 
 REFERENCE = Side("transformers", corrected(transformers.Trainer), transformers.TrainingArguments)
 REFERENCE_SEQ2SEQ = Side("transformers", corrected(transformers.Seq2SeqTrainer), transformers.Seq2SeqTrainingArguments)
+PLAIN = replace(REFERENCE, trainer=corrected(transformers.Trainer, reproduces=True))
+PLAIN_SEQ2SEQ = replace(REFERENCE_SEQ2SEQ, trainer=corrected(transformers.Seq2SeqTrainer, reproduces=True))
 OURS = Side("trainwright", trainwright.Trainer, trainwright.TrainingArguments)
 OURS_SEQ2SEQ = Side("trainwright", trainwright.Seq2SeqTrainer, trainwright.Seq2SeqTrainingArguments)
+REPRODUCING = replace(OURS, arguments=partial(trainwright.TrainingArguments, **REPRODUCE))
+REPRODUCING_SEQ2SEQ = replace(OURS_SEQ2SEQ, arguments=partial(trainwright.Seq2SeqTrainingArguments, **REPRODUCE))
 MODULES = {"transformers": transformers, "trainwright": trainwright}
 
 # -- parts of a trainer -----------------------------------------------------------------------------------------------
@@ -109,8 +115,8 @@ def is_ignored(key: str) -> bool:
 
 def steering(module: Any, how: str) -> Any:
     """A callback that a person would write."""
-    if how == "patience":
-        return module.EarlyStoppingCallback(early_stopping_patience=1)
+    if how.startswith("patience"):
+        return module.EarlyStoppingCallback(early_stopping_patience=int(how.partition("_")[2] or 1))
     flag = {"save": "should_save", "stop": "should_training_stop", "epoch_stop": "should_epoch_stop",
             "evaluate": "should_evaluate", "log": "should_log"}.get(how.removesuffix("_at_epoch"))  # fmt: skip
 
@@ -171,7 +177,8 @@ def make(case: Case, side: Side, folder: Path, events: list[Any], **more: Any) -
     """A new trainer of the case on a new model; the weights and the data are the same at every call."""
     task, module = task_of(case), MODULES[side.name]
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
-    given = settings(case) | more | (AS_THERE if side.name == "trainwright" else {})
+    is_plain = side in (REPRODUCING, REPRODUCING_SEQ2SEQ)
+    given = settings(case) | more | (AS_THERE if side.name == "trainwright" and not is_plain else {})
     own_arguments = case.get("their_arguments") and side.name == "trainwright"
     arguments = (REFERENCE_SEQ2SEQ if is_t5(case) else REFERENCE).arguments if own_arguments else side.arguments
     if own_arguments:
@@ -338,9 +345,10 @@ def resuming(case: Case, side: Side, output: Path, events: list[Any]) -> Any:
 
 
 def extended(case: Case) -> dict[str, Any]:
-    """The arguments that make a resumed run longer, if it is to be."""
+    """The arguments that make a resumed run longer, if it is to be; "resumed_with" are some that are not drawn."""
     name = "max_steps" if "max_steps" in settings(case) else "num_train_epochs"
-    return {name: settings(case)[name] + (3 if name == "max_steps" else 1)} if case.get("longer") else {}
+    longer = {name: settings(case)[name] + (3 if name == "max_steps" else 1)} if case.get("longer") else {}
+    return longer | case.get("resumed_with", {})
 
 
 def _trained(prefix: str, trainer: Any, output: Path, events: list[Any], **how: Any) -> Iterator[tuple[str, Any]]:
@@ -384,10 +392,16 @@ def _short(value: Any) -> str:
     return text if len(text) < 600 else text[:600] + " ..."
 
 
-def compare(case: Case, used: Counter[Correction]) -> Difference | None:
-    """Runs a case on both sides; the first difference that nothing explains, or None."""
+def compare(case: Case, used: Counter[Correction], *, reproduces: bool = False) -> Difference | None:
+    """Runs a case on both sides; the first difference that nothing explains, or None.
+
+    With `reproduces` ours takes back its corrections of numbers, and the original makes none of them.
+    """
     sides = (OURS_SEQ2SEQ, REFERENCE_SEQ2SEQ) if is_t5(case) else (OURS, REFERENCE)
-    is_half = "fp16" in case and "bf16" not in case
+    if reproduces:
+        case = {name: value for name, value in case.items() if name != "their_arguments"}
+        sides = (REPRODUCING_SEQ2SEQ, PLAIN_SEQ2SEQ) if is_t5(case) else (REPRODUCING, PLAIN)
+    is_half = "fp16" in case and "bf16" not in case and not reproduces
     used[HALF_ON_CPU] += is_half
     without_half = {name: value for name, value in case.items() if name != "fp16" or not is_half}
     ours, theirs = run(without_half, sides[0], used), run(case, sides[1], used)
@@ -406,7 +420,7 @@ def compare(case: Case, used: Counter[Correction]) -> Difference | None:
         ):
             ours[name] = _without_kept(ours[name], theirs[name], used)
         if (found := first_difference(ours[name], theirs[name], name, used)) is not None:
-            strays = next((one for one, is_so in STRAYS if is_so(case)), None)
+            strays = None if reproduces else next((one for one, is_so in STRAYS if is_so(case)), None)
             if name.startswith("resumed ") and strays and _only_ours_is_straight(case, sides[0], ours, theirs):
                 used[strays] += 1
                 return None
@@ -416,7 +430,7 @@ def compare(case: Case, used: Counter[Correction]) -> Difference | None:
     for correction, words, row in TRAINS_ONLY_HERE:
         if row in case and other is not None and words in str(other):
             used[correction] += 1
-            return compare(without(case, row), used)
+            return compare(without(case, row), used, reproduces=reproduces)
     explained = next((one for one in ENDS if one.explain(case, mine, other)), None)
     if explained is not None and isinstance(mine, TrainwrightError | None):
         used[explained.correction] += 1
@@ -424,7 +438,7 @@ def compare(case: Case, used: Counter[Correction]) -> Difference | None:
     for row in case if mine and other else ():
         if f"{row}=" in str(mine) and "error" in run(rest := without(case, row), sides[1], Counter()):
             used[TWO_FAULTS] += 1
-            return compare(rest, used)
+            return compare(rest, used, reproduces=reproduces)
     return Difference("error", mine, other)
 
 

@@ -81,6 +81,7 @@ CONTAINERS: dict[str, Callable[[list[data.Item]], Any]] = {
     "stream": data.Stream,
     "hf_stream": lambda items: data.hf_dataset(items).to_iterable_dataset(),
     "hf_with_text": rows.with_a_column_no_model_knows,
+    "hf_with_numbers": lambda items: data.hf_dataset(items, length=list(range(len(items)))),
 }
 
 
@@ -375,20 +376,27 @@ def with_meaning(case: Case) -> Case:
 
 
 def num_samples(case: Case) -> int:
-    """Of the training data. Where the ends of a stream differ (docs/migrate.md), it has whole batches and windows."""
+    """Of the training data. Where the ends of a stream differ (docs/migrate.md), it has whole batches and windows.
+
+    But for a case with "tail", of a test that looks at the ends.
+    """
     size, accumulated = case.get("samples", 11), case.get("gradient_accumulation_steps", 1)
     batch = case.get("per_device_train_batch_size", 4)
     window = batch * accumulated
-    differs = is_stream(case) and (accumulated > 1 or ("dataloader_drop_last" in case and size > batch))
+    differs = (
+        is_stream(case)
+        and "tail" not in case
+        and (accumulated > 1 or ("dataloader_drop_last" in case and size > batch))
+    )
     return -(-size // window) * window if differs else size
 
 
 def settings(case: Case) -> dict[str, Any]:
-    """The arguments of a case, but for its folder."""
+    """The arguments of a case, but for its folder; "more" are some that are not drawn."""
     given = BASE | ({"max_steps": 5} if is_stream(case) else {})
     for row in BUNDLES:
         given |= case.get(row.name, {})
     if case.get("longer"):  # the only schedule that is the same on a longer run (docs/resume.md)
         given |= {"lr_scheduler_type": "constant", "lr_scheduler_kwargs": None}
     drawn = given | {row.name: case[row.name] for row in FIELDS if row.name in case}
-    return copy.deepcopy(drawn)  # the original writes into a dict of accelerator_config
+    return copy.deepcopy(drawn | case.get("more", {}))  # the original writes into a dict of accelerator_config

@@ -10,6 +10,7 @@ from . import (  # noqa: F401 -- they name the families
     test_generation,
     test_gpt2_is_right,
     test_precision,
+    test_reproduce,
     test_resume,
     test_same_weights,
     test_stream_tail,

@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from trainwright.config import resolve, rules, summary
 from trainwright.config.aliases import Translation
 from trainwright.config.coerce import DICT_FIELDS, coerce, verbosity
-from trainwright.config.fields import POSITIONS, GenerationFields, OlderFields, OurFields, SharedFields, defaults_of
+from trainwright.config.fields import (
+    POSITIONS,
+    GenerationFields,
+    OlderFields,
+    OurFields,
+    SharedFields,
+    defaults_of,
+    reproduces,
+)  # fmt: skip
 from trainwright.config.protocol import Arguments
 from trainwright.config.setters import Setters
 from trainwright.distributed.process_group import start_alone, start_group
@@ -259,6 +267,8 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
     @property
     def mixed_precision(self) -> str:
         """ "fp16", "bf16", or what `accelerate launch` was configured with ("no" without it)."""
+        if self.fp16 and reproduces(self) and self.device.type == "cpu":
+            return "no"
         return "fp16" if self.fp16 else "bf16" if self.bf16 else configured_precision()
 
     @property

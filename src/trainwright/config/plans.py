@@ -58,6 +58,8 @@ class LoaderPlan:
     batch_size: int  # samples per batch on this process
     seed: int  # base of the order of samples; epoch e is shuffled with `seed + e`
     drop_last: bool = False
+    # a stream's last batch is kept, a stream may end before its place of a resume, and batches do not seed workers
+    as_original: bool = False
     workers: int = 0
     pin_memory: bool = False
     persistent_workers: bool = False
@@ -258,5 +260,6 @@ class EvalPlan:
     include: tuple[str, ...] = ()  # extras for metrics, "inputs" and "loss"
     streams_metrics: bool = False  # metrics take one batch at a time (`batch_eval_metrics`)
     skip_non_finite: bool = True  # batches whose loss is not finite are left out of its mean
+    averages_batches: bool = False  # the loss is the mean of the batches' losses, by rows, not that of all items
     memory_share: float = 0.6  # of the free memory; results beyond it lie in a file
     spill_folder: str | None = None  # where that file is; None: the system's folder for temporary files

@@ -13,7 +13,7 @@ from trainwright.config import plans
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.coerce import StepRange, parse_steps
 from trainwright.config.enums import word
-from trainwright.config.fields import value_of
+from trainwright.config.fields import reproduces, value_of
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import refuse
 from trainwright.distributed.world import (
@@ -179,7 +179,9 @@ def loader(
     return plans.LoaderPlan(
         batch_size=_per_process(args, batch_size, num_processes),
         seed=seed,
-        drop_last=args.dataloader_drop_last and is_training,  # an evaluation has a row for each sample
+        # an evaluation has a row for each sample
+        drop_last=args.dataloader_drop_last and (is_training or reproduces(args)),
+        as_original=reproduces(args),
         workers=args.dataloader_num_workers,
         pin_memory=args.dataloader_pin_memory and args.device.type not in ("cpu", "mps"),
         persistent_workers=args.dataloader_persistent_workers,
@@ -248,7 +250,8 @@ def checkpoint(args: Arguments) -> plans.CheckpointPlan:
 
 def guard(args: Arguments) -> plans.GuardPlan:
     """The policies for bad steps."""
-    return plans.GuardPlan(**{field.name: value_of(args, field.name) for field in fields(plans.GuardPlan)})
+    plan = plans.GuardPlan(**{field.name: value_of(args, field.name) for field in fields(plans.GuardPlan)})
+    return replace(plan, on_nonfinite="ignore") if reproduces(args) and plan.on_nonfinite == "skip" else plan
 
 
 def profiled(args: Arguments) -> StepRange | None:
@@ -265,6 +268,7 @@ def evaluation(args: Arguments) -> plans.EvalPlan:
         include=tuple(args.include_for_metrics),
         streams_metrics=args.batch_eval_metrics,
         skip_non_finite=args.logging_nan_inf_filter,
+        averages_batches=reproduces(args),
         memory_share=0.6 / max(1, args.world_size),  # the rest is for metrics, which often copy what they are given
         spill_folder=args.output_dir,
     )

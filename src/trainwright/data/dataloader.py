@@ -83,18 +83,20 @@ def _stream_dataloader(
     items = StreamItems(
         dataset,
         share if former is None else replace(share, batch_size=1),
-        drop_last=plan.drop_last,
+        drop_last=plan.drop_last and not plan.as_original,
         seed=plan.seed,
         seeds_always=plan.seed_samples,
         former=former,
         split=split,
+        as_original=plan.as_original,
     )
     between = None if split.is_whole else exchange
     return StreamDataLoader(items, collate=collate, exchange=between, **_options(plan))
 
 
 def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, collate: Collate) -> PreparedDataLoader:
-    worker_seed = plan.seed if plan.is_training and plan.workers > 0 else None
+    seeds_workers = plan.is_training and plan.workers > 0 and not plan.as_original
+    worker_seed = plan.seed if seeds_workers else None
     share, drop_last = _share(plan), plan.drop_last
     if isinstance(sampler, BatchOrder):  # its unit is a batch already, and it drops what is to be dropped itself
         order: Order = sampler.of_all_processes()

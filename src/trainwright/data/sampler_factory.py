@@ -6,6 +6,7 @@ from collections.abc import Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from trainwright._types import DatasetLike, has_length
@@ -54,6 +55,13 @@ def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | N
             drop_last=plan.drop_last,
         )
     return RandomSampler(dataset)
+
+
+def evaluation_by_length(dataset: DatasetLike, plan: SamplingPlan, generator: torch.Generator) -> LengthGroupedSampler:
+    """Samples of an evaluation, those of similar length together, in an order that `generator` draws."""
+    sampler = LengthGroupedSampler(plan.batch_size, lengths=_lengths(dataset, plan), generator=generator)
+    sampler.length_column = plan.length_column
+    return sampler
 
 
 def stream_former(dataset: object, plan: SamplingPlan) -> BatchFormer | None:

@@ -54,9 +54,14 @@ def as_fp32(outputs: Any) -> Any:
 
 
 @contextmanager
-def eval_precision(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """Converts a model to another type, unless that is None; at the end it has its own weights again, unrounded."""
-    if dtype is None:
+def eval_precision(model: nn.Module, dtype: torch.dtype | None, *, stays: bool = False) -> Iterator[None]:
+    """Converts a model to another type, unless that is None; at the end it has its own weights again, unrounded.
+
+    With `stays` it keeps the other type, as in the original.
+    """
+    if dtype is None or stays:
+        if dtype is not None:
+            model.to(dtype)
         yield
         return
     tensors = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]

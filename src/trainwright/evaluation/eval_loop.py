@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -54,6 +55,7 @@ class EvalContext:
     needs_labels: bool = False  # whether metrics without labels are worth a warning (evaluation) or not (prediction)
     keeps_results: bool = True
     ignore_keys: list[str] | None = None
+    loss_rows: int | None = None  # a batch's loss counts for so many rows; None: for those that it has
 
 
 def evaluation_loop(
@@ -167,6 +169,13 @@ def mean_of(sums: torch.Tensor, *, skip_non_finite: bool) -> float | None:
     return float(result[0] / result[1]) if result[1] > 0 else None
 
 
+def _mean_of_rows(losses: list[torch.Tensor], *, skip_non_finite: bool) -> float:
+    """The original's `eval_loss`: in the type of the losses, added up in numpy's order."""
+    values = np.concatenate([nested_numpify(loss) for loss in losses])
+    finite = np.isfinite(values)
+    return float((values[finite] if skip_non_finite and finite.any() else values).mean())
+
+
 class PredictionAccumulator:
     """Collects losses, predictions and labels of one evaluation, as far as metrics or the caller need them."""
 
@@ -175,6 +184,7 @@ class PredictionAccumulator:
         self.session = session
         self._recorded = recorded
         self._mean = LossAverage()
+        self._rows: list[torch.Tensor] = []  # the loss of its batch for each row, with `averages_batches`
         self._metrics: dict[str, Any] = {}
         self._stream: StreamingMetric | None = None
         metrics = session.compute_metrics
@@ -190,11 +200,14 @@ class PredictionAccumulator:
     def add(self, inputs: Batch, step: Step, *, rows: int, shown: Nested, counts: bool, is_last: bool) -> None:
         """Adds loss, logits and labels of so many rows, and inputs to show; nothing of a batch that does not count."""
         session, (loss, logits, labels) = self.session, step
-        if loss is not None and counts:
+        repeated = None if loss is None else loss.detach().mean().repeat(session.loss_rows or rows)
+        if repeated is not None and session.plan.averages_batches:
+            self._rows.append(session.gather(repeated if counts else repeated[:0]))
+        elif loss is not None and counts:
             self._mean.add(loss, session.rule.weight(inputs, session.label_names, rows))
         if logits is None and labels is None and not session.plan.include:  # nothing but the loss
             return
-        losses = loss.detach().mean().repeat(rows) if loss is not None and "loss" in session.plan.include else None
+        losses = repeated if "loss" in session.plan.include else None
         if logits is not None and session.preprocess_logits is not None:
             logits = session.preprocess_logits(logits, labels)
         if self._stream is not None and self._stream.adds_processes_up and not session.keeps_results:
@@ -227,6 +240,8 @@ class PredictionAccumulator:
         elif predictions is not None and labels is not None and session.compute_metrics and not self._by_batch:
             self._metrics = session.compute_metrics(EvalPrediction(predictions, labels, inputs=inputs, losses=losses))
         mean, recorded = self._exchange()
+        if self._rows:
+            mean = _mean_of_rows(self._rows, skip_non_finite=session.plan.skip_non_finite)
         named = {} if mean is None else {f"{prefix}_loss": mean}
         metrics = _prefixed(self._metrics, prefix, named)
         more = _prefixed(recorded, prefix, {})

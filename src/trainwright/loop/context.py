@@ -62,5 +62,6 @@ class LoopContext:
     # set where a run that an error ends saves its last finished step too; with them it stands there as if nothing had
     # been drawn since
     random_states: RandomStates | None = None
+    reproduces: bool = False  # ends of data and of a finished run are those of the original
     trial: object = None
     ignore_keys_for_eval: list[str] | None = None

@@ -47,7 +47,10 @@ def epochs(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval_on_st
     for epoch in itertools.count(session.start.epoch):
         if epoch >= session.plan.num_epochs + run.more_epochs:
             break
-        if run.state.global_step >= last_step or run.control.should_training_stop:
+        is_done = run.state.global_step >= last_step
+        if session.reproduces and session.start.checkpoint is not None and epoch == session.start.epoch:
+            is_done = False  # the original looks at the number of steps after a step
+        if is_done or run.control.should_training_stop:
             break
         session.events.fire("on_epoch_begin", run)
         yield epoch
@@ -145,7 +148,7 @@ def windows(
         if not samples:  # a stream that ended, or an override that has had enough
             return
         remaining -= len(samples)
-        yield Window(samples, num_items)
+        yield Window(samples, num_items, is_tail=session.reproduces and len(samples) < size)
         if len(samples) < size or (session.plan.has_open_end and session.loader.has_ended):
             return
 

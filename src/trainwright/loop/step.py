@@ -20,6 +20,7 @@ class Window:
 
     batches: list[Batch]  # as the collator made them
     num_items: torch.Tensor | int | None  # label items of the whole window, where somebody asks for them
+    is_tail: bool = False  # the data did not fill it: its gradients are added to those of the next pass, without update
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,10 @@ class Step:
     def update(self) -> None:
         """Updates the weights once, counts the step, and does what is due after it: logs, evaluation, save."""
         session, run, hooks = self._session, self._run, self._hooks
-        if self.is_whole:
+        if self._window.is_tail and self.is_whole:
+            session.events.fire("on_substep_end", run)
+            run.batches_in_epoch += len(self._window.batches)
+        elif self.is_whole:
             self.result = update_weights(session, run, hooks)
             run.advance(self._epoch, num_batches=len(self._window.batches))
             session.guard.keep(run)

@@ -21,7 +21,7 @@ from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.coerce import WARM_UP
-from trainwright.config.fields import value_of
+from trainwright.config.fields import reproduces, value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts
 from trainwright.data.seeding import enable_full_determinism, set_seed
@@ -280,13 +280,15 @@ def loss_rule(
         is_scaled: what the user says of the losses; None: nothing.
         num_processes: whose gradients are averaged.
     """
-    weighting = value_of(args, "loss_weighting")
+    as_original = reproduces(args)
+    weighting = value_of(args, "loss_weighting") or ("original" if as_original else None)
     counts = has_loss_func or smooths_labels or (own_loss is not None and model_facts.uses_item_count(own_loss))
     is_mean = weighting != "original" and not counts and model_facts.ignores_item_count(model)
     by_items = weighting == "items"
     return LossRule(
         counts_items=(accepts_loss_kwargs and not is_mean) or has_loss_func or (by_items and smooths_labels),
-        shifts_labels=model_facts.shifts_labels(model), is_scaled=is_scaled, has_loss_func=has_loss_func,
+        shifts_labels=model_facts.shifts_labels(model, declared_only=as_original), is_scaled=is_scaled,
+        has_loss_func=has_loss_func,
         weights_items=(by_items and not smooths_labels) or (is_mean and weighting is None),
         aux_coefficient=model_facts.auxiliary_coefficient(model),
         num_processes=num_processes if args.average_tokens_across_devices else 1,

@@ -13,7 +13,7 @@ from trainwright._types import DataLoaderLike, DatasetLike, Model
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
-from trainwright.config.fields import value_of
+from trainwright.config.fields import reproduces, value_of
 from trainwright.config.rules.advice import saving_on_exception
 from trainwright.data import sampler_factory
 from trainwright.data.dataloader import build_dataloader, build_whole
@@ -36,6 +36,15 @@ def train_sampler(
         args, batch_size=batch_size, seed=_data_seed(args), num_processes=num_processes, length_of=length_of
     )
     return sampler_factory.training_order(dataset, plan)
+
+
+def grouped_evaluation(args: Any, dataset: DatasetLike, length_of: str | None) -> Any:
+    """The order by length that evaluations have in the original with group_by_length; None where they are in order."""
+    if not reproduces(args) or args.train_sampling_strategy != "group_by_length":
+        return None
+    plan = resolve.sampling(args, batch_size=args.eval_batch_size, seed=0, num_processes=1, length_of=length_of)
+    seed = args.seed if args.data_seed is None else args.data_seed
+    return sampler_factory.evaluation_by_length(dataset, plan, torch.Generator().manual_seed(seed))
 
 
 def sampler_of(

@@ -21,7 +21,7 @@ from trainwright.callbacks.flow import TimeLimits
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.lease import Lease, NullLease, take
 from trainwright.config import resolve
-from trainwright.config.fields import value_of
+from trainwright.config.fields import reproduces, value_of
 from trainwright.config.plans import StepPlan
 from trainwright.data.cursor import Cursor, WindowSize, plan_resume
 from trainwright.data.loader import Loader
@@ -247,9 +247,10 @@ class TrainingRun:
         """Epoch and batches of it that are done, and the loader prepared to go on from there."""
         assert self.plan is not None
         assert self.loader is not None
-        skips = not args.ignore_data_skip
-        position = resume.resume_loader(self.loader, checkpoint, engine, self.plan, skips=skips)
-        if position is None:  # transformers wrote it: all that is known is the step
+        skips, position = not args.ignore_data_skip, None
+        if not reproduces(args):
+            position = resume.resume_loader(self.loader, checkpoint, engine, self.plan, skips=skips)
+        if position is None:  # transformers wrote it, or would resume it: all that is known is the step
             epoch, steps = divmod(self.progress.state.global_step, steps_per_epoch)
             position = epoch, steps * self.plan.micro_batches if skips else 0
         return position
@@ -302,7 +303,7 @@ class TrainingRun:
                            owes_evaluation=self.pending_actions.evaluates, owes_save=self.pending_actions.saves),
             scheduler_follows_metrics=follows_metrics,
             saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
-            random_states=input_pipeline.random_states(args),
+            random_states=input_pipeline.random_states(args), reproduces=reproduces(args),
             smaller_batches=MicroBatchRetry(engine, rng) if args.auto_find_batch_size else None,
             **parts,
         )  # fmt: skip

@@ -17,7 +17,7 @@ from trainwright.config.fields.shared_fields import SharedFields
 __all__ = [
     "ALIASES", "CHOICES", "GROUPS", "POSITIONS", "RANGES", "SETTINGS", "WITH_GENERATION",
     "GenerationFields", "OlderFields", "OurFields", "SharedFields",
-    "batch_formers", "defaults_of", "has_other_meaning", "names_with", "out_of_range", "value_of",
+    "batch_formers", "defaults_of", "has_other_meaning", "names_with", "out_of_range", "reproduces", "value_of",
 ]  # fmt: skip
 
 
@@ -63,6 +63,11 @@ def value_of(args: object, name: str) -> Any:  # Any: the value of any field
     if not hasattr(args, name) and name in OLDER_NAMES:
         name = OLDER_NAMES[name]
     return getattr(args, name, setting.default)
+
+
+def reproduces(args: object) -> bool:
+    """Returns True if a run restores the original's numbers: each correction of docs/migrate.md asks for it once."""
+    return bool(value_of(args, "reproduce") == "transformers")
 
 
 def has_other_meaning(args: object, name: str) -> bool:

@@ -207,6 +207,12 @@ class OurFields(FieldGroup, group="Ours"):
     rollback_skip_samples: int = tunable(
         0, "Samples after a rollback that are left out too, in whole steps.", limits=Range(0, whole=True)
     )
+    reproduce: str | None = fixed(
+        None,
+        "Restores the original's numbers where docs/migrate.md lists a correction: transformers (None: corrected).",
+        choices=("transformers",),
+        since="0.3",
+    )
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)

@@ -47,11 +47,11 @@ class Chunk:
     num_samples: int | None = None  # in it, where that is not the size
 
 
-def chunks_of_items(opened: OpenStream, share: RankShare, *, drop_last: bool) -> Iterator[Chunk]:
+def chunks_of_items(opened: OpenStream, share: RankShare, *, drop_last: bool, may_end: bool = False) -> Iterator[Chunk]:
     """Chunks of so many items. Reads past what is trained at once, and the chunks when they are asked for.
 
     A last chunk that is smaller is left out with `drop_last`, unless it is the only one. Raises DataError where the
-    stream has become shorter than what is trained.
+    stream has become shorter than what is trained; with `may_end` there are no chunks then.
     """
     size, position, stop = share.chunk_size, opened.at, opened.place.samples
     with opened.bar(stop) as bar:
@@ -60,6 +60,8 @@ def chunks_of_items(opened: OpenStream, share: RankShare, *, drop_last: bool) ->
                 opened.begin(position // size)
             number = sum(1 for _ in itertools.islice(opened.items, min(size, stop - position)))
             if number == 0:
+                if may_end:
+                    break
                 _raise_shorter(position, stop)
             position += number
             bar.update(number)

@@ -63,6 +63,7 @@ class StreamItems(IterableDataset[BatchItems]):
     seeds_always: bool = False  # it seeds the main process too
     former: BatchFormer | None = None
     split: Split = WHOLE
+    as_original: bool = False  # it may be shorter than what is passed over, and workers keep the seeds of torch
 
     def __post_init__(self) -> None:
         # A look-ahead is read again by a resume, and what is drawn in it must be the same then.
@@ -171,7 +172,7 @@ class StreamReader:
         self.worker: int = 0 if info is None else info.id
         self.num_workers: int = 1 if info is None else info.num_workers
         self.rank = stream.share.rank + stream.split.rank  # one of them is 0
-        self.seeds = info is not None or stream.seeds_always
+        self.seeds = (info is not None and not stream.as_original) or stream.seeds_always
         self.has_state = keeps_state(stream.source)
         self.splits_itself = self.num_workers > 1 and is_hf_stream(stream.source)
         self.watched: _WatchedInfo | None = None
@@ -180,7 +181,8 @@ class StreamReader:
         """Rows for the collator, a portion for each batch. Reads past what is trained at once."""
         opened, share, former = self._open(), self.stream.share, self.stream.former
         if former is None:
-            return self._portions(chunks_of_items(opened, share, drop_last=self.stream.drop_last))
+            may_end, drop_last = self.stream.as_original, self.stream.drop_last
+            return self._portions(chunks_of_items(opened, share, drop_last=drop_last, may_end=may_end))
 
         def seed(start: int) -> int:
             return seed_of((self.stream.seed, self.epoch, start, self._whose))

@@ -1,0 +1,154 @@
+"""`reproduce="transformers"` takes each correction of docs/migrate.md back that changes numbers, bit for bit.
+
+A row here is a case of the fuzz in which a correction matters: the original's results are those of the plain Trainer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from transformers.trainer_callback import TrainerState
+
+import trainwright
+
+from .fuzz_sides import OURS, OURS_SEQ2SEQ, PLAIN, PLAIN_SEQ2SEQ, REPRODUCING, REPRODUCING_SEQ2SEQ, Facts, run
+from .fuzz_table import BEST_EPOCH, EVERY_2, FIVE_TOKENS, Case, is_t5
+from .golden import Golden, from_text, to_text
+from .rows import MLM
+from .sides import Side, differing, weights
+
+MIGRATE = Path(__file__).parents[2] / "docs" / "migrate.md"
+STEPS = {"save_strategy": "steps", "save_steps": 2}
+EPOCHS = {"saving": {"save_strategy": "epoch"}, "resume": "first"}
+# The beginning of a row of the page -> a case in which its correction changes a number.
+CASES: dict[str, Case] = {
+    "**Causal models without": {"model": "gpt2", "gradient_accumulation_steps": 2},
+    "**`eval_loss`**": {"model": "llama", "ragged": True, "evaluation": EVERY_2, "per_device_eval_batch_size": 4},
+    "**Evaluating draws": {"dropout": 0.2, "evaluation": EVERY_2},
+    "**A loss that is not finite**": {"learning_rate": 1e30, "eval_data": "none"},
+    "BERT, RoBERTa, T5": {"model": "bert", "gradient_accumulation_steps": 2},
+    "a changed learning rate": {**EPOCHS, "resumed_with": {"learning_rate": 1e-3, "num_train_epochs": 3}},
+    "a resumed run keeps the intervals": {
+        "resume": "last", "longer": True, "evaluation": {"eval_strategy": "steps", "eval_steps": 0.5},
+        "saving": {"save_strategy": "steps", "save_steps": 0.5},
+    },
+    "a resume of a run that has done": {**EPOCHS, "resume": "last", "length": {"max_steps": 7}},
+    "a resumed run draws other": {"model": "mlm", "saving": STEPS, "resume": "first"},
+    "a resumed stream that has had": {"data": "stream", "saving": STEPS, "resume": "last", "samples": 7},
+    "without `restore_callback_states": {
+        "evaluation": {}, "best": BEST_EPOCH, "callback": "patience_2", "resume": "last", "learning_rate": 0.0,
+        "length": {"num_train_epochs": 5}, "samples": 3,
+    },
+    "`sortish_sampler=True`": {"model": "t5", "ragged": True, "more": {"sortish_sampler": True}},
+    "where a stream ends": {
+        "data": "stream", "gradient_accumulation_steps": 4, "samples": 26, "tail": True, "length": {"max_steps": 4},
+    },
+    "`dataloader_drop_last` drops": {
+        "dataloader_drop_last": True, "per_device_eval_batch_size": 4, "metrics": "scores",
+    },
+    "with `predict_with_generate` and no length": {
+        "model": "t5", "generation": {"predict_with_generate": True}, "metrics": "scores",
+        "per_device_eval_batch_size": 3, "length": {"max_steps": 1},
+    },
+    "with `group_by_length`, predictions": {
+        "model": "bert", "ragged": True, "train_sampling_strategy": "group_by_length", "per_device_eval_batch_size": 2,
+    },
+    "with `include_for_metrics=[\"loss\"]`": {
+        "model": "t5", "metrics": "scores", "include_for_metrics": ["loss"], "per_device_eval_batch_size": 4,
+    },
+    "a step whose loss or gradient": {"learning_rate": 1e30, "data": "torch", "evaluation": EVERY_2},
+    "the column of `length_column_name`": {
+        "model": "bert", "ragged": True, "data": "hf_with_numbers", "train_sampling_strategy": "group_by_length",
+    },
+    "`evaluate()` or `predict()` with `bf16_full_eval`": {
+        "model": "bert", "before": "evaluate", "bf16_full_eval": True, "length": {"max_steps": 2},
+    },
+    "with `model_init`, `generation_config`": {
+        "model": "t5", "model_init": True, "length": {"max_steps": 1}, "more": {"generation_max_length": 7},
+        "generation": {"predict_with_generate": True, "generation_config": FIVE_TOKENS},
+    },
+    "`fp16=True` has": {"fp16": True},
+}  # fmt: skip
+# Rows that the last tests of this file compare.
+ALSO = ("with `dataloader_persistent_workers`", "early stopping ignores NaN", "what a collator or a dataset draws")
+KEPT = ("log", "state", "weights", "evaluated before", "evaluated", "predicted", "resumed log", "resumed state",
+        "resumed weights")  # fmt: skip
+
+
+def facts(case: Case, side: Side, seq2seq: Side) -> dict[str, Any]:
+    """Numbers of a case on a side, arrays as digests."""
+    found: Facts = run(case, seq2seq if is_t5(case) else side, Counter())
+    if "error" in found:
+        raise found["error"]
+    return {name: found[name] for name in KEPT if name in found}
+
+
+def plain(found: dict[str, Any]) -> dict[str, Any]:
+    return from_text(to_text({"": found}))[""]
+
+
+GOLDEN = Golden("reproduce", {row: partial(facts, case, PLAIN, PLAIN_SEQ2SEQ) for row, case in CASES.items()})
+
+
+@pytest.mark.parametrize("row", CASES)
+@pytest.mark.parametrize("as_original", [True, pytest.param(False, marks=pytest.mark.slow)])  # that the case shows it
+def test_the_numbers_are_those_of_the_original(row: str, as_original: bool) -> None:
+    sides = (REPRODUCING, REPRODUCING_SEQ2SEQ) if as_original else (OURS, OURS_SEQ2SEQ)
+    ours = plain(facts(CASES[row], *sides))
+
+    def compare(theirs: dict[str, Any]) -> None:
+        assert (ours == plain(theirs)) is as_original
+
+    GOLDEN.check(row, compare)
+
+
+def test_the_page_says_which_rows_are_restored() -> None:
+    text = MIGRATE.read_text(encoding="utf-8")
+    rows = [line.removeprefix("| ") for line in text.splitlines() if line.startswith("| ")][1:]
+    assert all(row.endswith((" yes |", " no |")) for row in rows)
+    restored = {row for row in rows if row.endswith(" yes |")}
+    compared = [name for name in (*CASES, *ALSO) if not name.startswith("**")]
+    assert {row for row in rows if row.startswith(tuple(compared))} == restored
+    assert len(restored) == len(compared)
+    assert all(f"\n{name}" in text for name in CASES if name.startswith("**"))
+
+
+@pytest.mark.process
+@pytest.mark.framework
+@pytest.mark.parametrize("as_original", [True, pytest.param(False, marks=pytest.mark.slow)])  # that it shows them
+def test_draws_of_workers_and_their_evaluations_are_those_of_the_original(as_original: bool, tmp_path: Path) -> None:
+    """Rows on what a collator draws in a worker, and on an evaluation of another dataset with workers that persist."""
+    given = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "max_steps": 2, "use_cpu": True,
+             "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "log_level": "error"}  # fmt: skip
+    found = []
+    for side in (PLAIN, REPRODUCING if as_original else OURS):
+        arguments = side.arguments(output_dir=str(tmp_path), **given)
+        kind = {"transformers": transformers, "trainwright": trainwright}[side.name].Trainer
+        items = MLM.items(8)
+        model = MLM.build(0.0)
+        trainer = kind(model=model, args=arguments, train_dataset=items, eval_dataset=items[:3], **MLM.parts(model))
+        trainer.train()
+        sizes = [len(next(iter(trainer.get_eval_dataloader(rows)))["input_ids"]) for rows in (None, items[:2])]
+        found.append((weights(trainer.model), sizes))
+    (theirs, their_sizes), (ours, sizes) = found
+    assert their_sizes == [3, 3]
+    assert (not differing(ours, theirs)) is as_original
+    assert (sizes == their_sizes) is as_original
+
+
+def test_early_stopping_counts_as_the_original_where_nothing_is_a_number_yet() -> None:
+    counts = []
+    for module in (transformers, trainwright):
+        more = {"reproduce": "transformers"} if module is trainwright else {}
+        callback = module.EarlyStoppingCallback(early_stopping_patience=3)
+        args = module.TrainingArguments(output_dir="x", use_cpu=True, metric_for_best_model="loss", **more)
+        for best, value in ((None, float("nan")), (float("inf"), float("nan")), (float("inf"), 1.0), (1.0, 2.0)):
+            callback.check_metric_value(args, TrainerState(best_metric=best), None, value)
+            counts.append((module.__name__, callback.early_stopping_patience_counter))
+    assert [count for name, count in counts if name == "trainwright"] == [0, 1, 0, 1]
+    assert [count for _, count in counts[:4]] == [count for _, count in counts[4:]]
