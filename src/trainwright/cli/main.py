@@ -201,12 +201,17 @@ def push(
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or the output directory of a run.")],
     folder: Annotated[Path, typer.Argument(help="Directory to write; it must be empty, or not there.", metavar="DIR")],
+    merged: Annotated[bool, typer.Option("--merge", help="Merge an adapter (lora) into the model.")] = False,
 ) -> None:
     """Write the model of a checkpoint alone, for from_pretrained."""
     from trainwright.checkpoint.weights import export_model
+    from trainwright.cli.export import chosen, merge
     from trainwright.engine import sharded_state
 
-    written = export_model(checkpoint, folder, parts=sharded_state)
+    source, why = chosen(checkpoint)
+    if why:
+        echo(f"From {source}: {why}")
+    written = merge(source, folder) if merged else export_model(source, folder, parts=sharded_state)
     size = sum(path.stat().st_size for path in written)
     echo(f"Written: {folder}, {len(written)} files, {size / 1e6:.1f} MB")
 

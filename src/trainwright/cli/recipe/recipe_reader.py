@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import re
 import textwrap
@@ -14,7 +15,17 @@ from pathlib import Path as FilePath
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from trainwright._types import JSONObject
-from trainwright.cli.recipe.schema import TASKS, DataPart, ImagePart, LearnPart, ModelPart, Recipe, names_of
+from trainwright.cli.recipe.schema import (
+    CHAT_TEMPLATES,
+    TASKS,
+    DataPart,
+    ImagePart,
+    LearnPart,
+    LoraPart,
+    ModelPart,
+    Recipe,
+    names_of,
+)
 from trainwright.cli.recipe.yaml_tree import Path, Tree, parse, scalar
 from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.config.deprecated import OLD_NAMES
@@ -24,7 +35,8 @@ from trainwright.config.summary import grouped, plain
 from trainwright.errors import ArgumentError, RecipeError, did_you_mean
 
 PARTS: dict[str, type] = {"model": ModelPart, "data": DataPart}
-TOP = ("task", "model", "data", "training")
+OPTIONAL: dict[str, type] = {"lora": LoraPart}  # parts that are left out where the file does not have them
+TOP = ("task", "model", "data", *OPTIONAL, "training")
 NESTED: dict[Path, type] = {("model", "learn_tokenizer"): LearnPart, ("data", "image"): ImagePart}
 Found = Iterator[tuple[Path, str]]
 KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list",
@@ -59,6 +71,7 @@ def checked(tree: Tree, base: FilePath) -> Recipe:
     data, model, training = dict(value["data"]), dict(value.get("model") or {}), dict(value.get("training") or {})
     problems = list(_resolve(data, model, training, base, value["task"]))
     parts = {"model": _made(ModelPart, model, ("model",)), "data": _made(DataPart, data, ("data",))}
+    parts |= {name: _made(kind, value[name] or {}, (name,)) for name, kind in OPTIONAL.items() if name in value}
     made = Recipe(task=value["task"], **parts, training=training)
     problems += [*_contradictions(made), *problems_of_training(training, generates=made.spec.generates)]
     tree.refuse(problems)
@@ -77,14 +90,14 @@ def _values_of_known_names(value: JSONObject, base: FilePath) -> Found:
 def known_paths() -> list[str]:
     """Returns every name that a file may have, with its parents."""
     nested = [f"{'.'.join(path)}.{name}" for path, kind in NESTED.items() for name in names_of(kind)]
-    inner = [f"{part}.{name}" for part, kind in PARTS.items() for name in names_of(kind)]
+    inner = [f"{part}.{name}" for part, kind in (PARTS | OPTIONAL).items() for name in names_of(kind)]
     return ["task", *inner, *nested, *(f"training.{name}" for name in training_names(generates=True))]
 
 
 def _problem_of_name(path: Path) -> str | None:
     full, known = ".".join(path), known_paths()
     free = {("model", "config"), ("data", "columns"), ("data", "where"), ("data", "labels")}
-    if full in known or path[:2] in free:
+    if full in known or full in OPTIONAL or path[:2] in free:
         return None
     if path[0] == "training" and len(path) > 2 and f"training.{path[1]}" in known:
         return None
@@ -101,7 +114,7 @@ def _problems(tree: Tree) -> Found:
         at: Path = ("task",) if "task" in value else ()
         said = "task is missing" if task is None else f"task: {task!r} is not one of them"
         yield at, f"{said}.{did_you_mean(str(task), TASKS)} Tasks: {', '.join(TASKS)}."
-    for part, kind in PARTS.items():
+    for part, kind in (PARTS | OPTIONAL).items():
         yield from _problems_of_part(value.get(part), kind, (part,))
     if "data" not in value:
         yield (), "data is missing: it says what to train on."
@@ -184,6 +197,11 @@ def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, base: Fi
                 model[name] = model_place(model[name], base)
             except PlaceError as error:
                 yield ("model", name), f"model.{name}: {error}"
+    if data.get("chat_template") is not None and data["chat_template"] not in CHAT_TEMPLATES:
+        named, data["chat_template"] = data["chat_template"], absolute(data["chat_template"], base)
+        if not FilePath(data["chat_template"]).is_file():
+            said = f"{named!r} is neither a file nor one of {', '.join(CHAT_TEMPLATES)}."
+            yield ("data", "chat_template"), f"data.chat_template: {said}{did_you_mean(named, CHAT_TEMPLATES)}"
     if data.get("dataset") is not None:
         if (base / data["dataset"]).exists():
             data["dataset"] = str((base / data["dataset"]).absolute())
@@ -206,6 +224,13 @@ def _contradictions(recipe: Recipe) -> Found:
         yield ("data",), "data.train is missing: a file, or several (or data.dataset)."
     if model.path is None and "model_type" not in model.config:
         yield ("model",), "model.path is missing (or, for a model from scratch, model.config with a model_type)."
+    if recipe.lora is not None and (model.path is None or model.from_scratch):
+        yield ("lora",), "lora adapts pretrained weights, and this model has none. Name model.path, or take lora out."
+    if recipe.lora is not None and not 0 <= recipe.lora.dropout < 1:
+        yield ("lora", "dropout"), f"lora.dropout: {recipe.lora.dropout} is no share: it must be from 0 to below 1."
+    if model.quantization is not None and recipe.lora is None:
+        said = "quantised weights cannot be trained; an adapter on them can. Add `lora: {}`."
+        yield ("model", "quantization"), f"model.quantization: {said}"
     if model.tokenizer is not None and model.learn_tokenizer is not None:
         yield ("model", "tokenizer"), "model.tokenizer and model.learn_tokenizer exclude each other. Take one out."
     if model.learn_tokenizer is not None and model.path is not None and not model.from_scratch:
@@ -216,6 +241,13 @@ def _contradictions(recipe: Recipe) -> Found:
         yield ("model",), "a model from scratch needs model.tokenizer, or model.learn_tokenizer."
     if data.eval is None and data.dataset is None and not 0 <= data.eval_share < 1:
         yield ("data", "eval_share"), f"data.eval_share: {data.eval_share} is no share: it must be from 0 to below 1."
+    if data.encoding is not None:
+        try:
+            codecs.lookup(data.encoding)
+        except LookupError:
+            yield ("data", "encoding"), f"data.encoding: Python knows no encoding {data.encoding!r}."
+    if data.delimiter is not None and len(data.delimiter) != 1:
+        yield ("data", "delimiter"), f"data.delimiter: {data.delimiter!r} is not one character."
     if not 0 < data.mask_share < 1:
         yield ("data", "mask_share"), f"data.mask_share: {data.mask_share} is no share: it must be above 0 and below 1."
     roles = (*spec.needs, *spec.takes)

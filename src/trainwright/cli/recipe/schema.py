@@ -12,6 +12,14 @@ from trainwright._types import JSONObject
 
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "text", "conll", "images")
 DTYPES = ("float32", "bfloat16", "float16")
+# Chat templates of ours (cli/tasks/chat_templates), and the tokens that they are written with.
+CHAT_TEMPLATES = {
+    "chatml": ("<|im_start|>", "<|im_end|>"),
+    "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "gemma": ("<start_of_turn>", "<end_of_turn>"),
+    "mistral": (),
+    "plain": (),
+}
 
 
 def entry(default: Any, help: str, *, choices: Sequence[str] | None = None, low: float | None = None) -> Any:
@@ -42,6 +50,20 @@ class ModelPart:
     learn_tokenizer: LearnPart | None = entry(None, "Learn a tokenizer from the training text.")
     dtype: str | None = entry(None, "Type of the weights (null: float32).", choices=DTYPES)
     revision: str | None = entry(None, "Branch, tag or commit on the Hub.")
+    quantization: str | None = entry(None, "Load the weights in so many bits; needs lora.", choices=("4bit", "8bit"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraPart:
+    """Adapter of low rank that is trained in place of the model's weights, by the package peft."""
+
+    r: int = entry(16, "Rank of the adapter's matrices.", low=1)
+    alpha: int = entry(32, "Scale of the adapter, divided by r.", low=1)
+    dropout: float = entry(0.0, "Share of the adapter's inputs that is dropped.", low=0)
+    target_modules: str | list[str] = entry("all-linear", "Names of the layers, or a regular expression of them.")
+    modules_to_save: list[str] | None = entry(None, "Layers that are trained whole (a new head is by itself).")
+    use_dora: bool = entry(False, "Split weights into size and direction (DoRA).")
+    use_rslora: bool = entry(False, "Divide alpha by the root of r (rsLoRA).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +86,8 @@ class DataPart:
     subset: str | None = entry(None, "Its configuration, where it has several.")
     format: str | None = entry(None, "Of the files (null: by their suffix).", choices=FORMATS)
     header: bool = entry(True, "csv, tsv: the first line names the columns; false: they are 0, 1, 2, ...")
+    delimiter: str | None = entry(None, "csv, tsv: what divides columns (null: found in the first line).")
+    encoding: str | None = entry(None, "Of text files, as latin-1 (null: UTF-8, or what the bytes suggest).")
     sample_by: str = entry("line", "text: what one sample is.", choices=("line", "paragraph", "document"))
     pattern: str | None = entry(None, "text: regular expression whose named groups are columns.")
     columns: JSONObject = entry({}, "What the task needs -> the column that has it.")
@@ -76,6 +100,11 @@ class DataPart:
     max_length: int | None = entry(None, "Tokens per text; what is longer is cut off (null: the model's).", low=2)
     max_target_length: int | None = entry(None, "seq2seq: the same for targets (null: as max_length).", low=2)
     mask_share: float = entry(0.15, "masked-lm: share of the tokens that are hidden.", low=0)
+    chat_template: str | None = entry(
+        None, "chat: chatml, llama3, gemma, mistral, plain, or a .jinja file (null: the tokenizer's)."
+    )
+    loss_on: str = entry("answers", "chat: what carries loss.", choices=("answers", "all"))
+    system: str | None = entry(None, "chat: first message of conversations that have no system message.")
     image: ImagePart = field(default_factory=ImagePart, metadata={"help": "How pixels become numbers."})
 
 
@@ -88,30 +117,37 @@ class TaskSpec:
     needs: tuple[str, ...]  # roles that must have a column
     takes: tuple[str, ...] = ()  # roles that may have a column
     generates: bool = False  # whether evaluation writes text, so that there are settings of generation
+    adapter: str | None = None  # what peft calls the task
     only: tuple[str, ...] = ()  # entries of `data` that have an effect in this task and not in every other
 
 
 TASKS: dict[str, TaskSpec] = {
     "text-classification": TaskSpec(
-        title="one label for a text", model_class="AutoModelForSequenceClassification", needs=("text", "label"),
-        takes=("text_pair",), only=("labels", "max_length")),
+        title="one label for a text", model_class="AutoModelForSequenceClassification", adapter="SEQ_CLS",
+        needs=("text", "label"), takes=("text_pair",), only=("labels", "max_length")),
     "token-classification": TaskSpec(
-        title="a tag for each word", model_class="AutoModelForTokenClassification", needs=("words", "tags"),
+        title="a tag for each word", model_class="AutoModelForTokenClassification", adapter="TOKEN_CLS",
+        needs=("words", "tags"),
         only=("labels", "max_length")),
     "causal-lm": TaskSpec(
-        title="go on with a text", model_class="AutoModelForCausalLM", needs=("text",), only=("max_length",)),
+        title="go on with a text", model_class="AutoModelForCausalLM", adapter="CAUSAL_LM", needs=("text",),
+        only=("max_length",)),
     "masked-lm": TaskSpec(
         title="fill in hidden words", model_class="AutoModelForMaskedLM", needs=("text",),
         only=("max_length", "mask_share")),
     "seq2seq": TaskSpec(
         title="a text from a text", model_class="AutoModelForSeq2SeqLM", needs=("source", "target"), generates=True,
-        only=("max_length", "max_target_length")),
+        only=("max_length", "max_target_length"), adapter="SEQ_2_SEQ_LM"),
+    "chat": TaskSpec(
+        title="answer in a conversation", model_class="AutoModelForCausalLM", adapter="CAUSAL_LM", needs=(),
+        takes=("messages", "instruction", "input", "output", "system"),
+        only=("max_length", "chat_template", "loss_on", "system")),
     "image-classification": TaskSpec(
         title="one label for an image", model_class="AutoModelForImageClassification", needs=("image", "label"),
         only=("labels", "image")),
     "regression": TaskSpec(
-        title="a number for a text", model_class="AutoModelForSequenceClassification", needs=("text", "label"),
-        takes=("text_pair",), only=("max_length",)),
+        title="a number for a text", model_class="AutoModelForSequenceClassification", adapter="SEQ_CLS",
+        needs=("text", "label"), takes=("text_pair",), only=("max_length",)),
 }  # fmt: skip
 
 
@@ -122,6 +158,7 @@ class Recipe:
     task: str
     model: ModelPart
     data: DataPart
+    lora: LoraPart | None = None
     training: JSONObject  # arguments of TrainingArguments, as they were given
 
     @property

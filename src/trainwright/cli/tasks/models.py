@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trainwright._types import JSONObject
 from trainwright.cli.recipe.schema import LearnPart
-from trainwright.cli.tasks.source import ModelConfig, TaskSource, first_line, texts
+from trainwright.cli.tasks.adapter import quantized
+from trainwright.cli.tasks.source import ModelConfig, TaskSource, first_line
 from trainwright.config.arguments import TrainingArguments
-from trainwright.errors import did_you_mean
+from trainwright.errors import MissingPackageError, did_you_mean
 
 
 def load_config(
@@ -55,9 +56,15 @@ def load_model(material: TaskSource, config: ModelConfig) -> PreTrainedModel:
         if model.path is None or model.from_scratch:
             loaded: PreTrainedModel = kind.from_config(config, dtype=dtype)
         else:
-            loaded = kind.from_pretrained(model.path, config=config, revision=model.revision, dtype=dtype)
+            given = {"revision": model.revision, "dtype": dtype, **quantized(model.quantization)}
+            loaded = kind.from_pretrained(model.path, config=config, **given)
         return loaded
-    except (OSError, ValueError, RuntimeError) as error:
+    except MissingPackageError:
+        raise
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        if model.quantization is not None:
+            said = f"the weights cannot be loaded in {model.quantization} on this machine: {first_line(error)}. Take "
+            material.wrong(f"{said}the entry out to train the adapter on whole weights.", "model", "quantization")
         material.wrong(f"{config.model_type} cannot be used for {material.recipe.task}: {first_line(error)}",
                        "model", "path" if model.path is not None else "config")  # fmt: skip
 
@@ -91,7 +98,7 @@ NO_LIMIT = 1 << 30  # a tokenizer without a limit says a number beyond any text
 
 
 def load_tokenizer(
-    material: TaskSource, args: TrainingArguments, roles: Sequence[str], *, begins: bool = True
+    material: TaskSource, args: TrainingArguments, corpus: Callable[[], Iterable[str]], *, begins: bool = True
 ) -> PreTrainedTokenizerBase:
     """Loads or learns the tokenizer of a run; a learned one is the same in every process, and after a resume."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers that load data are forked later
@@ -99,7 +106,7 @@ def load_tokenizer(
 
     model = material.recipe.model
     if model.learn_tokenizer is not None:
-        return _learned_once(material, args, roles, begins=begins)
+        return _learned_once(material, args, corpus, begins=begins)
     try:
         where = model.tokenizer or model.path
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, revision=model.revision)
@@ -126,7 +133,7 @@ def max_length(
 
 
 def _learned_once(
-    material: TaskSource, args: TrainingArguments, roles: Sequence[str], *, begins: bool
+    material: TaskSource, args: TrainingArguments, corpus: Callable[[], Iterable[str]], *, begins: bool
 ) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
@@ -137,8 +144,7 @@ def _learned_once(
         if is_first and not (args.resume_from_checkpoint and folder.is_dir()):
             part = material.recipe.model.learn_tokenizer
             assert part is not None
-            corpus = (text for role in roles for text in texts(material.column(material.train, role)))
-            learn(corpus, part, begins=begins).save_pretrained(folder)
+            learn(corpus(), part, begins=begins).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
 
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, JSONObject, write_text
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.cli.recipe.recipe_reader import arguments_class, checked, read_tree
+from trainwright.cli.recipe.recipe_reader import OPTIONAL, arguments_class, checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree, dump
 from trainwright.cli.tasks import task_builders
+from trainwright.cli.tasks.adapter import described, save_base_config, with_adapter
 from trainwright.cli.tasks.source import load
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.errors import RecipeError
@@ -64,13 +65,20 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     build: Callable[..., TaskObjects] = getattr(task_builders, recipe.task.replace("-", "_"))
     with quiet_transformers():
         parts = build(material, args)
+    for note in material.notes:
+        say("note", note)
     held = "" if parts.eval is None else f", {len(parts.eval)} to evaluate on"
     say("data", f"{len(parts.train)} samples to train on{held}, {parts.about}")
     weights = "from scratch" if recipe.model.from_scratch or recipe.model.path is None else f"from {recipe.model.path}"
     num = sum(parameter.numel() for parameter in parts.model.parameters())
-    say("model", f"{type(parts.model).__name__} of {num / 1e6:.1f} million parameters, {weights}")
+    model = parts.model
+    say("model", f"{type(model).__name__} of {num / 1e6:.1f} million parameters, {weights}")
+    if recipe.lora is not None:
+        model = with_adapter(parts.model, material)
+        trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        say("lora", f"{trained / 1e6:.2f} million parameters are trained: {described(recipe.lora)}")
     return (Seq2SeqTrainer if recipe.spec.generates else Trainer)(
-        model=parts.model,
+        model=model,
         args=args,
         data_collator=parts.data_collator,
         train_dataset=parts.train,
@@ -87,6 +95,7 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> dict[str, float]:
     args = trainer.args
     if args.should_save:
         write_text(Path(args.output_dir) / RECIPE_NAME, HEAD + dump(plain(recipe)))
+        save_base_config(trainer.model, Path(args.output_dir))
     result = trainer.train()
     trainer.save_metrics("train", result.metrics)
     scores: dict[str, float] = {}
@@ -148,7 +157,8 @@ def plain(recipe: Recipe) -> JSONObject:
     """Returns the recipe as in a file: values that differ from the defaults, without tokens."""
     training = {name: value for name, value in recipe.training.items() if not name.endswith("_token")}
     training.pop("resume_from_checkpoint", None)
-    return {"task": recipe.task, "model": _set(recipe.model), "data": _set(recipe.data), "training": training}
+    others = {name: _set(part) for name in OPTIONAL if (part := getattr(recipe, name)) is not None}
+    return {"task": recipe.task, "model": _set(recipe.model), "data": _set(recipe.data), **others, "training": training}
 
 
 def _set(part: DataclassInstance | type[DataclassInstance]) -> JSONObject:

@@ -8,7 +8,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeAlias
 
@@ -16,6 +16,8 @@ from trainwright._types import JSONObject
 from trainwright.cli.recipe.recipe_reader import files
 from trainwright.cli.recipe.schema import DataPart, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
+from trainwright.cli.tasks import findings
+from trainwright.cli.tasks.conversations import Shape, find_shape
 from trainwright.errors import DataError, MissingPackageError, did_you_mean, needs_package
 
 Rows: TypeAlias = Any  # a list of rows, or a datasets.Dataset: both have a length and give rows by number
@@ -32,6 +34,8 @@ class TaskSource:
     tree: Tree  # places of the entries in the file
     train: Rows
     eval: Rows  # empty where nothing is held out
+    shape: Shape | None = None  # of the task chat: the columns of its conversations
+    notes: list[str] = field(default_factory=list)  # what was found in the rows, for the console
 
     @property
     def parts(self) -> list[tuple[str, Rows]]:
@@ -59,12 +63,12 @@ def load(recipe: Recipe, tree: Tree) -> TaskSource:
         if recipe.data.dataset is not None:
             train, held = _of_dataset(recipe.data)
         else:
-            train = _of_files(recipe.data.train, recipe.data)
-            held = None if recipe.data.eval is None else _of_files(recipe.data.eval, recipe.data)
+            train = _of_files(material, recipe.data.train)
+            held = None if recipe.data.eval is None else _of_files(material, recipe.data.eval)
     except (DataError, MissingPackageError) as error:
         material.wrong(str(error), "data", "train" if recipe.data.dataset is None else "dataset")
-    _check_columns(material, train)
-    train, held = (_chosen(rows, recipe.data.where) if recipe.data.where else rows for rows in (train, held))
+    train = _used(material, "train", train)
+    held = None if held is None else _used(material, "eval", held)
     train = _shuffled(train, recipe.data.split_seed)
     if held is None and recipe.data.eval_share > 0:
         num = int(len(train) * recipe.data.eval_share)
@@ -76,14 +80,56 @@ def load(recipe: Recipe, tree: Tree) -> TaskSource:
     if len(material.train) == 0:
         cause = "where" if recipe.data.where else "train" if recipe.data.dataset is None else "dataset"
         material.wrong("no row is left to train on.", "data", cause)
-    if len(material.eval):
-        _check_columns(material, material.eval)
     return material
 
 
-def _of_files(paths: str | Sequence[str] | None, data: DataPart) -> list[Row]:
+def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
+    """Returns the rows that `where` chooses, and that are conversations in a chat; looks at what they hold."""
+    _check_columns(material, rows)
+    recipe, is_dataset = material.recipe, hasattr(rows, "column_names")
+    numbers = _chosen(rows, recipe.data.where) if recipe.data.where else list(range(1, len(rows) + 1))
+
+    def column(name: str) -> Iterable[object]:
+        return rows[name] if is_dataset else (row.get(name) for row in rows)
+
+    if material.shape is not None:
+        names = list(material.shape.columns.values())
+        cells = (dict(zip(names, values, strict=True)) for values in zip(*map(column, names), strict=True))
+        numbers, found = findings.of_conversations(material.shape, part, cells, numbers)
+    else:
+        found = findings.find(recipe, part, column, numbers)
+    for finding in found:
+        if finding.is_error:
+            material.wrong(finding.text, *finding.path)
+        material.notes.append(f"{'.'.join(finding.path)}: {finding.text}")
+    if len(numbers) == len(rows):
+        return rows
+    indices = [number - 1 for number in numbers]
+    return rows.select(indices) if is_dataset else [rows[index] for index in indices]
+
+
+def _of_files(material: TaskSource, paths: str | Sequence[str] | None) -> list[Row]:
     named = [paths] if isinstance(paths, str) else list(paths or ())
-    return [row for one in named for path in files(one) for row in read_rows(Path(path), data)]
+    return [row for one in named for path in files(one) for row in _of_file(material, path)]
+
+
+def _of_file(material: TaskSource, path: Path) -> list[Row]:
+    """Reads a file, in the encoding that its bytes suggest where it is not UTF-8 and the recipe names none."""
+    data = material.recipe.data
+    try:
+        return list(read_rows(path, data))
+    except DataError as error:
+        if not isinstance(error.__cause__, UnicodeDecodeError) or data.encoding is not None:
+            raise
+        try:
+            from charset_normalizer import from_path
+        except ImportError:
+            raise error from None
+        best = from_path(path).best() if path.suffix != ".gz" else None
+        if best is None:
+            raise
+        material.notes.append(f"{path} is not UTF-8 and is read as {best.encoding}; data.encoding sets another.")
+        return list(read_rows(path, replace(data, encoding=best.encoding)))
 
 
 def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
@@ -110,6 +156,11 @@ def _check_columns(material: TaskSource, rows: Rows) -> None:
     if len(rows) == 0:
         return
     there = list(rows.column_names) if hasattr(rows, "column_names") else list(rows[0])
+    if recipe.task == "chat":
+        material.shape = find_shape(recipe, there)
+        if material.shape is None:
+            said = f"no column has conversations: {', '.join(there[:20])}. Name it, as {{messages: COLUMN}} or as"
+            material.wrong(f"{said} {{instruction: COLUMN, output: COLUMN}}.", "data", "columns")
     roles = (*recipe.spec.needs, *(role for role in recipe.spec.takes if material.has(role)))
     asked = [("columns", role, recipe.column(role)) for role in roles]
     asked = [one for one in asked if one[1] != "image" or not is_range(one[2])]
@@ -127,15 +178,12 @@ def is_range(name: str) -> bool:
     return bool(sign) and first.isdigit() and last.isdigit()
 
 
-def _chosen(rows: Rows, where: JSONObject) -> Rows:
-    if rows is None:
-        return None
+def _chosen(rows: Rows, where: JSONObject) -> list[int]:
+    """Returns the numbers of the rows, from 1, whose columns have the values."""
     wanted = {name: _values([value]) for name, value in where.items()}
-
-    def fits(row: Row) -> bool:
-        return all(str(row.get(name)) in values for name, values in wanted.items())
-
-    return rows.filter(fits) if hasattr(rows, "column_names") else [row for row in rows if fits(row)]
+    shown = rows.select_columns(list(wanted)) if hasattr(rows, "column_names") else rows
+    return [number for number, row in enumerate(shown, start=1)
+            if all(str(row.get(name)) in values for name, values in wanted.items())]  # fmt: skip
 
 
 def _shuffled(rows: Rows, seed: int) -> Rows:
@@ -178,7 +226,8 @@ def read_rows(path: Path, data: DataPart) -> Iterator[Row]:
     try:
         yield from READERS[kind](path, data)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8: {error}.") from None
+        name = data.encoding or "UTF-8"
+        raise DataError(f"{path} is not text in {name}: {error}. Say its encoding with data.encoding.") from error
 
 
 def format_of(path: Path, given: str | None) -> str:
@@ -195,20 +244,34 @@ def format_of(path: Path, given: str | None) -> str:
     return found
 
 
-def _open(path: Path) -> IO[str]:
+def _open(path: Path, data: DataPart) -> IO[str]:
+    encoding = data.encoding or "utf-8-sig"
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+        return gzip.open(path, "rt", encoding=encoding, newline="")
+    return path.open(encoding=encoding, newline="")
 
 
 def _csv(path: Path, data: DataPart) -> Iterator[Row]:
     csv.field_size_limit(MAX_CELL)
-    with _open(path) as file:
-        yield from _table(csv.reader(file), path, has_header=data.header)
+    with _open(path, data) as file:
+        delimiter = data.delimiter or _delimiter(file.readline())
+        file.seek(0)
+        yield from _table(csv.reader(file, delimiter=delimiter), path, has_header=data.header)
+
+
+def _delimiter(first_line: str) -> str:
+    """Returns what divides the columns of the first line; a comma where that cannot be told."""
+    try:
+        return csv.Sniffer().sniff(first_line, delimiters=",;\t|").delimiter
+    except csv.Error:
+        return ","
 
 
 def _tsv(path: Path, data: DataPart) -> Iterator[Row]:
-    with _open(path) as file:
+    if data.delimiter is not None:
+        yield from _csv(path, data)
+        return
+    with _open(path, data) as file:
         cells = (line.rstrip("\r\n").split("\t") for line in file if line.strip())
         yield from _table(cells, path, has_header=data.header)
 
@@ -223,12 +286,13 @@ def _table(lines: Iterator[list[str]], path: Path, *, has_header: bool) -> Itera
             if has_header:
                 continue
         if len(cells) != len(names):
-            raise DataError(f"{path}:{number}: it has {len(cells)} columns; the lines before it have {len(names)}.")
+            said = f"{path}:{number}: it has {len(cells)} columns; the lines before it have {len(names)}."
+            raise DataError(f"{said} Quote texts that hold the delimiter, or set data.delimiter.")
         yield dict(zip(names, cells, strict=True))
 
 
 def _json(path: Path, data: DataPart) -> Iterator[Row]:
-    with _open(path) as file:
+    with _open(path, data) as file:
         try:
             value = json.load(file)
         except ValueError as error:
@@ -241,7 +305,7 @@ def _json(path: Path, data: DataPart) -> Iterator[Row]:
 
 
 def _jsonl(path: Path, data: DataPart) -> Iterator[Row]:
-    with _open(path) as file:
+    with _open(path, data) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 try:
@@ -261,7 +325,7 @@ def _parquet(path: Path, data: DataPart) -> Iterator[Row]:
 
 
 def _text(path: Path, data: DataPart) -> Iterator[Row]:
-    with _open(path) as file:
+    with _open(path, data) as file:
         whole = file.read()
     if data.sample_by == "document":
         parts = [whole]
@@ -278,7 +342,7 @@ def _text(path: Path, data: DataPart) -> Iterator[Row]:
 
 def _conll(path: Path, data: DataPart) -> Iterator[Row]:
     """A word a line with what is said of it, blank lines between sentences, as CoNLL's tasks have them."""
-    with _open(path) as file:
+    with _open(path, data) as file:
         words: list[list[str]] = []
         for number, line in enumerate(file, start=1):
             cells = line.split("\t") if "\t" in line else line.split()
@@ -313,9 +377,6 @@ READERS: dict[str, Callable[[Path, DataPart], Iterator[Row]]] = {
 }  # fmt: skip
 
 
-MOST = 1000  # more labels than this are no labels but numbers or texts
-
-
 @dataclass(frozen=True)
 class Labels:
     """Labels of a run, in the order of their numbers, and the number of each value of a cell (as text)."""
@@ -334,13 +395,8 @@ class Labels:
 
 def find_labels(material: TaskSource, role: str) -> Labels:
     """Returns the labels of a column, as the recipe names them or as found; RecipeError: a row has another one."""
-    cells = {name: material.column(rows, role) for name, rows in material.parts}
-    for part, column in cells.items():
-        num_empty = sum(cell is None or cell == "" for cell in column)
-        if num_empty:
-            material.wrong(f"{num_empty} of the {part} rows have no label.", "data", "columns", role)
     given = material.recipe.data.labels
-    found = {name: _values(column) for name, column in cells.items()}
+    found = {name: _values(material.column(rows, role)) for name, rows in material.parts}
     if isinstance(given, dict):
         order = list(dict.fromkeys(map(str, given.values())))
         labels = Labels(order, {str(value): order.index(str(name)) for value, name in given.items()})
@@ -354,7 +410,7 @@ def find_labels(material: TaskSource, role: str) -> Labels:
             hint = did_you_mean(unknown[0], list(labels.number_of))
             material.wrong(f"the {part} rows have labels that are not listed: {', '.join(unknown[:5])}.{hint}",
                            "data", "labels")  # fmt: skip
-    if len(labels.names) < 2 or len(labels.names) > MOST:
+    if len(labels.names) < 2 or len(labels.names) > findings.MOST_LABELS:
         where = material.recipe.column(role)
         said = "only one label" if len(labels.names) < 2 else f"{len(labels.names)} labels"
         material.wrong(f"the column {where!r} has {said}: {', '.join(labels.names[:5])}.", "data", "columns", role)

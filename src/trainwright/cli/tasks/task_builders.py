@@ -5,21 +5,29 @@ Images are files, images of a dataset, or rows of pixels; they are opened when t
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-from transformers import DataCollatorForLanguageModeling, DataCollatorForSeq2Seq, DataCollatorForTokenClassification
+from transformers import (
+    DataCollatorForLanguageModeling,
+    DataCollatorForSeq2Seq,
+    DataCollatorForTokenClassification,
+    PreTrainedModel,
+)
 from transformers.image_processing_utils import BaseImageProcessor
 
 from trainwright._types import IGNORE_INDEX, JSONObject
 from trainwright.cli.recipe.schema import ImagePart
 from trainwright.cli.tasks import task_metrics
-from trainwright.cli.tasks.models import load_config, load_model, max_length
+from trainwright.cli.tasks.chat import AnswerMask, end_tokens, use_template
+from trainwright.cli.tasks.conversations import ConversationError
+from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
 from trainwright.cli.tasks.source import Labels, ModelConfig, Row, Rows, TaskSource, find_labels, is_range, texts
 from trainwright.cli.tasks.task_objects import Columns, TaskObjects, pieces, shown, text_objects, text_parts
 from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
@@ -129,6 +137,50 @@ def causal_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     about = f"{len(tokenizer)} tokens in the vocabulary"
     return text_objects(material, config, tokenizer, encode, data_collator=collator, about=about)
+
+
+def chat(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+    """Makes the objects of a chat: samples are conversations, of which only the answers carry loss."""
+    shape = material.shape
+    assert shape is not None  # load() finds it
+
+    def corpus() -> Iterator[str]:
+        return (str(message["content"]) for row in material.train for message in shape.messages(row))
+
+    tokenizer = load_tokenizer(material, args, corpus)
+    num_added = use_template(material, tokenizer)
+    config = load_config(material, tokenizer)
+    length = max_length(material, tokenizer, config)
+    mask = AnswerMask(tokenizer, everything=material.recipe.data.loss_on == "all")
+
+    def encode(columns: Columns) -> Columns:
+        names = list(shape.columns.values())
+        rows = [dict(zip(names, cells, strict=True)) for cells in zip(*(columns[name] for name in names), strict=True)]
+        try:
+            found = [mask(shape.messages(row)) for row in rows]
+        except ConversationError as error:
+            material.wrong(f"{error}.", "data", "columns")
+        cut = [{name: ids[:length] for name, ids in row.items()} for row in found]
+        kept = [row for row in cut if any(label != IGNORE_INDEX for label in row["labels"][1:])]
+        return {name: [row[name] for row in kept] for name in ("input_ids", "labels")}
+
+    collator = DataCollatorForTokenClassification(tokenizer)
+    objects = text_objects(material, config, tokenizer, encode, data_collator=collator)
+    model = cast(PreTrainedModel, objects.model)
+    embeddings: Any = model.get_input_embeddings()
+    if num_added and embeddings.num_embeddings < len(tokenizer):
+        model.resize_token_embeddings(len(tokenizer))
+    generation: Any = model.generation_config
+    generation.eos_token_id, generation.pad_token_id = end_tokens(tokenizer), tokenizer.pad_token_id
+    labels = [label for row in itertools.islice(objects.train, 1000) for label in row["labels"]]
+    share = 1 - labels.count(IGNORE_INDEX) / len(labels)
+    left = len(material.train) - len(objects.train)
+    if left:
+        material.notes.append(f"data.max_length: {left} conversations have no answer in their first {length} tokens "
+                              "and are left out.")  # fmt: skip
+    return replace(
+        objects, about=f"conversations of {', '.join(shape.columns.values())}, loss on {share:.0%} of the tokens"
+    )
 
 
 def masked_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:

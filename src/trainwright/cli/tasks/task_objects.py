@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.image_processing_utils import BaseImageProcessor
 
 from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
-from trainwright.cli.tasks.source import ModelConfig, Row, Rows, TaskSource
+from trainwright.cli.tasks.source import ModelConfig, Row, Rows, TaskSource, texts
 from trainwright.config.arguments import TrainingArguments
 
 Dataset: TypeAlias = Any  # rows of ours, a list, or a datasets.Dataset
@@ -61,7 +61,11 @@ def text_parts(
     material: TaskSource, args: TrainingArguments, roles: Sequence[str], *, begins: bool = True, **settings: object
 ) -> tuple[PreTrainedTokenizerBase, ModelConfig, int]:
     """Returns tokenizer, configuration of the model, and the largest number of tokens of a text."""
-    tokenizer = load_tokenizer(material, args, roles, begins=begins)
+
+    def corpus() -> Iterator[str]:
+        return (text for role in roles for text in texts(material.column(material.train, role)))
+
+    tokenizer = load_tokenizer(material, args, corpus, begins=begins)
     config = load_config(material, tokenizer, **settings)
     return tokenizer, config, max_length(material, tokenizer, config)
 

@@ -1,0 +1,67 @@
+"""`trainwright export`: the checkpoint of a run that is exported, and its adapter merged into the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainwright._types import TRAINER_STATE_NAME, read_json
+from trainwright.checkpoint.manifest import find_problem
+from trainwright.checkpoint.store import CheckpointStore
+from trainwright.checkpoint.weights import ADAPTER_FILES, export_model, weight_files
+from trainwright.engine import sharded_state
+from trainwright.errors import CheckpointError, needs_package
+
+CONFIG_NAME, ADAPTER_CONFIG_NAME = "config.json", "adapter_config.json"
+
+
+def chosen(folder: Path) -> tuple[Path, str]:
+    """Returns the directory whose model is exported, and why it is that one, for the console.
+
+    A directory with a model is taken as it is. A run that did not end has none: of its checkpoints the best counts
+    where the run tells one, else the newest intact one.
+    """
+    has_adapter = any((folder / name).is_file() for name in ADAPTER_FILES)
+    if not folder.is_dir() or weight_files(folder) or has_adapter or sharded_state.has_weights(folder):
+        return folder, ""
+    newest = CheckpointStore(folder).latest()
+    if newest is None:
+        return folder, ""
+    state = read_json(newest / TRAINER_STATE_NAME, max_bytes=1 << 30) if (newest / TRAINER_STATE_NAME).is_file() else {}
+    best = folder / Path(str(state.get("best_model_checkpoint") or "")).name
+    if best != folder and best.is_dir() and find_problem(best) is None:
+        return best, f"the best checkpoint of a run that did not end (metric {state.get('best_metric'):.4g})"
+    return newest, "the newest checkpoint of a run that did not end"
+
+
+def merge(checkpoint: Path, folder: Path) -> list[Path]:
+    """Writes the model of a checkpoint with its adapter merged into its weights.
+
+    Args:
+        checkpoint: directory with the adapter; it, or the run that it is of, has the configuration of the model.
+        folder: directory to write; it must be empty, or missing.
+
+    Raises:
+        CheckpointError: there is no adapter, or the model that it belongs to cannot be loaded.
+    """
+    with needs_package("--merge needs the package peft: pip install 'trainwright[peft]'"):
+        from peft import PeftModel
+    import transformers
+
+    if not any((checkpoint / name).is_file() for name in ADAPTER_FILES):
+        raise CheckpointError(f"{checkpoint} has no adapter, so there is nothing to merge. Leave --merge out.")
+    described = next((one for one in (checkpoint, checkpoint.absolute().parent) if (one / CONFIG_NAME).is_file()), None)
+    base_name = read_json(checkpoint / ADAPTER_CONFIG_NAME, max_bytes=1 << 20)["base_model_name_or_path"]
+    try:
+        config: Any = transformers.AutoConfig.from_pretrained(described or base_name)
+        config.__dict__.pop("quantization_config", None)
+        cls = getattr(transformers, (config.architectures or ["AutoModel"])[0])
+        base = cls.from_pretrained(base_name, config=config, dtype=config.dtype or "auto")
+        merged = PeftModel.from_pretrained(base, checkpoint).merge_and_unload()
+    except (OSError, ValueError, RuntimeError, AttributeError) as error:
+        raise CheckpointError(f"{checkpoint}: the adapter cannot be merged: {error}") from error
+    export_model(checkpoint, folder, parts=sharded_state)  # also refuses a folder that is not empty, or damage
+    for name in (*ADAPTER_FILES, ADAPTER_CONFIG_NAME):
+        (folder / name).unlink(missing_ok=True)
+    merged.save_pretrained(folder)
+    return sorted(path for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,77 @@
+"""LoRA adapters of the package peft on a model, and weights loaded in 4 or 8 bits."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright._types import JSONObject, is_instance_of
+from trainwright.cli.recipe.schema import LoraPart
+from trainwright.cli.tasks.source import TaskSource, first_line
+from trainwright.errors import needs_package
+
+NEEDS_PEFT = "lora needs the package peft: pip install 'trainwright[peft]'"
+
+
+def quantized(bits: str | None) -> JSONObject:
+    """Returns the arguments of `from_pretrained` that load weights in 4 or 8 bits; {} where none are asked for."""
+    if bits is None:
+        return {}
+    with needs_package("model.quantization needs the package bitsandbytes: pip install bitsandbytes"):
+        import bitsandbytes  # noqa: F401
+    from transformers import BitsAndBytesConfig
+
+    kind: Any = BitsAndBytesConfig
+    if bits == "8bit":
+        return {"quantization_config": kind(load_in_8bit=True)}
+    has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    settings = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    dtype = torch.bfloat16 if has_bf16 else torch.float32
+    return {"quantization_config": kind(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **settings)}
+
+
+def with_adapter(model: nn.Module, material: TaskSource) -> nn.Module:
+    """Puts the adapter of the recipe on a model; only it, and a new head, are trained."""
+    with needs_package(NEEDS_PEFT):
+        from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+    part = material.recipe.lora
+    assert part is not None
+    config = LoraConfig(
+        r=part.r,
+        lora_alpha=part.alpha,
+        lora_dropout=part.dropout,
+        target_modules=part.target_modules,
+        modules_to_save=part.modules_to_save,
+        use_dora=part.use_dora,
+        use_rslora=part.use_rslora,
+        task_type=material.recipe.spec.adapter,
+    )
+    if getattr(model, "is_quantized", False):
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of transformers, about what peft reads
+            adapted: nn.Module = get_peft_model(model, config)
+    except ValueError as error:
+        material.wrong(f"no adapter can be made: {first_line(error)}", "lora", "target_modules")
+    return adapted
+
+
+def described(part: LoraPart) -> str:
+    """Describes an adapter in a few words."""
+    named = part.target_modules if isinstance(part.target_modules, str) else ", ".join(part.target_modules)
+    kind = "DoRA" if part.use_dora else "rsLoRA" if part.use_rslora else "LoRA"
+    return f"{kind} of rank {part.r} on {named}"
+
+
+def save_base_config(model: nn.Module, folder: Path) -> None:
+    """Writes the configuration of the model below an adapter, which says its class and its labels to a later merge."""
+    if is_instance_of(model, "peft", "PeftModel"):
+        base: Any = model.get_base_model()  # type: ignore[operator]
+        config = base.config
+        config.architectures = [type(base).__name__]
+        config.save_pretrained(folder)
