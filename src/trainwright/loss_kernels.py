@@ -149,8 +149,10 @@ def choose(name: str, device: torch.device) -> str:
 
 
 @contextmanager
-def without_logits(model: nn.Module, wanted: str, *, keeps_outputs: bool, obstacle: str | None) -> Iterator[None]:
+def without_logits(model: nn.Module, wanted: str, *, keeps_outputs: bool, obstacle: str | None) -> Iterator[str | None]:
     """Trains with a loss kernel while it lasts; with the plain loss, and a warning, where it cannot be applied.
+
+    Gives the reason for which it cannot be, or None.
 
     Args:
         model: the user's model, placed and not yet wrapped.
@@ -169,19 +171,19 @@ def without_logits(model: nn.Module, wanted: str, *, keeps_outputs: bool, obstac
     else:
         reason = obstacle or swap.find_obstacle()
     if reason is None and wanted == "auto" and swap.head.weight.shape[0] < SMALL_VOCABULARY:
-        yield
+        yield None
         return
     if reason is None:
         with swap.installed():
             reason = swap.compare()
             if reason is None:
                 logger.info("loss_kernel: %s computes the loss of %s without logits.", name, type(core).__name__)
-                yield
+                yield None
                 return
     logger.warning(
         'loss_kernel="%s" is not used with %s: %s. The plain loss is used.', wanted, type(core).__name__, reason
     )
-    yield
+    yield reason
 
 
 class _Swap:

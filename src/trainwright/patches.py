@@ -1,15 +1,17 @@
 """Changes to a model for one run: each is applied before it and undone after it, where it can be undone.
 
-Activation checkpointing, fused kernels (Liger), noise on embeddings (NEFTune), detection of overflow, special tokens,
-state of recurrent models.
+Activation checkpointing, compiled blocks, fused kernels (Liger), noise on embeddings (NEFTune), detection of overflow,
+special tokens, state of recurrent models.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
 import torch
@@ -25,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 Options: TypeAlias = dict[str, Any]  # keywords of torch's or transformers' checkpointing
 Forward: TypeAlias = Callable[..., object]
+NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
 
 
 @contextmanager
@@ -79,8 +82,9 @@ def _checkpointed(forward: Forward, options: Options, *, offload: bool) -> Forwa
     @functools.wraps(forward)
     def run(*args: object, **kwargs: Any) -> object:  # keywords of the layer
         with save_on_cpu(pin_memory=torch.cuda.is_available()) if offload else nullcontext():
-            return checkpoint(forward, *args, **options, **kwargs)
+            return checkpoint(vars(run)["inner"], *args, **options, **kwargs)
 
+    vars(run)["inner"] = forward  # compiled_blocks exchanges it
     return run
 
 
@@ -93,6 +97,115 @@ def _layers_of(model: nn.Module) -> list[nn.Module]:
         if layers:
             return [layer for layer in layers if any(True for _ in layer.parameters())]
     return []
+
+
+@contextmanager
+def compiled_blocks(model: nn.Module, *, backend: str | None, mode: str | None) -> Iterator[None]:
+    """Compiles the repeated blocks of a model while it lasts, each class of them once; evaluations run as they are.
+
+    A block is compiled for the first shapes that it sees and, when others come, once more for any. Checkpointing of
+    activations stays around it. A model without repeated blocks is compiled as a whole, with a warning.
+    """
+    blocks = repeated_blocks(model)
+    if not blocks:
+        blocks = [model]
+        logger.warning(
+            'torch_compile="regional", and %s has no repeated blocks (several layers of one class in a ModuleList, a '
+            "Sequential or another module). It is compiled as a whole.", type(model).__name__,
+        )  # fmt: skip
+    import torch._dynamo.config as settings
+
+    compiled = {kind: _compiled(backend, mode) for kind in {type(block) for block in blocks}}
+    with ExitStack() as stack:
+        # DDP's optimizer would cut blocks at its buckets; that gradients of a block come together is enough.
+        stack.enter_context(settings.patch(optimize_ddp=False))
+        for block in blocks:
+            _compile_block(block, compiled[type(block)], stack)
+        yield
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """Returns layers, made of modules, of which there are several of one class; the outermost ones."""
+    layers = _layers_of(model)
+    for found in (layers, [child for parent in model.modules() for child in parent.children()]):
+        made = [layer for layer in found if any(layer.children()) and not isinstance(layer, NOT_CALLED)]
+        counts = Counter(map(type, made))
+        blocks = [layer for layer in made if counts[type(layer)] > 1]
+        inner = {id(module) for block in blocks for module in block.modules() if module is not block}
+        if blocks:
+            return [block for block in blocks if id(block) not in inner]
+    return []
+
+
+def _compiled(backend: str | None, mode: str | None) -> tuple[Forward, Forward]:
+    """A function that calls its first argument with the others, compiled for one shape and for any."""
+
+    def call(function: Forward, *args: object, **kwargs: object) -> object:
+        return function(*args, **kwargs)
+
+    # torch keeps what it compiles, and counts it, by code object: a copy starts from nothing.
+    own = FunctionType(call.__code__.replace(), globals())
+    options: Options = {"backend": backend or "inductor", "mode": mode}
+    return torch.compile(own, dynamic=False, **options), torch.compile(own, dynamic=True, **options)
+
+
+def _compile_block(block: nn.Module, compiled: tuple[Forward, Forward], undo: ExitStack) -> None:
+    first: list[torch.Size] | None = None
+
+    def run(function: Forward, *args: object, **kwargs: Any) -> object:  # keywords of the layer
+        nonlocal first
+        shapes = [one.shape for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+        if first is None:
+            first = shapes
+        return compiled[shapes != first](function, *args, **kwargs)
+
+    own: Any = vars(block).get("forward")  # the wrapper of _checkpointed, or another library's
+    if getattr(block, "gradient_checkpointing", False) and hasattr(block, "_gradient_checkpointing_func"):
+        checkpoint_as_set: Any = block._gradient_checkpointing_func
+        undo.callback(setattr, block, "_gradient_checkpointing_func", checkpoint_as_set)
+        block._gradient_checkpointing_func = lambda function, *args, **kwargs: checkpoint_as_set(
+            functools.partial(run, function.func, *function.args, **function.keywords), *args, **kwargs
+        )
+        return
+    plain: Any = own.inner if hasattr(own, "inner") else block.forward
+    function = plain.__func__ if isinstance(plain, MethodType) else plain
+    bound = (plain.__self__,) if isinstance(plain, MethodType) else ()
+
+    @functools.wraps(plain)
+    def forward(*args: object, **kwargs: Any) -> object:
+        if not (block.training and torch.is_grad_enabled()):
+            return plain(*args, **kwargs)
+        return run(function, *bound, *args, **kwargs)
+
+    if hasattr(own, "inner"):
+        undo.callback(setattr, own, "inner", plain)
+        own.inner = forward
+    else:
+        undo.callback(setattr if own else delattr, block, "forward", *([own] if own else []))
+        block.forward = forward  # type: ignore[method-assign]
+
+
+def attention_of(core: nn.Module) -> str | None:
+    """Returns the attention implementation of a model of transformers that can be exchanged; None of another."""
+    if not hasattr(core, "set_attn_implementation") or getattr(core.config, "output_attentions", False):
+        return None
+    name: object = getattr(core.config, "_attn_implementation", None)
+    return name if isinstance(name, str) else None
+
+
+@contextmanager
+def with_attention(model: nn.Module, name: str | None) -> Iterator[None]:
+    """Trains with an attention implementation of transformers while it lasts; None: with the model's own."""
+    core: Any = core_model(model)
+    before = attention_of(core)
+    if name is None or before in (None, name):
+        yield
+        return
+    core.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        core.set_attn_implementation(before)
 
 
 def apply_liger_kernel(model: nn.Module, kernel_config: dict[str, bool] | None) -> None:

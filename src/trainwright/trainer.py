@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
@@ -455,7 +455,8 @@ class Trainer:
             with build.callbacks_of_a_run(self.callback_handler, self.args, folder), run.under_way(self._services):
                 self._prepare_model(trial, checkpoint)
                 patched = build.patched(self.args, self.model, self._engine, keeps_outputs=self._uses_outputs())
-                with patched, run.progress.listening(grace_s=value_of(self.args, "signal_grace_s")):
+                listening = run.progress.listening(grace_s=value_of(self.args, "signal_grace_s"))
+                with self._levers(checkpoint), patched, listening:
                     yield checkpoint
                     self._services.writer.end()
                 run.progress.interrupts.leave()  # a signal that came when all was trained: it is on the disk too
@@ -471,6 +472,14 @@ class Trainer:
             self._load_from_checkpoint(checkpoint)
             self._train_batch_size = resume.batch_size_of(checkpoint, self.args, self._train_batch_size)
         checks.check_trainable(self.model, getattr(self.args, "mixed_precision", "no"))
+
+    def _levers(self, checkpoint: str | None) -> AbstractContextManager[None]:
+        """Context of a run with the settings that `speed` chooses, now or in the run of the checkpoint."""
+        if value_of(self.args, "speed") is None:
+            return nullcontext()
+        from trainwright.preflight import speed
+
+        return speed.levers(self, checkpoint)
 
     def _renew_model(self, trial: Any) -> None:
         """A new model where `model_init` makes one, and no optimizer."""
@@ -495,9 +504,9 @@ class Trainer:
         note, changed = run.resume_note, run.changed_args
         console.log_run_header(context, args, self.state, engine, note=note, loss_note=loss_note, changed_args=changed)
         self._dry_run_evaluation(ignore_keys_for_eval)
-        data = {"train": self.train_dataset, "eval": self.eval_dataset}
+        facts = {"levers": run.levers, "train": self.train_dataset, "eval": self.eval_dataset}
         console.begin_journal(
-            self._services.journal, context, args, run.progress, folder=folder, run_id=run.run_id, **data
+            self._services.journal, context, args, run.progress, folder=folder, run_id=run.run_id, **facts
         )
         if self.args.push_to_hub:
             self._open_repository()

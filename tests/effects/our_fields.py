@@ -20,6 +20,7 @@ from trainwright import TrainerCallback
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
+from trainwright.preflight import speed
 
 from .bench import Bench, llama, samples, sentences
 from .table import shows
@@ -129,22 +130,35 @@ def an_evaluation_draws_random_numbers_again(bench: Bench) -> None:  # tests/par
     assert not torch.equal(states[1], torch.get_rng_state())
 
 
+def has_logits(bench: Bench, **settings: Any) -> set[bool]:
+    """Whether the output of a model has logits in training."""
+    made: set[bool] = set()
+    model = llama()
+
+    def look(module: nn.Module, args: Any, output: Any) -> None:
+        if module.training:  # the comparison before step 1 has them
+            made.add(output["logits"] is not None)
+
+    model.register_forward_hook(look)
+    bench.train(model=model, train_dataset=sentences(), max_steps=1, **settings)
+    return made
+
+
+@shows("speed")
+def the_chosen_levers_are_used(bench: Bench) -> None:
+    choice = speed.Choice(settings={"loss_kernel": "chunked"})
+    bench.monkeypatch.setattr(speed, "choose", lambda trainer: choice)
+    assert has_logits(bench, speed="auto") == {False}
+    assert has_logits(bench, speed={"loss_kernel": "chunked"}) == {False}
+    assert has_logits(bench, speed='{"attn_implementation": "eager"}') == {True}
+    with pytest.raises(ValueError, match="speed='fast' is not 'auto', None, or settings among attn_implementation"):
+        bench.args(speed="fast")
+
+
 @shows("loss_kernel")
 def the_logits_are_never_made(bench: Bench) -> None:
-    def seen(**settings: Any) -> set[bool]:
-        made: set[bool] = set()
-        model = llama()
-
-        def look(module: nn.Module, args: Any, output: Any) -> None:
-            if module.training:  # the comparison before step 1 has them
-                made.add(output["logits"] is not None)
-
-        model.register_forward_hook(look)
-        bench.train(model=model, train_dataset=sentences(), max_steps=1, **settings)
-        return made
-
-    assert seen() == {True}
-    assert seen(loss_kernel="chunked") == {False}
+    assert has_logits(bench) == {True}
+    assert has_logits(bench, loss_kernel="chunked") == {False}
     with pytest.raises(ValueError, match=r"loss_kernel='fast'.*'auto', 'chunked'"):
         bench.args(loss_kernel="fast")
 

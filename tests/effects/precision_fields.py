@@ -154,6 +154,10 @@ def the_model_is_compiled_and_saved_as_it_was(bench: Bench) -> None:
     saved = load_file(f"{trainer.args.output_dir}/checkpoint-1/model.safetensors")
     assert set(saved) == set(trainer.model.state_dict())
     assert bench.args(torch_compile=True).torch_compile_backend == "inductor"
+    regional = bench.args(torch_compile="regional", torch_compile_mode="default")
+    assert (regional.torch_compile, regional.torch_compile_backend) == ("regional", "inductor")
+    with pytest.raises(ValueError, match=r"torch_compile='blocks'.*True, False, 'regional'"):
+        bench.args(torch_compile="blocks")
     plain = bench.train(**settings)
     assert plain.model_wrapped is plain.model
     assert are_equal(weights(plain.model), weights(trainer.model))

@@ -174,7 +174,7 @@ def _data_and_hardware(args: Arguments) -> Problems:
     if is_sortish and args.train_sampling_strategy == "random":  # the older wish for the same
         args.train_sampling_strategy = "group_by_length"
     if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
-        args.torch_compile = True
+        args.torch_compile = args.torch_compile or True
     if args.torch_compile and args.torch_compile_backend is None:
         args.torch_compile_backend = "inductor"
     if args.use_cpu:

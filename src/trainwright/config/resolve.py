@@ -68,7 +68,8 @@ def engine(args: Arguments, layout: ModelLayout | None = None) -> plans.EnginePl
 
         if fsdp_config.version_of(shards.settings) == 2 and fsdp_config.word_of(shards.settings) in fsdp_config.HYBRID:
             each = world_of(args).local_world_size
-    compiles = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else {}
+    is_whole = args.torch_compile and not compiles_blocks(args)
+    compiles = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if is_whole else {}
     return plans.EnginePlan(
         device=args.device,
         world_size=args.world_size,
@@ -85,6 +86,11 @@ def engine(args: Arguments, layout: ModelLayout | None = None) -> plans.EnginePl
         deepspeed=zero,
         parallel=parallel(args, layout, has_fsdp=shards is not None, has_deepspeed=zero is not None, num_in_copy=each),
     )
+
+
+def compiles_blocks(args: Arguments) -> bool:
+    """Whether torch_compile="regional" compiles blocks; DataParallel copies them in each step, so it compiles all."""
+    return args.torch_compile == "regional" and args.n_gpu <= 1
 
 
 def fsdp(args: Arguments) -> plans.FSDPPlan | None:

@@ -59,6 +59,10 @@ class DataParallelEngine(Engine):
         inner = uncompiled(model)
         return inner.module if isinstance(inner, nn.DataParallel) else inner
 
+    @property
+    def changes_layers(self) -> str | None:
+        return "DataParallel copies the layers to each GPU"
+
     def peak_flops(self) -> float | None:
         peak = super().peak_flops()
         return None if peak is None else peak * self._plan.num_devices

@@ -101,7 +101,7 @@ SHORT: JSONObject = {
     "save_total_limit": None, "preflight": False, "max_train_time": None, "save_every": None,
     "resume_from_checkpoint": None, "report_to": [], "auto_find_batch_size": False, "save_only_model": False,
     "overwrite_output_dir": None, "hang_timeout": 0.0, "slurm_requeue": False, "dataloader_num_workers": 0,
-    "dataloader_persistent_workers": False, "dataloader_prefetch_factor": None, "profile": None,
+    "dataloader_persistent_workers": False, "dataloader_prefetch_factor": None, "profile": None, "speed": None,
 }  # fmt: skip
 # One order of samples, whatever the batches: only then can two ways to split them be compared.
 IN_ORDER: JSONObject = {
@@ -223,7 +223,7 @@ def accumulation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
         one = _gradients(trainer, per_device_train_batch_size=1, gradient_accumulation_steps=WINDOW, **more)
         return one, _gradients(trainer, per_device_train_batch_size=4, gradient_accumulation_steps=2, **more)
 
-    seen, allowed = gap(*both()), _allowed(trainer)
+    seen, allowed = gap(*both()), allowed_gap(trainer)
     evidence = f"the gradients of {WINDOW} samples differ by {seen:.2g} of the largest"
     if seen <= allowed:
         return True, evidence, ""
@@ -239,7 +239,8 @@ def accumulation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
     )  # fmt: skip
 
 
-def _allowed(trainer: AnyTrainer) -> float:
+def allowed_gap(trainer: AnyTrainer) -> float:
+    """Returns the gap that rounding may make, as a share of the largest value."""
     halves = any(p.dtype in (torch.float16, torch.bfloat16) for p in trainer.model.parameters())
     return ROUNDED if halves or trainer.args.mixed_precision != "no" else EXACT
 
@@ -259,7 +260,7 @@ def evaluation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
             losses.append(copied.evaluate()["eval_loss"])
     seen = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-12)
     evidence = f"{losses[0]:.6g} in batches of 8, {losses[1]:.6g} in batches of 3"
-    return seen <= _allowed(trainer), evidence, (
+    return seen <= allowed_gap(trainer), evidence, (
         "The loss is not a mean over the items of a batch, or a sample's depends on its neighbours: look at padding "
         "without an attention_mask, and at sums in the loss."
     )  # fmt: skip
@@ -341,12 +342,29 @@ def differing(one: Tensors, other: Tensors) -> list[str]:
 
 def without_dropout(model: nn.Module) -> nn.Module:
     """Sets all dropout of a model to 0 in place, since its draws depend on the split into batches."""
+    for module, name in _dropout_rates(model):
+        setattr(module, name, 0.0)
+    return model
+
+
+@contextmanager
+def no_dropout(model: nn.Module) -> Iterator[None]:
+    """A model without dropout while it lasts."""
+    rates = [(module, name, getattr(module, name)) for module, name in _dropout_rates(model)]
+    without_dropout(model)
+    try:
+        yield
+    finally:
+        for module, name, rate in rates:
+            setattr(module, name, rate)
+
+
+def _dropout_rates(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     for module in model.modules():
         for name, value in vars(module).items():
             is_rate = "drop" in name or (name == "p" and "Dropout" in type(module).__name__)
             if is_rate and isinstance(value, float):
-                setattr(module, name, 0.0)
-    return model
+                yield module, name
 
 
 TIMEOUT_S = 180.0

@@ -128,6 +128,11 @@ def tables(record: Record) -> list[str]:
                             or (entry["kind"] == "warning" and entry.get("text") not in told)]),
         table("Checkpoints", [(step, "best" if str(best).endswith(f"checkpoint-{step}") else "")
                               for step, best in ((save["step"], save.get("best")) for save in record.of("save"))]),
+        table("Levers of speed", [
+            (row["lever"], *(f"{name}={value}" for name, value in row["settings"].items()), row["ratio"] or "",
+             row["proof"], row["result"])
+            for row in next((e["levers"]["rows"] for e in starts if e.get("levers", {}).get("rows")), [])
+        ]),
         table("Resumed", [(entry["step"], entry.get("checkpoint", "")) for entry in record.of("resume")]),
         table("Arguments that differ from the defaults", [*flat(last.get("changed", {})).items()]),
         table("Environment", [*flat(last.get("environment", {})).items()]),

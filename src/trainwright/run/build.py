@@ -240,6 +240,9 @@ def patched(args: Any, model: Model, engine: Engine, *, keeps_outputs: bool) -> 
             patches.apply_liger_kernel(model, args.liger_kernel_config)
         if value_of(args, "activation_checkpointing"):
             enter(patches.checkpointed_activations(model, value_of(args, "activation_checkpointing_kwargs")))
+        if resolve.compiles_blocks(args):
+            backend, mode = args.torch_compile_backend, args.torch_compile_mode
+            enter(patches.compiled_blocks(model, backend=backend, mode=mode))
         if args.neftune_noise_alpha is not None:
             enter(patches.noisy_embeddings(model, args.neftune_noise_alpha))
         if (kernel := value_of(args, "loss_kernel")) is not None:

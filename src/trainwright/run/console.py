@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainwright._types import printable
+from trainwright._types import JSONObject, printable
 from trainwright.config import rules
 from trainwright.config.rules.stages import RunFacts
 from trainwright.engine.base import Engine
@@ -76,7 +76,7 @@ def show_lines(args: Any, lines: Iterable[str], *, level: int = logging.INFO) ->
 
 def begin_journal(
     keeper: JournalListener, context: LoopContext, args: Any, progress: RunState, *, folder: str, run_id: str,
-    **data: Any,
+    levers: JSONObject | None, **data: Any,
 ) -> None:  # fmt: skip
     """Opens the journal of a run and writes down what it is. Only the first process writes, where output is saved."""
     journal: Journal = NullJournal()
@@ -84,6 +84,7 @@ def begin_journal(
     if args.should_save and progress.state.is_world_process_zero:
         journal = FileJournal(folder, run_id)
         facts = {**facts_of_run(args, context.engine.device, data), "plan": dataclasses.asdict(context.plan)}
+        facts |= {} if levers is None else {"levers": levers}
     keeper.begin(journal, lambda: progress.state.global_step, checkpoint=context.start.checkpoint, facts=facts)
 
 

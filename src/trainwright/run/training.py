@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trainwright._types import Batch, DataLoaderLike, DatasetLike, Model, Trial, has_length, is_count
+from trainwright._types import Batch, DataLoaderLike, DatasetLike, JSONObject, Model, Trial, has_length, is_count
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import TimeLimits
 from trainwright.checkpoint import rng, training_state
@@ -95,6 +95,7 @@ class TrainingRun:
         self.quarantined: set[int] = set()  # samples that are left out since it began
         self.flops = FlopEstimator()  # estimates the operations of a micro-batch
         self._data_wait: DataWait | None = None
+        self.levers: JSONObject | None = None  # what `speed` chose, and why
         self.resume_note = ""  # what a resume in batches of another size changes, in words
 
     @classmethod

@@ -28,7 +28,7 @@ WITH_GENERATION: tuple[type[FieldGroup], ...] = (*GROUPS, GenerationFields)
 POSITIONS = tuple(name for group in BY_POSITION for name in group.settings)
 SETTINGS: Mapping[str, Setting] = {name: one for group in WITH_GENERATION for name, one in group.settings.items()}
 RANGES: Mapping[str, Range] = {name: one.limits for name, one in SETTINGS.items() if one.limits is not None}
-CHOICES: Mapping[str, tuple[str | None, ...]] = {name: one.allowed for name, one in SETTINGS.items() if one.choices}
+CHOICES: Mapping[str, tuple[object, ...]] = {name: one.allowed for name, one in SETTINGS.items() if one.choices}
 ALIASES: Mapping[str, str] = {name: one.alias_of for name, one in SETTINGS.items() if one.alias_of is not None}
 OLDER_NAMES: Mapping[str, str] = {name: older for older, name in ALIASES.items()}
 

@@ -73,6 +73,12 @@ class OurFields(FieldGroup, group="Ours"):
         "Loss of a causal language model without its logits: auto, chunked, liger, cce (None: the model's own).",
         choices=("auto", "chunked", "liger", "cce"),
     )
+    speed: dict[str, Any] | str | None = not_compared(
+        None,
+        "auto: measure before step 1 what makes steps faster, and keep what is proved; or a choice, {setting: value}.",
+        syntax=("dict",),
+        shares_name=True,
+    )
     max_tokens_per_batch: int | None = tunable(
         None,
         "Batches of samples of similar length, up to so many tokens with padding, in place of a batch size.",

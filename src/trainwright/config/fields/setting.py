@@ -123,8 +123,10 @@ class Setting:
         return field(default=self.default, metadata=metadata, repr=not self.secret)
 
     @property
-    def allowed(self) -> tuple[str | None, ...]:
-        """The words that the field takes, with None where that is its default."""
+    def allowed(self) -> tuple[str | bool | None, ...]:
+        """The words that the field takes, with None where that is its default, and both bools where one of them is."""
+        if self.choices and isinstance(self.default, bool):
+            return (True, False, *self.choices)
         return (None, *self.choices) if self.default is None and self.choices else self.choices
 
 

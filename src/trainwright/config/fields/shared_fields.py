@@ -147,7 +147,11 @@ class PrecisionFields(FieldGroup, group="Precision and memory"):
         syntax=("dict",),
         alias_of="activation_checkpointing_kwargs",
     )
-    torch_compile: bool = tunable(False, "Compile the model with torch.compile.")
+    torch_compile: bool | str = tunable(
+        False,
+        "Compile the model with torch.compile; regional: its repeated blocks, each class of them once.",
+        choices=("regional",),
+    )
     torch_compile_backend: str | None = tunable(
         None, "Backend of torch.compile (None: inductor); implies it.", formerly={"torchdynamo": aliases.Renamed()}
     )

@@ -57,6 +57,21 @@ def profiled_steps(args: Arguments) -> str | None:
     return None
 
 
+LEVERS = (
+    "attn_implementation", "dataloader_num_workers", "loss_kernel", "optim", "torch_compile", "torch_compile_backend",
+)  # fmt: skip
+
+
+@rule(Stage.CONSTRUCTION, "speed")
+def known_levers(args: Arguments) -> str | None:
+    speed = value_of(args, "speed")
+    if speed in (None, "auto") or (isinstance(speed, dict) and set(speed) <= {*LEVERS}):
+        return None
+    return (
+        f"speed={speed!r} is not 'auto', None, or settings among {', '.join(LEVERS)}, as {{'loss_kernel': 'chunked'}}."
+    )
+
+
 # -- evaluation and the best checkpoint -------------------------------------------------------------------------------
 
 

@@ -1,0 +1,224 @@
+"""`speed="auto"`: levers are timed by a clock of the test's, proved on the model, and kept, rejected or suggested."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright import loss_kernels
+from trainwright.journal.record import read
+from trainwright.loss_kernels import chunked_cross_entropy
+from trainwright.preflight import speed
+from trainwright.report.run_page import tables
+
+from .._support import two_processes
+from .._support.small import Augmented, Diary, data, differing, make_trainer, models, weights
+
+
+class Clock:
+    """A second for each forward pass in training, and what a lever adds."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+    def watch(self, model: nn.Module) -> nn.Module:
+        model.register_forward_pre_hook(lambda module, args: self.add(float(module.training)))
+        return model
+
+    def add(self, seconds: float) -> None:
+        self.time += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Time of the measurement; a short run pays for it, and nothing is compiled."""
+    made = Clock()
+    for name, value in {"now": made, "MIN_STEPS": 1, "SHARE": 100.0, "COMPILE_S": 1e9, "WORKER_S": 0.0}.items():
+        monkeypatch.setattr(speed, name, value)
+    return made
+
+
+def made(folder: Path, clock: Clock, build: Callable[[], nn.Module] = models.llama, **settings: Any) -> Any:
+    chosen: dict[str, Any] = {"train_dataset": data.sequences(12), "max_steps": 4, "speed": "auto", **settings}
+    return make_trainer(folder, model=clock.watch(models.seeded(build)), **chosen)
+
+
+def kernel_that_takes(clock: Clock, seconds: float, factor: float = 1.0) -> loss_kernels.Kernel:
+    def compute(*args: Any) -> torch.Tensor:
+        clock.add(seconds)
+        return chunked_cross_entropy(*args) * factor
+
+    return compute
+
+
+def row_of(choice: speed.Choice, name: str) -> speed.Row:
+    return next(row for row in choice.rows if row.lever == name)
+
+
+def test_a_lever_that_helps_is_kept_for_the_run_and_its_resume(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(loss_kernels.KERNELS, "chunked", kernel_that_takes(clock, -0.5))
+    saves = {"save_strategy": "steps", "save_steps": 2}
+    trainer = made(tmp_path / "auto", clock, **saves, disable_tqdm=False)
+    trainer.train()
+    assert "speed     loss_kernel=chunked: a step in 0.50 x the time" in capsys.readouterr().out
+    assert (trainer.args.loss_kernel, trainer.args.speed) == (None, "auto"), "the user's arguments are as they were"
+
+    by_hand = made(tmp_path / "hand", clock, speed=None, loss_kernel="chunked", **saves)
+    by_hand.train()
+    assert not differing(weights(trainer.model), weights(by_hand.model))
+    noted = json.loads((tmp_path / "auto" / "checkpoint-2" / "training_args.json").read_text())
+    assert (noted["speed"], noted["loss_kernel"]) == ({"loss_kernel": "chunked"}, "chunked")
+
+    rows = read(tmp_path / "auto").of("start")[0]["levers"]["rows"]
+    assert {row["lever"]: row["result"].partition(":")[0] for row in rows} == {
+        "loss kernel": "kept", "regional compile": "not measured", "workers": "not measured"
+    }  # fmt: skip
+    assert any("Levers of speed" in part and "loss_kernel=chunked" in part for part in tables(read(tmp_path / "auto")))
+
+    monkeypatch.setattr(speed, "choose", lambda trainer: pytest.fail("a resume measures nothing"))
+    resumed = made(tmp_path / "auto", clock, **saves)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "auto" / "checkpoint-2"))
+    assert not differing(weights(resumed.model), weights(by_hand.model))
+    assert not [line for line in resumed._run.changed_args if "loss_kernel" in line or "speed" in line]
+
+
+def test_what_is_slow_wrong_or_draws_otherwise_is_not_taken(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(loss_kernels.KERNELS, "chunked", kernel_that_takes(clock, 0.5))
+    monkeypatch.setitem(loss_kernels.KERNELS, "cce", kernel_that_takes(clock, -0.5, factor=1.01))
+    monkeypatch.delitem(loss_kernels.PACKAGES, "cce")  # it would need a GPU
+    wanted = [
+        speed.Lever("slow", {"loss_kernel": "chunked"}),
+        speed.Lever("wrong", {"loss_kernel": "cce"}),
+        speed.Lever("noisy", {"neftune_noise_alpha": 5.0}),
+        speed.Lever("draws", {"neftune_noise_alpha": 0.0}),  # noise of size 0: random numbers without effect
+        speed.Lever("broken", {"neftune_noise_alpha": "much"}),
+        speed.Lever("long", {}, setup_s=1e9),
+    ]
+    monkeypatch.setattr(speed._Measurement, "_levers", lambda self: iter(wanted))
+    trainer = made(tmp_path, clock, lambda: models.llama(dropout=0.3))
+    before, states = weights(trainer.model), torch.get_rng_state()
+    choice = speed.choose(trainer)
+    found = {row.lever: row.result for row in choice.rows}
+    assert found["slow"] == "rejected: it is not faster"
+    assert row_of(choice, "slow").ratio == 1.5
+    assert "its loss differs from the plain one" in found["wrong"]
+    assert "its result is another" in found["noisy"]
+    assert found["draws"].startswith("suggested: its draws of dropout are others")
+    assert found["broken"].startswith("rejected: TypeError")
+    assert found["long"].startswith("not measured: it may take")
+    assert choice.settings == {}
+
+    assert not differing(weights(trainer.model), before)
+    assert torch.equal(torch.get_rng_state(), states)
+    assert trainer.optimizer is None
+    assert all(p.grad is None for p in trainer.model.parameters())
+    trainer.train()
+    plain = made(tmp_path / "plain", clock, lambda: models.llama(dropout=0.3), speed=None)
+    plain.train()
+    assert not differing(weights(trainer.model), weights(plain.model)), "to measure changes nothing"
+
+
+def test_another_optimizer_is_compared_by_its_update(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [
+        speed.Lever("fused optimizer", {"optim": "adamw_torch_fused"}, changes_update=True),
+        speed.Lever("other", {"optim": "adafactor"}, changes_update=True),
+    ]
+    monkeypatch.setattr(speed._Measurement, "_levers", lambda self: iter(wanted))
+    choice = speed.choose(made(tmp_path, clock, optim="adamw_torch"))
+    assert row_of(choice, "fused optimizer").result == "rejected: it is not faster", "it computes the same"
+    assert row_of(choice, "other").result.startswith("rejected: its update is another")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"max_steps": 3}, "% of a run of 3 steps do not pay for it"),
+        ({"train_dataset": data.Stream(data.sequences(4))}, "are a stream"),
+        ({"torch_compile": True}, "torch_compile compiles the whole model"),
+        ({"train_dataset": [{"input_ids": [1], "labels": ["x"]}] * 4}, "nothing was kept: "),
+    ],
+)
+def test_it_gives_up_with_a_sentence(
+    settings: dict[str, Any], reason: str, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "MIN_STEPS", 4)
+    choice = speed.choose(made(tmp_path, clock, **settings))
+    assert reason in choice.note
+    assert choice.settings == {}
+
+
+def test_batches_by_tokens_are_only_suggested(clock: Clock, tmp_path: Path) -> None:
+    items = [{**item, "attention_mask": torch.tensor([1, 1, *[0] * (len(item["input_ids"]) - 2)])}
+             for item in data.sequences(8)]  # fmt: skip
+    row = row_of(speed.choose(made(tmp_path, clock, train_dataset=items)), "token budget")
+    assert "of the tokens are padding" in row.result
+    assert row.result.startswith("suggested")
+
+
+class Slow(Diary):
+    """Takes ten seconds of this process for each sample."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(data.sequences(24))
+        self.clock = clock
+
+    def __getitem__(self, index: int) -> Any:
+        self.clock.add(10.0)
+        return super().__getitem__(index)
+
+
+@pytest.mark.process  # workers
+def test_workers_read_where_their_batches_are_the_same(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed.os, "cpu_count", lambda: 2)
+    choice = speed.choose(made(tmp_path, clock, train_dataset=Slow(clock)))
+    assert choice.settings == {"dataloader_num_workers": 1}
+    monkeypatch.setattr(speed, "SLOW_READING", -1.0)
+    drawn = make_trainer(tmp_path, train_dataset=Augmented(data.vectors(24)), max_steps=4, speed="auto")
+    clock.watch(drawn.model)
+    assert "samples draw random numbers" in row_of(speed.choose(drawn), "workers").result
+
+
+RANKS = """
+import os, sys
+import torch
+from tests._support.small import data, make_trainer, models, weights
+from trainwright.preflight import speed
+
+if os.environ["RANK"] == "1":
+    speed.choose = None  # only the main process measures
+else:
+    measured = speed.choose
+    speed.MIN_STEPS, speed.SHARE, speed.COMPILE_S, speed.WORTH_KEEPING = 1, 1e6, 1e12, 1e6
+    speed._Measurement._workers = lambda self, kept: None
+trainer = make_trainer(sys.argv[1], model=models.seeded(models.llama), train_dataset=data.sequences(12), max_steps=2,
+                       speed="auto")
+seen = []
+trainer.model.register_forward_hook(lambda module, args, output: seen.append(output["logits"] is None))
+trainer.train()
+assert seen[-1] and trainer._run is not None
+torch.save(weights(trainer.model), f"{sys.argv[1]}/{os.environ['RANK']}.pt")
+"""
+
+
+@pytest.mark.slow  # two processes, each with its own imports
+@pytest.mark.process
+def test_ranks_use_what_the_first_one_measured(tmp_path: Path) -> None:
+    two_processes.run(RANKS, str(tmp_path), folder=tmp_path)
+    assert not differing(*(torch.load(tmp_path / f"{rank}.pt") for rank in range(2)))
