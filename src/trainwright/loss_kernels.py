@@ -8,6 +8,7 @@ end, a warning says why and the plain loss is used.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 from collections.abc import Callable, Iterator
@@ -216,6 +217,7 @@ class _Swap:
         def head(hidden: torch.Tensor) -> torch.Tensor:
             return hidden if self.is_active else plain_head(hidden)
 
+        @functools.wraps(plain_loss)  # its name tells how labels are counted
         def loss(logits: torch.Tensor, labels: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             return (self.loss if self.is_active else plain_loss)(logits, labels, *args, **kwargs)
 

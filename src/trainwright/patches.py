@@ -161,9 +161,10 @@ def _compile_block(block: nn.Module, compiled: tuple[Forward, Forward], undo: Ex
 
     own: Any = vars(block).get("forward")  # the wrapper of _checkpointed, or another library's
     if getattr(block, "gradient_checkpointing", False) and hasattr(block, "_gradient_checkpointing_func"):
-        checkpoint_as_set: Any = block._gradient_checkpointing_func
+        layer: Any = block
+        checkpoint_as_set = layer._gradient_checkpointing_func
         undo.callback(setattr, block, "_gradient_checkpointing_func", checkpoint_as_set)
-        block._gradient_checkpointing_func = lambda function, *args, **kwargs: checkpoint_as_set(
+        layer._gradient_checkpointing_func = lambda function, *args, **kwargs: checkpoint_as_set(
             functools.partial(run, function.func, *function.args, **function.keywords), *args, **kwargs
         )
         return
@@ -182,7 +183,7 @@ def _compile_block(block: nn.Module, compiled: tuple[Forward, Forward], undo: Ex
         own.inner = forward
     else:
         undo.callback(setattr if own else delattr, block, "forward", *([own] if own else []))
-        block.forward = forward  # type: ignore[method-assign]
+        block.forward = forward
 
 
 def attention_of(core: nn.Module) -> str | None:

@@ -61,7 +61,7 @@ def test_every_field_has_its_facts_and_every_fact_a_field():
         assert one.on_resume is PER_START or len(one.on_resume) > 10
         assert one.alias_of is None or one.alias_of in SETTINGS
         assert one.enum is None or one.enum(one.default) is not None
-        assert not one.choices or one.default is None or one.default in one.choices
+        assert not one.choices or one.default in one.allowed
 
 
 def test_metadata_is_what_any_argument_parser_understands():

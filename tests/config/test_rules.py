@@ -56,6 +56,8 @@ ALONE = [
     ("rates_by_pattern", {"lr_groups": {"(": 0.1}}, "lr_groups '('", {"lr_groups": {"()": 0.1}}),
     ("rates_by_pattern", {"lr_groups": {"head": "1e-3"}}, "'1e-3' 'head'", {"lr_groups": {"head": "1e-3x"}}),
     ("rates_by_pattern", {"lr_groups": '{"head": -1}'}, "-1 'head'", {"lr_groups": '{"head": 0}'}),
+    ("known_levers", {"speed": "fast"}, "speed 'fast' 'auto' loss_kernel", {"speed": "auto"}),
+    ("known_levers", {"speed": {"lr": 1}}, "speed 'lr' optim", {"speed": {"optim": "sgd"}}),
     ("profiled_steps", {"profile": "5-3"}, "profile '5-3' last", {"profile": "3-5"}),
     ("profiled_steps", {"profile": "some"}, "profile 'some' '10-15'", {"profile": 3}),
     ("best_needs_evaluation", {**BEST, "save_strategy": "epoch"}, "eval_strategy", {**BEST, "save_strategy": "no"}),

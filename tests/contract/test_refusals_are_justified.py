@@ -86,7 +86,7 @@ def test_every_justification_has_a_refusal() -> None:
 
 
 OWN_FIELDS = {
-    "profiled_steps", "share_of_the_layer_above", "rates_by_pattern", "one_way_to_form_batches",
+    "profiled_steps", "known_levers", "share_of_the_layer_above", "rates_by_pattern", "one_way_to_form_batches",
     "a_budget_or_a_batch_size", "formed_batches_have_their_order", "formed_batches_stay_whole",
     "packing_needs_a_length", "open_end_is_possible", "token_is_text",
 }  # fmt: skip

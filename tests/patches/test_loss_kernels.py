@@ -88,9 +88,9 @@ def trained(folder: Path, build: Any, **settings: Any) -> Any:
 
 
 def masked(count: int) -> list[dict[str, Any]]:
-    """Sequences whose first labels do not count, differently many in each."""
+    """Sequences whose first labels do not count, differently many in each; of some the very first one does."""
     return [
-        {**item, "labels": torch.tensor([-100] * (1 + i % 3) + list(item["input_ids"])[1 + i % 3 :])}
+        {**item, "labels": torch.tensor([-100] * (i % 3) + list(item["input_ids"])[i % 3 :])}
         for i, item in enumerate(data.sequences(count))
     ]
 

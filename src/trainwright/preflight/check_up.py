@@ -28,7 +28,7 @@ from trainwright.loop.context import NULL_OBSERVER
 from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight import data_checks, model_checks  # noqa: F401 -- registers their checks
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
-from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
+from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was, losses_of_window
 from trainwright.run import build
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,5 @@ def _timed_step(copied: AnyTrainer, batches: Any) -> tuple[float, float]:
     start = time.perf_counter()
     copied.model.train()
     with unchanged_random_states():
-        window, num_items = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
-        copied.current_gradient_accumulation_steps = len(window)
-        losses = [copied.training_step(copied.model, dict(batch), num_items) for batch in window]
+        losses = losses_of_window(copied, batches)
     return float(sum(losses)), time.perf_counter() - start

@@ -37,7 +37,7 @@ from trainwright.model_facts import core_model
 from trainwright.optim.factory import steps_in_backward
 from trainwright.patches import attention_of, repeated_blocks, with_attention
 from trainwright.preflight.prove import allowed_gap, gap, no_dropout
-from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
+from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was, losses_of_window
 from trainwright.run import build, console
 from trainwright.run.dry_run import first_batches
 from trainwright.tensor_tree import tensors_of
@@ -242,11 +242,7 @@ class _Measurement:
     def _step(self, copied: AnyTrainer) -> torch.Tensor:
         """The loss of a window; gradients are left."""
         copied.model.zero_grad(set_to_none=True)
-        device = self._trainer._engine.device
-        window, num_items = copied.get_batch_samples(iter(self._batches), len(self._batches), device)
-        copied.current_gradient_accumulation_steps = len(window)
-        losses = [copied.training_step(copied.model, dict(batch), num_items) for batch in window]
-        return torch.stack([loss.float() for loss in losses]).sum()
+        return torch.stack([loss.float() for loss in losses_of_window(copied, self._batches)]).sum()
 
     def _optimizer(self, copied: AnyTrainer) -> Any:
         """A new optimizer; None where the trainer has one, whose state must not change."""
@@ -260,7 +256,7 @@ class _Measurement:
         found = {"loss": loss.detach().cpu()}
         if not updates:
             return found | {name: p.grad.detach().float().cpu() for name, p in named}
-        before = {name: p.detach().float().cpu() for name, p in named}
+        before = {name: p.detach().float().cpu().clone() for name, p in named}
         self._optimizer(copied).step()
         return found | {name: p.detach().float().cpu() - before[name] for name, p in named}
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+import torch
+
+from trainwright._types import Batch
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.checkpoint.rng import unchanged_random_states
@@ -37,6 +40,13 @@ def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **pa
     services.use_callbacks(handler, run.progress.clock)
     run.progress.state = copied._fresh_state()
     return copied
+
+
+def losses_of_window(copied: AnyTrainer, batches: Sequence[Batch]) -> list[torch.Tensor]:
+    """The losses of micro-batches of one step of a copy, whose model has their gradients."""
+    window, num_items = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
+    copied.current_gradient_accumulation_steps = len(window)
+    return [copied.training_step(copied.model, dict(batch), num_items) for batch in window]
 
 
 @contextmanager
