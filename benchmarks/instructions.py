@@ -1,116 +1,97 @@
-"""Machine instructions of a training step, which no other work on the machine changes, counted by valgrind's callgrind.
+"""Machine instructions of training steps, which no other work on the machine changes, counted by valgrind's callgrind.
 
-    python benchmarks/instructions.py            MLP (accumulation 1 and 8, own data), GPT-2, Llama; half an hour
-    python benchmarks/instructions.py --quick    the MLP without accumulation, and not the slow start of transformers
-    python benchmarks/instructions.py --guards   the same, of guards: none, those of the defaults, and on_spike too
-
-Each subject trains in a process under valgrind, which counts from the end of one step to the end of a later one. Needs
-valgrind. One JSON line, then a table.
+One process under valgrind imports the libraries once, and forks for each job, so that no job sees what another left.
+A job counts from the end of one step to the end of a later one, and ends there. For x86-64 Linux.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
+import ctypes
+import functools
+import gc
+import json
+import mmap
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
+# A request to valgrind (valgrind.h): four rotations that leave a register as it was, and an exchange without effect.
+CODE = bytes.fromhex("4889f8 31d2 48c1c703 48c1c70d 48c1c73d 48c1c733 4887db 4889d0 c3")
+REQUESTS = {name: 0x43540000 + number for number, name in enumerate(("dump", "zero", "toggle", "dump_at", "start"))}
 
-from harness import print_json, print_table, silence, versions  # noqa: E402
 
-SUBJECTS = ("hand", "trainwright", "transformers")
-GUARDS = {  # subject -> settings of Trainwright
-    "no guard": {"on_nonfinite": "ignore"},
-    "on_nonfinite": {},
-    "on_nonfinite, on_spike": {"on_spike": "skip"},
-}
-# A model, or "mlp/own" with a dataset class and a collator of the user's own; and the accumulation.
-CASES = (("mlp", 1), ("mlp", 8), ("mlp/own", 1), ("gpt2", 1), ("llama", 1))
-FIRST, LAST = 5, 25
-WITH_GUARDS = 150, 350  # from a step at which the window of spikes is full
+def can_count() -> bool:
+    """Returns whether valgrind is there, and its requests are known for this machine."""
+    return shutil.which("valgrind") is not None and platform.machine() == "x86_64" and sys.platform == "linux"
+
+
+@functools.cache
+def _memory() -> mmap.mmap:
+    memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    memory.write(CODE)
+    return memory
+
+
+def _request(name: str) -> None:
+    place = ctypes.addressof(ctypes.c_char.from_buffer(_memory()))
+    arguments = (ctypes.c_uint64 * 6)(REQUESTS[name])
+    ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(place)(ctypes.addressof(arguments))
 
 
 class Counts:
-    """Has valgrind count from the end of one step to the end of another, and then what an order to it takes."""
+    """Counts from the end of one step to the end of another, and ends this process there."""
 
     def __init__(self, first: int, last: int) -> None:
-        self._orders = {first: ["--instr=on"], last: ["--dump", "--dump"]}
+        self._first, self._last = first, last
 
     def step_done(self, step: int) -> None:
-        for order in self._orders.get(step, []):
-            subprocess.run(["callgrind_control", order, str(os.getpid())], check=True, capture_output=True)
+        if step == self._first:
+            gc.collect()
+            gc.freeze()  # what was made before is collected neither here nor there
+            _request("start")
+        elif step == self._last:
+            _request("dump")
+            os._exit(0)
 
 
-def run_alone(subject: str, case: str, accumulation: int) -> None:
-    """Trains as `step_overhead.py` does, with one log at the very end."""
-    import step_overhead as steps
-    import torch
-
-    torch.set_num_threads(1)
-    model, _, data = case.partition("/")
-    chosen = next(one for one in steps.CASES if one.name == model)
-    first, last = steps_of(subject)
-    work = steps.Work(chosen, accumulation, logging_steps=last + 1, num_steps=last + 1, data=data or "list")
-    watch: Any = Counts(first, last)
-    with silence():
-        if subject == "hand":
-            steps.by_hand(work, watch)
-        else:
-            library = "trainwright" if subject in GUARDS else subject
-            steps.by_trainer(importlib.import_module(library), work, watch, **GUARDS.get(subject, {}))
+def run_jobs(jobs: Iterable[tuple[str, str, Callable[[], None], int]]) -> None:
+    """Runs jobs, each in a fork, and prints a line for each: its row, subject, steps, process and exit code."""
+    for row, subject, job, steps in jobs:
+        child = os.fork()
+        if child == 0:
+            try:
+                job()
+            except BaseException:
+                sys.__stderr__.write(f"{row}, {subject}:\n{traceback.format_exc()}")  # type: ignore[union-attr]
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        print(json.dumps([row, subject, steps, child, status]), flush=True)
 
 
-def steps_of(subject: str) -> tuple[int, int]:
-    """The steps between whose ends is counted."""
-    return WITH_GUARDS if subject in GUARDS else (FIRST, LAST)
-
-
-def per_step(subject: str, case: str, accumulation: int) -> float:
-    """Instructions, in millions."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counts",
-                   sys.executable, "-W", "ignore", __file__, "--alone", subject, case, str(accumulation)]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise RuntimeError(done.stderr)
-        texts = [Path(folder, f"counts.{number}").read_text() for number in (1, 2)]
-        steps, order = (int(re.findall(r"^totals: (\d+)", text, re.M)[-1]) for text in texts)
-    first, last = steps_of(subject)
-    return (steps - order) / (last - first) / 1e6
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the MLP without accumulation, by hand and by Trainwright")
-    parser.add_argument("--guards", action="store_true", help="the MLP without accumulation, by kind of guard")
-    parser.add_argument("--alone", nargs=3, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.alone:
-        run_alone(asked.alone[0], asked.alone[1], int(asked.alone[2]))
-        return 0
-    if shutil.which("valgrind") is None:
-        print("valgrind is not installed, so nothing was counted.")
-        return 0
+def counted(command: list[str]) -> dict[str, dict[str, float]]:
+    """Runs a script under valgrind that calls `run_jobs`; returns millions of instructions a step by row, subject."""
     found: dict[str, dict[str, float]] = {}
-    for case, accumulation in CASES[: 1 if asked.quick or asked.guards else None]:
-        subjects = tuple(GUARDS) if asked.guards else SUBJECTS[: 2 if asked.quick else None]
-        found[f"{case} x {accumulation}"] = {subject: per_step(subject, case, accumulation) for subject in subjects}
-    print_json({"benchmark": "instructions", "millions_per_step": found,
-                **versions("torch", "transformers", "trainwright")})  # fmt: skip
-    rows = [["model", "subject", "million instructions a step", "ratio"]]
-    for name, counts in found.items():
-        first = next(iter(counts.values()))
-        rows += [[name, subject, f"{count:.3f}", f"{count / first:.3f}"] for subject, count in counts.items()]
-    print_table(rows)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    with tempfile.TemporaryDirectory() as folder:
+        valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counts.%p"]
+        done = subprocess.run(
+            [*valgrind, sys.executable, "-W", "ignore", *command], text=True, capture_output=True,
+            env={**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+        )  # fmt: skip
+        for line in done.stdout.splitlines():
+            if line.startswith("["):
+                row, subject, steps, process, status = json.loads(line)
+                if status != 0:
+                    raise RuntimeError(f"{row}, {subject} failed:\n{done.stderr[-5000:]}")
+                text = Path(folder, f"counts.{process}.1").read_text()
+                (total,) = re.findall(r"^totals: (\d+)", text, re.M)
+                found.setdefault(row, {})[subject] = int(total) / steps / 1e6
+        if done.returncode != 0 or not found:
+            raise RuntimeError(done.stderr[-5000:])
+    return found

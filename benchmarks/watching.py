@@ -23,7 +23,7 @@ import torch
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 
 from harness import Subject, Turns, Watch, measure, print_json, print_table, versions  # noqa: E402
-from step_overhead import BATCH, CASES, LEARNING_RATE, WARM_UP, Case, Work, by_hand  # noqa: E402
+from step_overhead import BATCH, CASES, LEARNING_RATE, WARM_UP, Row, Work, by_hand  # noqa: E402
 
 from trainwright import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 from trainwright.state.run_state import Clock  # noqa: E402
@@ -87,7 +87,7 @@ def by_trainer(work: Work, kind: str, watch: Watch) -> None:
         args = TrainingArguments(
             output_dir=output_dir, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no",
             per_device_train_batch_size=BATCH, max_steps=work.num_steps, learning_rate=LEARNING_RATE,
-            logging_steps=work.logging_steps, log_level="critical",
+            logging_steps=work.row.logging_steps, log_level="critical",
         )  # fmt: skip
         tracker = [trackers[kind]()] if kind in trackers else []
         trainer = Trainer(model=model, args=args, train_dataset=items, callbacks=[*tracker, TellsSteps()])
@@ -96,8 +96,8 @@ def by_trainer(work: Work, kind: str, watch: Watch) -> None:
         trainer.train()
 
 
-def subjects(case: Case, logging_steps: int, num_steps: int) -> dict[str, Subject]:
-    work = Work(case, 1, logging_steps, num_steps)
+def subjects(row: Row, num_steps: int) -> dict[str, Subject]:
+    work = Work(row, num_steps)
     found: dict[str, Subject] = {"hand": partial(by_hand, work)}
     return found | {kind: partial(by_trainer, work, kind) for kind in ("without", *LIMITS)}
 
@@ -111,9 +111,10 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = [["model", "subject", "ratio", "min", "max", "us/step", "calls/step", "limit"]]
-    for case in (case for case in CASES if case.name in args.models):
+    for case in (CASES[name] for name in args.models):
         turns = Turns(warm_up=WARM_UP, num=10 if args.quick else args.turns, steps=case.steps[1])
-        results = measure(partial(subjects, case, args.logging_steps), base="without", turns=turns)
+        row = Row(case.name, model=case.name, logging_steps=args.logging_steps)
+        results = measure(partial(subjects, row), base="without", turns=turns)
         print_json({"benchmark": "watching", "model": case.name, "turns": turns.num, "limits": LIMITS,
                     "subjects": results, **versions("torch", "trainwright")})  # fmt: skip
         for name, result in results.items():

@@ -245,7 +245,7 @@ def is_instance_of(thing: object, module: str, name: str) -> bool:
 
 def output_loss(outputs: Any) -> Any:
     """The loss of a model's output: the entry `loss` of a mapping, else the first element; None where there is none."""
-    if isinstance(outputs, Mapping):
+    if type(outputs) is dict or isinstance(outputs, Mapping):
         return outputs.get("loss")
     return outputs[0] if isinstance(outputs, (tuple, list)) and len(outputs) > 0 else None
 

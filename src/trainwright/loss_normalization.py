@@ -84,10 +84,7 @@ class LossRule:
 
         `share` is below 1 for a part of a micro-batch that was cut because it did not fit: its part of the samples.
         """
-        scaled = self.is_scaled
-        if scaled is None:
-            scaled = self.has_loss_func or (self.counts_items and num_items is not None)
-        if scaled:
+        if self._arrives_scaled(num_items):
             return loss * 0.0 if _stands_in(batch) else loss
         if self.weights_items and num_items is not None:
             if micro_batches == share == self.num_processes == 1:
@@ -95,7 +92,19 @@ class LossRule:
             return loss * (self._num_items(batch) * self.num_processes / num_items)
         if isinstance(batch, TailBatch):
             loss = loss * batch.weight
-        return loss if micro_batches == share == 1 else loss * share / micro_batches
+        if share != 1:
+            loss = loss * share
+        return loss if micro_batches == share == 1 else loss / micro_batches
+
+    def only_divides(self, batch: Batch, num_items: torch.Tensor | int | None, *, share: float) -> bool:
+        """Returns True if `apply` divides the loss by the number of micro-batches, and does nothing else."""
+        is_weighted = share != 1 or isinstance(batch, TailBatch) or (self.weights_items and num_items is not None)
+        return not (is_weighted or self._arrives_scaled(num_items))
+
+    def _arrives_scaled(self, num_items: torch.Tensor | int | None) -> bool:
+        if self.is_scaled is not None:
+            return self.is_scaled
+        return self.has_loss_func or (self.counts_items and num_items is not None)
 
     def weigh_auxiliary(self, loss: torch.Tensor, outputs: Any, *, sample_share: float) -> torch.Tensor:
         """The loss with the model's auxiliary part weighted by the micro-batch's share of the window's samples."""

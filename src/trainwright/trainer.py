@@ -1093,9 +1093,14 @@ class Trainer:
         micro_batches, share = self.current_gradient_accumulation_steps, progress.part_of_micro_batch
         rule = run.loss_rule or self._loss_rule()
         try:
+            first = run.guard.first_gradient(loss)
+            if micro_batches > 1 and first is None and rule.only_divides(batch, num_items_in_batch, share=share):
+                clock.mark(BACKWARD)
+                if engine.backward_of_share(loss, micro_batches):
+                    return loss.detach() / micro_batches
             loss = rule.apply(loss, batch, num_items_in_batch, micro_batches=micro_batches, share=share)
             clock.mark(BACKWARD)
-            engine.backward(loss, gradient=run.guard.first_gradient(loss))
+            engine.backward(loss, gradient=first)
         except (AttributeError, TypeError, RuntimeError) as error:
             checks.explain_loss(loss, self.model, error)
             raise
@@ -1113,7 +1118,7 @@ class Trainer:
         Raises:
             DataError: it is no dict, or an empty one.
         """
-        if not isinstance(inputs, Mapping) or not inputs:
+        if not inputs or not (type(inputs) is dict or isinstance(inputs, Mapping)):
             input_pipeline.raise_no_input(inputs, self.model, self._signature_columns)
         if METRICS in inputs:
             progress = self._run.progress
@@ -1131,11 +1136,13 @@ class Trainer:
         Returns:
             The same structure; floating-point tensors have the dtype that the engine needs (DeepSpeed: its weights').
         """
+        if type(data) is dict:  # the usual case, without the long look of `isinstance` at abstract classes
+            return {key: self._prepare_input(value) for key, value in data.items()}
         if isinstance(data, torch.Tensor):
             engine = self._services.engine
             if engine.input_dtype is not None and data.is_floating_point():
                 data = data.to(engine.input_dtype)
-            return data.to(engine.device, non_blocking=engine.non_blocking)
+            return data if data.device == engine.device else data.to(engine.device, non_blocking=engine.non_blocking)
         if isinstance(data, Mapping):
             kind = dict if isinstance(data, TailBatch) else type(data)
             return kind({key: self._prepare_input(value) for key, value in data.items()})  # type: ignore[call-arg]

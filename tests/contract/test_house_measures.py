@@ -19,6 +19,7 @@ MAX_SITES = 40
 MAX_LINES = 1_000  # of code in trainer.py
 MAX_STATEMENTS = 30  # of a hook
 MAX_MODULES = 120  # of the package, with its subpackages, that the two public classes load
+OTHER_PACKAGES = {"torch", "numpy", "psutil", "safetensors", "tqdm", "xxhash"}  # besides what torch itself imports
 # What is imported where a run chooses it.
 CHOSEN = ("preflight", "hub", "search", "report", "trackers", "patches", "cli", "compat", "callbacks.progress",
           "config.deprecated", "config.fsdp_config", "data.packing", "data.streaming.reader",
@@ -93,7 +94,10 @@ def test_the_trainer_is_read_in_one_sitting() -> None:
 
 @pytest.mark.process
 def test_importing_trainer_and_arguments_loads_few_modules() -> None:
-    script = "import sys; from trainwright import Trainer, TrainingArguments; print(*sys.modules)"
+    script = (
+        "import gc, sys, torch; known = set(sys.modules); from trainwright import Trainer, TrainingArguments; "
+        "assert gc.isenabled() and gc.get_freeze_count() == 0; print(*sys.modules.keys() - known)"
+    )
     path = os.pathsep.join([str(SOURCE.parent), os.environ.get("PYTHONPATH", "")])
     found = subprocess.run(
         [sys.executable, "-c", script],
@@ -106,6 +110,8 @@ def test_importing_trainer_and_arguments_loads_few_modules() -> None:
     assert {"trainer", "config.arguments"} <= own
     assert len(own) <= MAX_MODULES, "\n".join(sorted(own))
     assert [name for name in CHOSEN if name in own] == []
+    packages = {name.partition(".")[0] for name in found.stdout.split()} - {"trainwright"}
+    assert packages - sys.stdlib_module_names <= OTHER_PACKAGES
 
 
 def test_modules_that_are_imported_when_chosen_exist() -> None:

@@ -119,7 +119,7 @@ def test_what_the_package_warns_of_in_a_run_is_written_down_with_its_step(tmp_pa
 
 def test_the_journal_is_not_touched_between_two_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
-    monkeypatch.setattr(record, "append", lambda path, line: written.append(json.loads(line)["kind"]))
+    monkeypatch.setattr(record.OpenFile, "append", lambda file, line: written.append(json.loads(line)["kind"]))
     train(make_trainer(tmp_path, max_steps=6, logging_steps=3, save_strategy="no"))
     assert written == ["start", "log", "log", "log", "end", "time"]
 

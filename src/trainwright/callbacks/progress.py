@@ -20,6 +20,7 @@ from trainwright.config.plans import OPEN_END
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 
+QUIET = {"error", "critical"}  # levels of a console that shows only errors
 WEIGHT = 0.05  # of the newest step in the running mean
 
 
@@ -168,6 +169,8 @@ def known_steps(state: TrainerState) -> int | None:
 
 def is_quiet(args: Arguments) -> bool:
     """Returns whether the console shows only errors: `log_level="error"` or above, not a verbosity of transformers."""
+    if QUIET.isdisjoint((args.log_level, args.log_level_replica)):  # finding the rank takes time
+        return False
     level = args.log_level if args.should_log else args.log_level_replica
     return level != "passive" and args.get_process_log_level() >= logging.ERROR
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 import xxhash
-from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
 from tqdm.auto import tqdm
 
@@ -20,10 +19,13 @@ from trainwright.data.cursor import OrderKind
 from trainwright.data.samplers import Order
 from trainwright.errors import DataError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 logger = logging.getLogger(__name__)
 
 Items = list[Item]
-Lengths = NDArray[np.int64] | NDArray[np.float64]
+Lengths: TypeAlias = "NDArray[np.int64] | NDArray[np.float64]"
 QUIET_S = 2.0  # reading lengths shows its progress when it takes longer
 CLASS_WIDTH = 1 / 16  # lengths that differ by less are drawn together by a token budget
 

@@ -95,7 +95,8 @@ class Loader:
                 if self._keeps_states:
                     self._before_ahead = self._random_state()
                 ahead = fetch(batches, _END)
-                is_last = self._watched.end_of_dataloader = ahead is _END
+                if is_last := ahead is _END:
+                    self._watched.end_of_dataloader = True
                 position.advance(is_last=is_last)
                 yield batch if self._copies is None else self._copies.receive(batch)
         except Exception as error:

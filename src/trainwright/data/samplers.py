@@ -18,16 +18,18 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import Sampler, SequentialSampler
 
 from trainwright.data.cursor import OrderKind
 from trainwright.data.quarantine import substitutes, without
 from trainwright.data.seeding import EpochIndices, SeededIndices
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +88,7 @@ class ShuffledOrder(Permutation):
 
 ROUNDS = 8
 BLOCK = 8192  # indices computed at a time: 64 KiB
-Numbers = NDArray[np.uint64]
+Numbers: TypeAlias = "NDArray[np.uint64]"
 
 
 class FeistelOrder(Permutation):

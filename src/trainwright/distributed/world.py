@@ -78,7 +78,8 @@ class World:
     def detect(cls, *, use_cpu: bool = False, environ: Mapping[str, str] | None = None) -> World:
         """Reads the launcher's variables, where no process group exists; ArgumentError for contradictions."""
         env = os.environ if environ is None else environ
-        env = {**of_slurm(env), **env}
+        slurm = of_slurm(env)
+        env = {**slurm, **env} if slurm else env  # a copy of the environment takes longer than all look-ups
         rank, size = _process_group() or (_first(env, RANK, 0), _first(env, WORLD_SIZE, 1))
         local_rank = _first(env, LOCAL_RANK, -1)
         _check_ranks(rank, size, local_rank, _first(env, LOCAL_SIZE, 0))

@@ -109,6 +109,13 @@ class Engine:
         """Computes gradients of a scalar loss, scaled here for fp16, and adds them to those of the window."""
         self._backward(loss, **kwargs)
 
+    def backward_of_share(self, loss: torch.Tensor, num_shares: int) -> bool:
+        """Computes the gradients of `loss / num_shares`, without that division in the graph.
+
+        Returns False, and computes nothing, where that is left to `backward`.
+        """
+        return isinstance(self._backward, PlainBackward) and self._backward.of_share(loss, num_shares)
+
     def _backward_of(self, optimizer: Optimizer) -> Callable[..., None]:
         if hasattr(optimizer, "fused_backward"):  # LOMO updates the weights while it computes the gradients
             return self._fused_backward
@@ -327,20 +334,33 @@ class PlainBackward:
     """`loss.backward`; of a plain scalar without its checks and conversions, and with a first gradient that is kept."""
 
     def __init__(self) -> None:
-        self._ones = torch.ones(())
+        self._first, self._num_shares = torch.ones(()), 1
         self._backward = torch.Tensor.backward  # a library may replace it
 
     def __call__(self, loss: torch.Tensor, gradient: torch.Tensor | None = None, **kwargs: Any) -> None:
-        ones = self._ones
-        if (
-            type(loss) is not torch.Tensor or gradient is not None or kwargs or loss.ndim != 0
-            or loss.is_complex() or torch.Tensor.backward is not self._backward
-        ):  # fmt: skip
+        if kwargs or not (self.of_share(loss, 1) if gradient is None else self._from(loss, gradient)):
             loss.backward(gradient=gradient, **kwargs)  # type: ignore[no-untyped-call]
-            return
-        if ones.dtype is not loss.dtype or ones.device != loss.device or ones._version:  # somebody wrote to it
-            ones = self._ones = torch.ones_like(loss, requires_grad=False)
-        _engine_run_backward((loss,), (ones,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+    def of_share(self, loss: torch.Tensor, num_shares: int) -> bool:
+        """Computes the gradients of `loss / num_shares`; returns False where `loss` is no plain scalar."""
+        first = self._first
+        if type(loss) is torch.Tensor and (
+            num_shares != self._num_shares or first.dtype is not loss.dtype or first.device != loss.device
+            or first._version  # somebody wrote to it
+        ):  # fmt: skip
+            first = torch.ones_like(loss, requires_grad=False) / num_shares  # the bits that a division gives its input
+            self._first, self._num_shares = first, num_shares
+        return self._from(loss, first)
+
+    def _from(self, loss: torch.Tensor, first: torch.Tensor) -> bool:
+        """Begins with a gradient of the loss; returns False where one of them is no plain scalar."""
+        if (
+            type(loss) is not torch.Tensor or type(first) is not torch.Tensor or loss.ndim != 0 or first.ndim != 0
+            or loss.dtype is not first.dtype or loss.is_complex() or torch.Tensor.backward is not self._backward
+        ):  # fmt: skip
+            return False
+        _engine_run_backward((loss,), (first,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        return True
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

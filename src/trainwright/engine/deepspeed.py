@@ -177,6 +177,9 @@ class DeepSpeedEngine(DistributedEngine):
             loss = loss * gradient  # DeepSpeed begins the backward pass itself
         self._train_engine.backward(loss, scale_wrt_gas=False, **kwargs)  # the loss is normalized already
 
+    def backward_of_share(self, loss: torch.Tensor, num_shares: int) -> bool:
+        return False
+
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         self._update()
         norm = self._train_engine.get_global_grad_norm()

@@ -7,6 +7,7 @@ written: what a dead run logged after the step that was resumed is superseded.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import logging
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -49,6 +51,8 @@ class NullJournal:
 
     def write(self, kind: str, **values: object) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class FileJournal:
     """Appends to the journal in a run's directory. What goes wrong is said once and never ends a run."""
@@ -58,17 +62,31 @@ class FileJournal:
         self.run_id = run_id
         self._lock = threading.Lock()
         self._has_failed = False
+        self._file: OpenFile | None = None
 
     def write(self, kind: str, **values: object) -> None:
         try:
             masked = _masked(json_value(values))
             line = json.dumps({"kind": kind, "run": self.run_id, "time": time.time(), **masked}) + "\n"
             with self._lock:
-                append(self.path, line)
+                self._append(line.encode())
         except Exception as error:  # also from the text of an object that somebody logged
             is_first, self._has_failed = not self._has_failed, True  # set first: a warning is an entry itself
             if is_first:
                 logger.warning("%s cannot be written, so this run is not recorded there: %s", self.path, error)
+
+    def _append(self, line: bytes) -> None:
+        """Appends to the file, which stays open for as long as nobody else writes to it or moves it."""
+        if self._file is None or not self._file.is_as_left(self.path):
+            self.close()
+            self._file = OpenFile(self.path)
+        self._file.append(line)
+
+    def close(self) -> None:
+        """Closes the file; a later entry opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 Journal: TypeAlias = NullJournal | FileJournal
@@ -83,15 +101,34 @@ def _masked(value: Any) -> Any:  # JSON
     return without_tokens(value) if isinstance(value, str) else value
 
 
-def append(path: Path, line: str) -> None:
-    """Appends a line; starts a new one where a killed process left half a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab+") as file:
-        if file.tell() > 0:
-            file.seek(-1, 2)
-            if file.read(1) != b"\n":
-                line = "\n" + line
-        file.write(line.encode())
+class OpenFile:
+    """A file that is open to append lines; begins a new one where a killed process left half a line."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        self._number = os.open(path, flags, 0o666)
+        self.close = weakref.finalize(self, os.close, self._number)
+        self._status = os.fstat(self._number)
+        self._size = self._status.st_size
+        if self._size > 0:
+            os.lseek(self._number, -1, os.SEEK_END)
+            if os.read(self._number, 1) != b"\n":
+                self.append(b"\n")
+
+    def append(self, line: bytes) -> None:
+        """Appends to the file; an OSError where it does not fit."""
+        self._size += len(line)
+        if os.write(self._number, line) != len(line):  # so the next line finds another size, and opens the file anew
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def is_as_left(self, path: Path) -> bool:
+        """Returns False if the last line is unfinished, or the file was moved, deleted or written to by others."""
+        try:
+            status = os.stat(path)
+        except OSError:
+            return False
+        return status.st_size == self._size and os.path.samestat(status, self._status)
 
 
 @dataclass
@@ -222,6 +259,7 @@ class JournalListener:
         seconds = self.clock.read()
         phases = sorted(seconds.items(), key=lambda item: -item[1])
         self.journal.write("time", time_by_phase={phase: round(value, 4) for phase, value in phases if value > 0})
+        self.journal.close()
         return seconds
 
     def on_exception(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -25,8 +24,7 @@ logger = logging.getLogger(__name__)
 Snapshot: TypeAlias = tuple[Any, tuple[int, int], float, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatchPart:
+class MicroBatchPart(NamedTuple):
     """A micro-batch, or a part of one that was cut."""
 
     inputs: Batch
