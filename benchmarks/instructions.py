@@ -80,18 +80,22 @@ def counted(command: list[str]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counts.%p"]
-        done = subprocess.run(
-            [*valgrind, sys.executable, "-W", "ignore", *command], text=True, capture_output=True,
-            env={**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
-        )  # fmt: skip
-        for line in done.stdout.splitlines():
+        errors = Path(folder, "errors")
+        with errors.open("w") as stderr:
+            running = subprocess.Popen(
+                [*valgrind, sys.executable, "-W", "ignore", *command], text=True, stdout=subprocess.PIPE, stderr=stderr,
+                env={**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+            )  # fmt: skip
+        assert running.stdout is not None
+        for line in running.stdout:
             if line.startswith("["):
                 row, subject, steps, process, status = json.loads(line)
                 if status != 0:
-                    raise RuntimeError(f"{row}, {subject} failed:\n{done.stderr[-5000:]}")
+                    raise RuntimeError(f"{row}, {subject} failed:\n{errors.read_text()[-5000:]}")
                 text = Path(folder, f"counts.{process}.1").read_text()
                 (total,) = re.findall(r"^totals: (\d+)", text, re.M)
                 found.setdefault(row, {})[subject] = int(total) / steps / 1e6
-        if done.returncode != 0 or not found:
-            raise RuntimeError(done.stderr[-5000:])
+                print(f"{row}, {subject}: {found[row][subject]:.3f} million", file=sys.stderr, flush=True)
+        if running.wait() != 0 or not found:
+            raise RuntimeError(errors.read_text()[-5000:])
     return found
