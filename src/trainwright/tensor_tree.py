@@ -63,7 +63,8 @@ def find_batch_size(tensors: Any) -> int | None:
     Returns:
         The number of rows; None where there is no tensor with dimensions.
     """
-    if isinstance(tensors, (Mapping, list, tuple)):
+    is_leaf = isinstance(tensors, torch.Tensor)  # asked first: abstract classes take longer
+    if not is_leaf and isinstance(tensors, (Mapping, list, tuple)):
         parts = tensors.values() if isinstance(tensors, Mapping) else tensors
         return next((size for size in map(find_batch_size, parts) if size is not None), None)
     return int(tensors.shape[0]) if getattr(tensors, "ndim", 0) >= 1 else None

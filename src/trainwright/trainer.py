@@ -522,7 +522,10 @@ class Trainer:
         checks.check_has_batches(dataloader, args)
         plan = build.step_plan(args, self.set_initial_training_values(args, dataloader))
         console.check_run(args, build.rule_facts(plan, self, engine.device))
-        loader = run.read_from(dataloader, plan, engine, batch_size=self._train_batch_size)
+        loader = run.read_from(
+            dataloader, plan, engine, batch_size=self._train_batch_size,
+            fills_windows=not is_overridden(self, "get_batch_samples"),
+        )  # fmt: skip
         if not engine.dispatches:
             checks.check_ends_together(plan, loader.position.chunk, engine.num_replicas)
         run.continue_from(checkpoint, args, engine, self.train_dataset)
@@ -1596,7 +1599,7 @@ class Trainer:
             Loss (a scalar), logits and labels, all detached and on the device, each None where there is none.
         """
         inputs = self._prepare_inputs(inputs)
-        if ignore_keys is None:
+        if ignore_keys is None and not prediction_loss_only:
             config = getattr(self.model, "config", None)
             ignore_keys = [] if config is None else getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
 

@@ -39,11 +39,14 @@ class Loader:
         random_state: Callable[[], RandomStates],
         set_random_state: Callable[[RandomStates], None],
         copies: DevicePrefetcher | None = None,
+        window: int = 1,
     ) -> None:
         self.dataloader = dataloader  # anything that can be iterated once per epoch
         self._random_state = random_state  # returns the process's random states (python, numpy, torch)
         self._set_random_state = set_random_state
         self._copies = copies  # sends batches to the device ahead of their use; None: they are moved when they are used
+        # so many batches at least are fetched between two calls of `begin_window`, except at the end of an epoch
+        self._window = self._left = window
         self._keeps_states = may_draw_in_this_process(dataloader)
         self._seeds_here = seeds_this_process(dataloader)
         self.position = position_of(dataloader)  # how far training is in it
@@ -92,7 +95,8 @@ class Loader:
             position.begin()
             while ahead is not _END:
                 batch = ahead
-                if self._keeps_states:
+                self._left -= 1
+                if self._keeps_states and self._left <= 0:  # a checkpoint may follow: it is between two windows
                     self._before_ahead = self._random_state()
                 ahead = fetch(batches, _END)
                 if is_last := ahead is _END:
@@ -126,6 +130,7 @@ class Loader:
         """Notes where the last finished step left the data, before the next one waits for its own."""
         if self._copies is not None:
             self._copies.begin_window()
+        self._left = self._window
         if self._keeps_states:
             self._window_start = (self._random_state(), self._before_ahead)
         self.position.begin_window()

@@ -72,7 +72,9 @@ class PreparedDataLoader(DataLoader[Any]):
         self.begin()
         try:
             for number, batch in enumerate(batches, start=1):
-                self.end_of_dataloader = number == num_batches
+                is_last = number == num_batches
+                if is_last is not self.end_of_dataloader:  # torch's DataLoader takes its time to be assigned to
+                    self.end_of_dataloader = is_last
                 yield batch if device is None else map_tensors(move, batch)
             self.end_of_dataloader = True
         finally:

@@ -118,7 +118,7 @@ class FusedAdam:
             return False
         alike: dict[tuple[Any, ...], list[tuple[torch.Tensor, ...]]] = {}  # by settings, which are numbers or tensors
         for group in self._groups:
-            others = (group[name] for name in ("lr", "weight_decay", "eps", "decoupled_weight_decay"))
+            others = group["lr"], group["weight_decay"], group["eps"], group["decoupled_weight_decay"]
             rows = alike.setdefault((*group["betas"], *others), [])
             for p in group["params"]:
                 if (grad := p.grad) is not None:

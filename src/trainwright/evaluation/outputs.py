@@ -84,8 +84,9 @@ def split_outputs(outputs: Nested, ignore_keys: Sequence[str], *, has_loss: bool
 
 
 def prediction_step(
-    inputs: Batch, *, label_names: Sequence[str], returns_loss: bool, loss_only: bool, ignore_keys: Sequence[str],
-    loss_and_outputs: Callable[[Batch], tuple[torch.Tensor, Nested]], outputs_only: Callable[[Batch], Nested],
+    inputs: Batch, *, label_names: Sequence[str], returns_loss: bool, loss_only: bool,
+    ignore_keys: Sequence[str] | None, loss_and_outputs: Callable[[Batch], tuple[torch.Tensor, Nested]],
+    outputs_only: Callable[[Batch], Nested],
 ) -> tuple[torch.Tensor | None, Nested, Nested]:  # fmt: skip
     """Returns loss, logits and labels of a batch on the device, detached, each None where there is none.
 
@@ -98,15 +99,19 @@ def prediction_step(
     if with_loss and not loss_only:  # read before the loss, which may pop them
         labels = nested_detach(tuple(inputs.get(name) for name in label_names))
         labels = labels[0] if len(labels) == 1 else labels
-    with torch.no_grad():
+    has_gradients = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)  # `torch.no_grad()` takes as long as an operation
+    try:
         if with_loss:
             loss, outputs = loss_and_outputs(inputs)
             loss = loss.detach() if loss.dim() == 0 else loss.detach().mean()
         else:
             loss, outputs = None, outputs_only(inputs)
+    finally:
+        torch._C._set_grad_enabled(has_gradients)
     if loss_only:
         return loss, None, None
-    return loss, split_outputs(outputs, ignore_keys, has_loss=with_loss), labels
+    return loss, split_outputs(outputs, ignore_keys or (), has_loss=with_loss), labels
 
 
 # -- metrics for the console, and as files at the root of the output directory ---------------------------------------

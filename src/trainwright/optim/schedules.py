@@ -122,12 +122,10 @@ class LambdaLR(lr_scheduler.LambdaLR):
 
     def step(self, epoch: int | None = None) -> None:
         groups, factor = self.optimizer.param_groups, self.lr_lambdas[0]
-        if (
-            epoch is not None
-            or self._step_count < 2
-            or any(isinstance(group["lr"], torch.Tensor) for group in groups)
-            or any(other is not factor for other in self.lr_lambdas)
-        ):
+        is_usual = epoch is None and self._step_count >= 2
+        for group, other in zip(groups, self.lr_lambdas, strict=True):
+            is_usual = is_usual and other is factor and not isinstance(group["lr"], torch.Tensor)
+        if not is_usual:
             super().step(epoch)
             return
         self._step_count += 1

@@ -146,10 +146,15 @@ class TrainingRun:
 
     # -- preparing -----------------------------------------------------------------------------------------------------
 
-    def read_from(self, dataloader: DataLoaderLike, plan: StepPlan, engine: Engine, *, batch_size: int) -> Loader:
-        """Takes the data in; the plan is that of a fresh run."""
+    def read_from(
+        self, dataloader: DataLoaderLike, plan: StepPlan, engine: Engine, *, batch_size: int, fills_windows: bool
+    ) -> Loader:
+        """Takes the data in; the plan is that of a fresh run, whose windows are whole if `fills_windows`."""
         copies = make_prefetcher(dataloader, engine.device)
-        self.loader = Loader(dataloader, random_state=rng.snapshot, set_random_state=rng.restore, copies=copies)
+        self.loader = Loader(
+            dataloader, random_state=rng.snapshot, set_random_state=rng.restore, copies=copies,
+            window=plan.micro_batches if fills_windows else 1,
+        )  # fmt: skip
         self.batch_size = batch_size
         self.plan = replace(plan, num_left_out=self.loader.position.num_left_out)
         return self.loader

@@ -94,7 +94,8 @@ class FlopEstimator:
             self._main_input = model_facts.main_input_name(model)
         if self._of_model is not None:
             return self._of_model(inputs)
-        main_input = inputs.get(self._main_input) if isinstance(inputs, Mapping) else None
+        is_named = type(inputs) is dict or isinstance(inputs, Mapping)
+        main_input = inputs.get(self._main_input) if is_named else None
         return 0 if main_input is None else self._per_token * main_input.numel()
 
 
