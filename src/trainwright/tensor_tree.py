@@ -63,8 +63,14 @@ def find_batch_size(tensors: Any) -> int | None:
     Returns:
         The number of rows; None where there is no tensor with dimensions.
     """
-    is_leaf = isinstance(tensors, torch.Tensor)  # asked first: abstract classes take longer
-    if not is_leaf and isinstance(tensors, (Mapping, list, tuple)):
+    if type(tensors) is dict:  # a batch, as a rule; `isinstance` takes long to find that a tensor is no mapping
+        for value in tensors.values():
+            if type(value) is torch.Tensor and value.ndim > 0:
+                return value.shape[0]
+            if type(value) is not torch.Tensor and (size := find_batch_size(value)) is not None:
+                return size
+        return None
+    if isinstance(tensors, (Mapping, list, tuple)):
         parts = tensors.values() if isinstance(tensors, Mapping) else tensors
         return next((size for size in map(find_batch_size, parts) if size is not None), None)
     return int(tensors.shape[0]) if getattr(tensors, "ndim", 0) >= 1 else None

@@ -1086,8 +1086,7 @@ class Trainer:
         batch = progress.recorded.batch = inputs
         inputs = self._prepare_inputs(inputs)
         clock.mark(FORWARD)
-        with self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        loss = self._loss_in_contexts(model, inputs, num_items_in_batch)
         del inputs
         progress.recorded.batch = None
         every = self.args.torch_empty_cache_steps
@@ -1121,7 +1120,7 @@ class Trainer:
         Raises:
             DataError: it is no dict, or an empty one.
         """
-        if not inputs or not (type(inputs) is dict or isinstance(inputs, Mapping)):
+        if not (type(inputs) is dict or isinstance(inputs, Mapping)) or not inputs:
             input_pipeline.raise_no_input(inputs, self.model, self._signature_columns)
         if METRICS in inputs:
             progress = self._run.progress
@@ -1152,6 +1151,17 @@ class Trainer:
         if isinstance(data, (tuple, list)):
             return type(data)(self._prepare_input(value) for value in data)
         return data
+
+    def _loss_in_contexts(self, model: Any, inputs: Batch, num_items: Items, **options: bool) -> Any:
+        """`compute_loss` in the contexts that an override adds; this class adds none, and an empty stack takes long."""
+        contexts, autocast = self.compute_loss_context_manager, self.autocast_smart_context_manager
+        if (
+            getattr(contexts, "__func__", None) is Trainer.compute_loss_context_manager
+            and getattr(autocast, "__func__", None) is Trainer.autocast_smart_context_manager
+        ):
+            return self.compute_loss(model, inputs, num_items_in_batch=num_items, **options)
+        with contexts():
+            return self.compute_loss(model, inputs, num_items_in_batch=num_items, **options)
 
     def compute_loss_context_manager(self) -> ExitStack:
         """The contexts in which the loss is computed; an override adds its own."""
@@ -1605,8 +1615,7 @@ class Trainer:
 
         def loss_and_outputs(batch: Batch) -> tuple[torch.Tensor, Any]:
             num_items = self._get_num_items_in_batch([batch], self._engine.device)
-            with self.compute_loss_context_manager():
-                return self.compute_loss(model, batch, return_outputs=True, num_items_in_batch=num_items)  # type: ignore[no-any-return]
+            return self._loss_in_contexts(model, batch, num_items, return_outputs=True)  # type: ignore[no-any-return]
 
         def outputs_only(batch: Batch) -> Any:
             with self.compute_loss_context_manager():
