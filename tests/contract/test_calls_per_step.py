@@ -19,7 +19,8 @@ import trainwright
 from . import doubles
 
 WARM_UP, COUNTED = 10, 50
-CEILING_PER_STEP = 500
+CEILING_PER_STEP = 300  # with a dataset class and a collator of the user's own too
+CEILING_PER_LOG = 150  # of a console line, a journal entry and the events; 150 us are promised
 CEILING_PER_MICRO_BATCH = 150  # by hand 74
 CEILING_PER_EVALUATION_BATCH = 130
 
@@ -67,19 +68,37 @@ class Mlp(nn.Module):
         return {"loss": nn.functional.mse_loss(logits, labels), "logits": logits}
 
 
-def by_trainwright(output_dir: Path, accumulation: int) -> Counter:
+class OwnData(torch.utils.data.Dataset[dict[str, Any]]):
+    def __init__(self, items: list[dict[str, Any]]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.items[index]
+
+
+def own_collator(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    return {name: torch.stack([torch.as_tensor(item[name]) for item in items]) for name in ("x", "labels")}
+
+
+def by_trainwright(
+    output_dir: Path, accumulation: int, *, logging_steps: int = 10, wrap: Callable[[Any], Any] = list, **more: Any
+) -> Counter:
     counts = CountsSteps()
     trainer = doubles.trainer(
         output_dir,
         settings={
             "max_steps": WARM_UP + COUNTED + 2,
-            "logging_steps": 10,
+            "logging_steps": logging_steps,
             "gradient_accumulation_steps": accumulation,
             "per_device_train_batch_size": 8,
         },
         model=doubles.model(Mlp),
-        train_dataset=doubles.samples(8 * accumulation * (WARM_UP + COUNTED + 4)),
+        train_dataset=wrap(doubles.samples(8 * accumulation * (WARM_UP + COUNTED + 4))),
         callbacks=[counts],
+        **more,
     )
     trainer.train()
     return counts.counter
@@ -124,6 +143,19 @@ def test_a_step_stays_under_the_ceiling(tmp_path: Path) -> None:
     ours, hand = by_trainwright(tmp_path, 1), by_hand(1)
     print(f"\naccumulation 1: trainwright {ours.per_step()}, by hand {hand.per_step()}")
     assert 100 < ours.python / COUNTED <= CEILING_PER_STEP
+    own = by_trainwright(tmp_path, 1, wrap=OwnData, data_collator=own_collator)
+    print(f"with a dataset class and a collator of one's own: trainwright {own.per_step()}")
+    assert 100 < own.python / COUNTED <= CEILING_PER_STEP
+
+
+def test_a_log_stays_under_the_ceiling(tmp_path: Path) -> None:
+    often, seldom = (
+        by_trainwright(tmp_path, 1, logging_steps=1),
+        by_trainwright(tmp_path, 1, logging_steps=WARM_UP + COUNTED + 2),
+    )
+    per_log = (often.python - seldom.python) / COUNTED
+    print(f"\na log: {per_log:.0f} Python calls")
+    assert 20 < per_log <= CEILING_PER_LOG
 
 
 def test_a_further_micro_batch_stays_under_the_ceiling(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -93,7 +94,7 @@ class RemoveColumnsCollator:
         self._is_own = is_own(data_collator)
 
     def __call__(self, features: list[Item]) -> Batch:
-        if type(features[0]) is dict and all(map(self._kept.issuperset, features)):  # nothing to drop: the usual case
+        if type(features[0]) is dict and self._kept.issuperset(chain.from_iterable(features)):  # nothing to drop
             return self.data_collator(features)
         try:
             return self.data_collator([self._remove_columns(item) for item in features])

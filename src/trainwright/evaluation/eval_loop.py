@@ -145,7 +145,8 @@ class LossAverage:
     weights: list[torch.Tensor | int] = field(default_factory=list)
 
     def add(self, loss: torch.Tensor, weight: torch.Tensor | int) -> None:
-        self.values.append(loss.detach().float() if loss.dim() == 0 else loss.detach().float().mean())
+        loss = loss.detach() if loss.dtype is torch.float32 else loss.detach().float()
+        self.values.append(loss if loss.dim() == 0 else loss.mean())
         self.weights.append(weight)
 
     def sums(self) -> torch.Tensor:
