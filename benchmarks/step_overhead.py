@@ -489,7 +489,14 @@ def count(names: list[str], only: list[str] | None = None) -> dict[str, dict[str
 
 
 def jobs(names: list[str], only: list[str] | None) -> Iterator[tuple[str, str, Callable[[], None], int]]:
-    """Yields what a process under valgrind counts: row, subject, job, steps."""
+    """Yields what a process under valgrind counts: row, subject, job, steps; imports first, which each fork then has."""
+    import transformers
+
+    import trainwright
+
+    _ = [(one.Trainer, one.TrainingArguments) for one in (trainwright, transformers)]
+    for model in {ROWS[name].model for name in names}:
+        CASES[model].build()
     for name in names:
         row = ROWS[name]
         first, last = steps_to_count(row)
