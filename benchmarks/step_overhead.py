@@ -489,7 +489,7 @@ def count(names: list[str], only: list[str] | None = None) -> dict[str, dict[str
 
 
 def jobs(names: list[str], only: list[str] | None) -> Iterator[tuple[str, str, Callable[[], None], int]]:
-    """Yields what a process under valgrind counts: row, subject, job, steps; imports first, which each fork then has."""
+    """Yields what a process under valgrind counts: row, subject, job, steps. Imports come first, for all forks."""
     import transformers
 
     import trainwright
