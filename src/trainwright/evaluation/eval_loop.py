@@ -201,7 +201,9 @@ class PredictionAccumulator:
     def add(self, inputs: Batch, step: Step, *, rows: int, shown: Nested, counts: bool, is_last: bool) -> None:
         """Adds loss, logits and labels of so many rows, and inputs to show; nothing of a batch that does not count."""
         session, (loss, logits, labels) = self.session, step
-        repeated = None if loss is None else loss.detach().mean().repeat(session.loss_rows or rows)
+        repeated = None  # three operations, so only where somebody asks
+        if loss is not None and (session.plan.averages_batches or "loss" in session.plan.include):
+            repeated = loss.detach().mean().repeat(session.loss_rows or rows)
         if repeated is not None and session.plan.averages_batches:
             self._rows.append(session.gather(repeated if counts else repeated[:0]))
         elif loss is not None and counts:
