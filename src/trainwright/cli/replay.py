@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from trainwright._types import MANIFEST_NAME, Batch, JSONObject
+from trainwright._types import MANIFEST_NAME, JSONObject
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.weights import load_weights, make_pretrained, weight_files
@@ -32,39 +32,25 @@ from trainwright.guard.probe import Findings, entries_not_finite, probe, rows_of
 from trainwright.loop.step import Window
 from trainwright.loss_normalization import LossRule
 from trainwright.run import build
-from trainwright.run.incident_bundles import LOSS_SETTINGS, bad_rows, window_losses
+from trainwright.run.incident_contents import LOSS_SETTINGS, bad_rows, window_losses
 from trainwright.tensor_tree import find_batch_size
 from trainwright.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of a replay.
+    """Result of a replay."""
 
-    Attributes:
-        lines: of text for the terminal.
-        is_same: the losses (or the error) are those of the incident, to the bit.
-    """
-
-    lines: list[str]
-    is_same: bool
+    lines: list[str]  # of text for the terminal
+    is_same: bool  # the losses (or the error) are those of the incident, to the bit
 
 
 def replay(folder: Path, *, model: str | None, precision: str | None, one_by_one: bool) -> Replayed:
-    """Runs the step of a bundle again.
+    """Runs the step of a bundle again; returns lines for the terminal, and whether the result is that of the incident.
 
-    Args:
-        folder: the bundle.
-        model: "module:function", which returns the model, or a Trainer with it, where the loss is the trainer's own.
-        precision: "fp32", "bf16" or "fp16" in the place of the run's.
-        one_by_one: run each sample by itself, and show its loss.
-
-    Returns:
-        Lines for the terminal, and whether the result is that of the incident.
-
-    Raises:
-        BundleError: the bundle is damaged, or lacks what a replay needs.
-        ModelError: the model cannot be made.
+    `model` is "module:function", which returns the model, or a Trainer with it where the loss is the trainer's own;
+    `precision` is taken in the place of the run's; `one_by_one` runs each sample by itself too, and shows its loss.
+    Raises BundleError if the bundle is damaged or lacks what a replay needs, ModelError if the model cannot be made.
     """
     about = checked(folder)
     batches, states = bundle.read_batches(folder), bundle.read_random_states(folder)
@@ -92,11 +78,7 @@ def replay(folder: Path, *, model: str | None, precision: str | None, one_by_one
 
 
 def checked(folder: Path) -> JSONObject:
-    """Verifies a bundle and returns what `incident.json` says.
-
-    Raises:
-        BundleError: a file is missing or was altered; names it.
-    """
+    """Verifies a bundle and returns what `incident.json` says; a BundleError names what is missing or altered."""
     if not folder.is_dir():
         raise BundleError(f"There is no directory {folder}.")
     missing = next((n for n in (MANIFEST_NAME, bundle.INCIDENT) if not (folder / n).is_file()), None)
@@ -252,9 +234,13 @@ def _samples(trainer: Trainer, bare: Any, window: Window, about: JSONObject, fou
         return [f"weights   not finite: {names}" if names else "sample    most samples are bad by themselves"]
     if not rows:
         return ["sample    none is bad by itself"]
-    return [
-        f"sample    {_place(about, number, row)}{_odd_entries(window.batches[number], row)}" for number, row in rows
-    ]
+    lines = []
+    for number, row in rows:
+        batch = window.batches[number]
+        entries = entries_not_finite(rows_of(batch, [row], find_batch_size(batch) or 1))
+        odd = f": {', '.join(entries)} not finite" if entries else ""
+        lines.append(f"sample    {_place(about, number, row)}{odd}")
+    return lines
 
 
 def _place(about: JSONObject, number: int, row: int) -> str:
@@ -262,11 +248,6 @@ def _place(about: JSONObject, number: int, row: int) -> str:
     known = number < len(samples) and row < len(samples[number])
     which = f"{samples[number][row]} of the training data, " if known else ""
     return f"{which}row {row} of micro-batch {number}"
-
-
-def _odd_entries(batch: Batch, row: int) -> str:
-    names = entries_not_finite(rows_of(batch, [row], find_batch_size(batch) or 1))
-    return f": {', '.join(names)} not finite" if names else ""
 
 
 def _one_by_one(trainer: Trainer, bare: Any, window: Window, about: JSONObject) -> list[str]:

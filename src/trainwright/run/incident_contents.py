@@ -1,0 +1,225 @@
+"""Contents of an incident bundle: what a second run of a step shows, and the files that tell it.
+
+The forward passes of a step are run once more for it, without an update; parts of a batch then find the samples.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from trainwright._types import Batch, JSONObject, is_instance_of, without_tokens
+from trainwright.checkpoint import async_writer, rng
+from trainwright.config.fields import value_of
+from trainwright.engine.base import Engine
+from trainwright.errors import BundleError
+from trainwright.guard import bundle
+from trainwright.guard.probe import Findings, entries_not_finite, find_bad_rows, probe, rows_of, weights_not_finite
+from trainwright.guard.random_rewind import States
+from trainwright.journal import record
+from trainwright.loop.micro_batch_retry import MicroBatchPart, parts_of
+from trainwright.loop.step import Window
+from trainwright.run.training import TrainingRun
+from trainwright.tensor_tree import find_batch_size
+
+REQUEST, ERROR, OUT_OF_MEMORY, HANG = "request", "error", "oom", "hang"
+# Arguments that decide about the numbers of forward and backward.
+LOSS_SETTINGS = (
+    "bf16", "fp16", "tf32", "label_smoothing_factor", "neftune_noise_alpha", "full_determinism", "seed", "past_index",
+)  # fmt: skip
+
+
+class LossHooks(Protocol):
+    """Methods of the trainer that make the loss of a micro-batch."""
+
+    args: Any
+    model: Any
+
+    def _prepare_inputs(self, inputs: Batch) -> Batch: ...
+    def compute_loss_context_manager(self) -> Any: ...
+    def compute_loss(
+        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Evidence:
+    """Facts about a step."""
+
+    states: States | None = None  # random states of before its forward passes, as far as `is_exact`
+    is_exact: bool = False  # a second run from `states` gave the same losses (or error) and ended in the same states
+    found: Findings | None = None  # by that second run; None: there was none
+    rows: list[tuple[int, int]] = field(default_factory=list)  # samples that are bad by themselves: micro-batch, row
+    samples: list[Any] = field(default_factory=list)  # the same, as the dataset numbers them
+    all_samples: list[list[Any]] = field(default_factory=list)  # of each micro-batch
+    trained: list[torch.Tensor] = field(default_factory=list)  # losses of the step, where there was no second run
+    weights: Mapping[str, torch.Tensor] | None = None  # gathered from all processes, where each has a part of them
+
+
+def window_losses(hooks: LossHooks, run: TrainingRun, model: Any, window: Window) -> Iterator[torch.Tensor]:
+    """Runs the forward passes of a window on the bare module as the step does; yields the losses to differentiate."""
+    progress, rule = run.progress, run.loss_rule
+    assert rule is not None
+    before = progress.part_of_micro_batch, progress.share_of_window
+    try:
+        for part in parts_of(window.batches, progress.num_parts, needs_shares=rule.aux_coefficient != 0.0):
+            progress.part_of_micro_batch, progress.share_of_window = part.of_micro_batch, part.of_window
+            yield _loss(hooks, run, model, window, part)
+    finally:
+        progress.part_of_micro_batch, progress.share_of_window = before
+
+
+def _loss(hooks: LossHooks, run: TrainingRun, model: Any, window: Window, part: MicroBatchPart) -> torch.Tensor:
+    assert run.loss_rule is not None
+    with run.progress.recording_apart(run.progress.meter.total.device), hooks.compute_loss_context_manager():
+        inputs = hooks._prepare_inputs(part.inputs)
+        loss = hooks.compute_loss(model, inputs, num_items_in_batch=window.num_items)
+    num = len(window.batches)
+    return run.loss_rule.apply(loss, part.inputs, window.num_items, micro_batches=num, share=part.of_micro_batch)
+
+
+def bad_rows(
+    hooks: LossHooks, run: TrainingRun, model: Any, window: Window, *, error: str = ""
+) -> list[tuple[int, int]] | None:
+    """Searches the samples of a window that are bad by themselves, by halving its micro-batches.
+
+    Such a sample raises `error` (type and message), or if that is empty its loss or gradient is not finite. Returns
+    micro-batch and row of each, none if none is bad without the others; None if most are, or weights are not finite.
+    """
+    if weights_not_finite(model):
+        return None
+    rows: list[tuple[int, int]] = []
+    for number, batch in enumerate(window.batches):
+        size = find_batch_size(batch) or 1
+
+        def is_bad(some: Sequence[int], batch: Batch = batch, size: int = size) -> bool:
+            part = MicroBatchPart(rows_of(batch, some, size), of_micro_batch=len(some) / size)
+            found = probe(model, lambda: iter([_loss(hooks, run, model, window, part)]))
+            kind = error.partition(":")[0]
+            return found.error.partition(":")[0] == kind if error else not found.error and not found.is_finite
+
+        if not is_bad(range(size)):
+            continue
+        some = find_bad_rows(size, is_bad)
+        if some is None or (len(some) == size and size > 2):
+            return None
+        rows += [(number, row) for row in some]
+    return rows
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def cause_in(details: JSONObject, seen: Evidence) -> list[str] | None:
+    """Returns what is not written down twice; None for what has no cause that may come again."""
+    if details["kind"] in (REQUEST, HANG):
+        return None
+    origin = seen.found.origin if seen.found is not None else ""
+    return [details["kind"], origin or details["what"], *map(str, seen.samples or seen.rows)]
+
+
+def cause_of(folder: Path) -> list[str] | None:
+    """Returns the cause of a bundle; None for one that was requested, or that cannot be read."""
+    try:
+        cause: list[str] | None = bundle.read_object(folder, bundle.INCIDENT).get("cause")
+    except BundleError:
+        return None
+    return cause
+
+
+def words_for(seen: Evidence) -> str:
+    """Says which samples made a bad value, as far as that was found."""
+    if not seen.rows:
+        return ""
+    rows = ", ".join(str(row) if len(seen.all_samples) == 1 else f"{row} of micro-batch {n}" for n, row in seen.rows)
+    many = "s" if len(seen.rows) > 1 else ""
+    if not seen.samples:
+        return f"Row{many} {rows} of its batch made it."
+    return f"Sample{many} {', '.join(map(str, seen.samples))} of the training data made it (row{many} {rows})."
+
+
+def fill(folder: Path, window: Window, seen: Evidence, *, engine: Engine, model: Any, is_hang: bool) -> dict[str, str]:
+    """Writes the parts of a bundle, each if it can be; returns the reasons of those that are missing."""
+    missing: dict[str, str] = {}
+
+    def part(name: str, write: Any) -> None:  # a function without arguments
+        try:
+            reason = write()
+            if reason:
+                missing[name] = reason
+        except Exception as error:  # of a device that failed, or of an object that cannot be written
+            missing[name] = f"{type(error).__name__}: {without_tokens(str(error))}"
+
+    def batches() -> str:
+        lost = bundle.write_batches(window.batches, folder)
+        return f"kept as text only: {', '.join(lost)}" if lost else ""
+
+    def weights() -> str:
+        from trainwright.checkpoint.weights import save_weights
+
+        free = async_writer.free_bytes(folder.parent)
+        if engine.holds_parts and not seen.weights:
+            return "each process has a part of them"
+        if free is not None and free < 2 * async_writer.weights_bytes(model):
+            return f"only {async_writer.size_text(free)} are free"
+        save_weights(model, folder, state_dict=None if seen.weights is None else dict(seen.weights))
+        return ""
+
+    part("batch", batches)
+    part("random states", lambda: bundle.write_random_states(seen.states or rng.capture(), folder))
+
+    def stacks() -> None:
+        with (folder / bundle.STACKS).open("w") as file:
+            faulthandler.dump_traceback(file=file, all_threads=True)
+
+    if is_hang:
+        part("stacks", stacks)
+    if is_hang and engine.device.type != "cpu":
+        missing["weights"] = "the device may not answer"
+    else:
+        part("weights", weights)
+    return missing
+
+
+def about(window: Window, seen: Evidence, *, run: TrainingRun, args: Any, engine: Engine, model: Any) -> JSONObject:
+    """Returns what `incident.json` says of a step besides its cause."""
+    found = seen.found
+    losses = seen.trained if found is None else found.losses
+    num_items = window.num_items
+    return {
+        "format": 1,
+        "time": time.time(),
+        "run_id": run.run_id,
+        "epoch": run.progress.epoch,
+        "num_processes": engine.num_processes,
+        "samples": seen.all_samples,
+        "bad_samples": seen.samples,
+        "bad_rows": seen.rows,
+        "weights_not_finite": weights_not_finite(model),
+        "entries_not_finite": [entries_not_finite(batch) for batch in window.batches],
+        "origin": found.origin if found is not None else "",
+        "module": found.module if found is not None else "",
+        "largest_gradients": found.largest if found is not None else {},
+        "error": found.error if found is not None else "",
+        "losses": [float(loss) for loss in losses],
+        "loss_bits": [bundle.bits(loss) for loss in losses],
+        "is_exact": seen.is_exact,
+        "num_items": float(num_items) if num_items is not None else None,
+        "num_items_is_tensor": isinstance(num_items, torch.Tensor),
+        "num_parts": run.progress.num_parts,
+        "loss_rule": asdict(run.loss_rule) if run.loss_rule is not None else {},
+        "model_class": type(model).__name__,
+        "is_pretrained": is_instance_of(model, "transformers", "PreTrainedModel"),
+        "attn_implementation": getattr(getattr(model, "config", None), "_attn_implementation", None),
+        "modules_in_eval_mode": [name for name, module in model.named_modules() if not module.training],
+        "device": engine.device.type,
+        "environment": record.environment(engine.device),
+        "arguments": record.changed_arguments(args),
+        "loss_settings": {name: value_of(args, name) for name in LOSS_SETTINGS},
+    }
