@@ -133,11 +133,7 @@ KERNELS: dict[str, Kernel] = {"chunked": chunked_cross_entropy, "cce": _cce, "li
 
 
 def choose(name: str, device: torch.device) -> str:
-    """Returns the kernel that a value of `loss_kernel` stands for on a device.
-
-    Raises:
-        MissingPackageError: its package is not installed.
-    """
+    """Returns the kernel that a value of `loss_kernel` stands for; a MissingPackageError without its package."""
     has = {kernel: importlib.util.find_spec(module) is not None for kernel, (module, _) in PACKAGES.items()}
     if name == "auto":
         return next((one for one in PACKAGES if has[one] and device.type == "cuda"), "chunked")
@@ -153,13 +149,8 @@ def choose(name: str, device: torch.device) -> str:
 def without_logits(model: nn.Module, wanted: str, *, keeps_outputs: bool, obstacle: str | None) -> Iterator[str | None]:
     """Trains with a loss kernel while it lasts; with the plain loss, and a warning, where it cannot be applied.
 
-    Gives the reason for which it cannot be, or None.
-
-    Args:
-        model: the user's model, placed and not yet wrapped.
-        wanted: value of `loss_kernel`.
-        keeps_outputs: whether training looks at more of the model's output than its loss.
-        obstacle: why the engine cannot leave the output layer as it is, if it cannot.
+    Gives the reason for which it cannot be, or None. The model is placed and not yet wrapped. `keeps_outputs`: training
+    looks at more of its output than the loss; `obstacle`: why the engine cannot leave the output layer as it is.
     """
     core = core_model(model)
     device = next(model.parameters()).device

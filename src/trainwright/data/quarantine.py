@@ -23,13 +23,9 @@ QUARANTINE_NAME = "quarantine.jsonl"
 
 
 def read_quarantine(folder: str | Path) -> set[int]:
-    """Reads which samples are left out; none where there is no file.
+    """Reads which samples are left out in an output directory; none if there is no file.
 
-    Args:
-        folder: the output directory.
-
-    Raises:
-        DataError: a line holds what no run writes. A last line that was not finished is not read.
+    A last line that was not finished is not read; a DataError if another one holds what no run writes.
     """
     path = Path(folder) / QUARANTINE_NAME
     if not path.is_file():
@@ -48,26 +44,16 @@ def read_quarantine(folder: str | Path) -> set[int]:
 
 
 def add_to_quarantine(folder: str | Path, samples: Iterable[int]) -> None:
-    """Appends samples to the file.
-
-    Args:
-        folder: the output directory; made if it is not there.
-        samples: indices in the training dataset.
-    """
+    """Appends indices of samples to the file in an output directory, which is made if it is not there."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     with (Path(folder) / QUARANTINE_NAME).open("a", encoding="utf-8") as file:
         file.write("".join(json.dumps({"sample": int(sample)}) + "\n" for sample in samples))
 
 
 def substitutes(left_out: Collection[int], num_samples: int) -> dict[int, int]:
-    """Returns which sample takes the place of each one that is left out.
+    """Returns which sample takes the place of each one that is left out; a DataError if none would be left.
 
-    Args:
-        left_out: indices in the dataset; those beyond its end are of no effect.
-        num_samples: of the dataset.
-
-    Raises:
-        DataError: none would be left.
+    Indices beyond the end of the dataset have no effect.
     """
     left_out = {sample for sample in left_out if sample < num_samples}
     if left_out and len(left_out) >= num_samples:
@@ -82,12 +68,7 @@ def substitutes(left_out: Collection[int], num_samples: int) -> dict[int, int]:
 
 
 def without(group: list[Any], left_out: Collection[int]) -> list[Any]:
-    """Returns a batch formed by length without what is left out of it.
-
-    Args:
-        group: indices of samples, or rows of pieces (index, start, stop) of samples. Any: both are lists.
-        left_out: samples.
-    """
+    """Returns a batch formed by length (indices, or rows of pieces of samples) without what is left out of it."""
     if group and isinstance(group[0], list):
         return [row for one in group if (row := without(one, left_out))]
     return [one for one in group if (one[0] if isinstance(one, tuple) else one) not in left_out]

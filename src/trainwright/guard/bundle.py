@@ -60,11 +60,7 @@ def write_json(path: Path, value: Any) -> None:  # Any: nested JSON
 
 
 def read_object(folder: Path, name: str) -> JSONObject:
-    """Reads a JSON file of a bundle.
-
-    Raises:
-        BundleError: it cannot be read, or holds no object.
-    """
+    """Reads a JSON file of a bundle; a BundleError if it cannot be read, or holds no object."""
     try:
         value = read_json(folder / name, max_bytes=MAX_BYTES)
     except (OSError, ValueError) as error:
@@ -78,15 +74,7 @@ def read_object(folder: Path, name: str) -> JSONObject:
 
 
 def write_batches(batches: Sequence[Batch], folder: Path) -> list[str]:
-    """Writes micro-batches.
-
-    Args:
-        batches: as the collator made them, on any device.
-        folder: of the bundle.
-
-    Returns:
-        Places whose values are kept as text only.
-    """
+    """Writes micro-batches as the collator made them; returns the places whose values are kept as text only."""
     tensors: dict[str, torch.Tensor] = {}
     lost: list[str] = []
     structure = [_encode(batch, str(number), tensors, lost) for number, batch in enumerate(batches)]
@@ -97,11 +85,7 @@ def write_batches(batches: Sequence[Batch], folder: Path) -> list[str]:
 
 
 def read_batches(folder: Path) -> list[Batch]:
-    """Reads what `write_batches` wrote.
-
-    Raises:
-        BundleError: a file is damaged; names it.
-    """
+    """Reads what `write_batches` wrote; a BundleError names the file that is damaged."""
     try:
         tensors = safetensors.torch.load_file(folder / BATCH)
     except Exception as error:  # whatever the reader raises, the file is of no use
@@ -157,11 +141,7 @@ def write_random_states(states: States, folder: Path) -> None:
 
 
 def read_random_states(folder: Path) -> States:
-    """Reads what `write_random_states` wrote.
-
-    Raises:
-        BundleError: the file is damaged.
-    """
+    """Reads what `write_random_states` wrote; a BundleError if the file is damaged."""
     values = read_object(folder, RNG)
     try:
         states = {name: _random_state(value) for name, value in values.items()}

@@ -26,29 +26,18 @@ MOST_SHOWN = 5  # incidents of one log that are shown one by one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """One bad step.
+    """One bad step."""
 
-    Attributes:
-        kind: "nonfinite" or "spike".
-        step: number of the optimizer step, from 1.
-        action: "skip", "rollback", "warn" or "stop".
-        what: what was bad, in words.
-        values: measurements of the step by name, where they were read.
-        threshold: of a spike, in robust deviations; 0: there is none.
-        samples: of the dataset, those that are bad by themselves, where they were found.
-        path: directory of the bundle; empty: none was written.
-        note: where the value began, which samples do it, and how to replay it; empty: it was not looked for.
-    """
-
-    kind: str
-    step: int
-    action: str
-    what: str
-    values: dict[str, float] = field(default_factory=dict)
-    threshold: float = 0.0
+    kind: str  # "nonfinite" or "spike"
+    step: int  # number of the optimizer step, from 1
+    action: str  # "skip", "rollback", "warn" or "stop"
+    what: str  # what was bad, in words
+    values: dict[str, float] = field(default_factory=dict)  # measurements of the step by name, where they were read
+    threshold: float = 0.0  # of a spike, in robust deviations; 0: there is none
+    # of the dataset, those that are bad by themselves, where they were found
     samples: tuple[Any, ...] = ()  # Any: indices, or what else the order of the user's dataset gives
-    path: str = ""
-    note: str = ""
+    path: str = ""  # directory of the bundle; empty: none was written
+    note: str = ""  # where the value began, which samples do it, and how to replay it; empty: it was not looked for
 
     @property
     def text(self) -> str:
@@ -106,11 +95,7 @@ class IncidentLog:
     def add(self, incident: Incident) -> None:
         """Counts and reports a bad step.
 
-        Args:
-            incident: of the step.
-
-        Raises:
-            NonFiniteError, SpikeError: the policy stops the run, or too many steps in a row were skipped.
+        Raises NonFiniteError or SpikeError if the policy stops the run, or too many steps in a row were skipped.
         """
         self._unshown.append(incident)
         if incident.action == "skip":

@@ -26,25 +26,16 @@ Losses = Callable[[], Iterator[torch.Tensor]]  # the losses of a window's micro-
 
 @dataclass(slots=True)
 class Findings:
-    """Result of a probe.
+    """Result of a probe."""
 
-    Attributes:
-        losses: of the micro-batches, detached.
-        module: first module whose output is not finite; empty: none.
-        inputs_are_finite: of that module.
-        is_root: that module is the model itself, so that the outputs of all others are finite.
-        gradient_of: first module, in the order of the backward pass, whose output has a gradient that is not finite.
-        gradients: norm of each parameter's gradient.
-        error: type and message of what was raised; empty: nothing.
-    """
-
-    losses: list[torch.Tensor] = field(default_factory=list)
-    module: str = ""
-    inputs_are_finite: bool = True
-    is_root: bool = False
+    losses: list[torch.Tensor] = field(default_factory=list)  # of the micro-batches, detached
+    module: str = ""  # first module whose output is not finite; empty: none
+    inputs_are_finite: bool = True  # of that module
+    is_root: bool = False  # that module is the model itself, so that the outputs of all others are finite
+    # first module, in the order of the backward pass, whose output has a gradient that is not finite
     gradient_of: str = ""
-    gradients: dict[str, float] = field(default_factory=dict)
-    error: str = ""
+    gradients: dict[str, float] = field(default_factory=dict)  # norm of each parameter's gradient
+    error: str = ""  # type and message of what was raised; empty: nothing
 
     @property
     def is_finite(self) -> bool:
@@ -75,15 +66,10 @@ class Findings:
 
 
 def probe(model: nn.Module, losses: Losses, *, backward: bool = True) -> Findings:
-    """Runs forward and backward of a window.
+    """Runs forward and backward of a window on the bare module; an error of either is part of what was found.
 
-    Args:
-        model: the bare module, in the mode in which it is trained.
-        losses: runs the forward passes; each loss is differentiated before the next one is asked for.
-        backward: False: forward only, where processes hold parts of the weights.
-
-    Returns:
-        What was found; an error of the forward or backward pass is part of it.
+    Each loss is differentiated before the next one is asked for. Without `backward`, where processes hold parts of the
+    weights, only the forward passes are run.
     """
     found = Findings()
     sums: dict[str, torch.Tensor] = {}
@@ -135,13 +121,7 @@ def _hooks(model: nn.Module, found: Findings) -> Iterator[None]:
 
 
 def rows_of(batch: Batch, rows: Sequence[int], size: int) -> Batch:
-    """Returns some samples of a batch; entries without that first dimension are taken whole.
-
-    Args:
-        batch: as the collator made it.
-        rows: the samples.
-        size: samples of the batch.
-    """
+    """Returns some samples of a batch of `size`; entries without that first dimension are taken whole."""
     return {name: _rows(value, rows, size) for name, value in batch.items()}
 
 
@@ -156,15 +136,10 @@ def _rows(value: Any, rows: Sequence[int], size: int) -> Any:
 
 
 def find_bad_rows(size: int, is_bad: Callable[[Sequence[int]], bool]) -> list[int] | None:
-    """Searches the bad samples of a bad batch by halving it.
+    """Searches the bad samples of a bad batch by halving it; `is_bad` tries some of them.
 
-    Args:
-        size: samples of the batch.
-        is_bad: tries some of them.
-
-    Returns:
-        The samples that are bad by themselves; empty where only more of them together are; None where the search would
-        take too long, as it does where most samples are bad.
+    Returns those that are bad by themselves: none if only more of them together are. None if the search would take too
+    long, as it does where most samples are bad.
     """
     found: list[int] = []
     waiting, num_tried = [range(size)], 0

@@ -93,14 +93,9 @@ def _unmix(words: Words) -> Words:
 
 
 def rewound(after: States, repeated: States) -> States | None:
-    """Returns the states of before some draws.
+    """Returns the states of before some draws, given those after them and those after the same draws from there.
 
-    Args:
-        after: the states after them.
-        repeated: the states after the same draws, made again from `after`.
-
-    Returns:
-        The states from which the draws led to `after`; None where a generator drew too much to count it, or was seeded.
+    None if a generator drew too much to count it, or was seeded.
     """
     result: States = {}
     for name, state in after.items():

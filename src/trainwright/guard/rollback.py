@@ -36,11 +36,8 @@ class Snapshot(Protocol):
 class MemorySnapshot:
     """One copy in host memory of what a step changes: trained weights, buffers, optimizer, schedule.
 
-    Args:
-        model: as the loop uses it; of sharded parameters each process copies its part.
-        optimizer: of the run.
-        scheduler: of the run; None: it is not stepped with the optimizer.
-        every: steps between two copies.
+    It is taken again each `every` steps. Of sharded parameters each process copies its part. `scheduler` is None where
+    it is not stepped with the optimizer.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, scheduler: Scheduler, *, every: int) -> None:
@@ -88,11 +85,7 @@ class MemorySnapshot:
 
 
 class SavedSnapshot:
-    """The newest checkpoint of the run.
-
-    Args:
-        load: loads weights, optimizer and schedule of it, and returns its step.
-    """
+    """The newest checkpoint of the run; `load` loads weights, optimizer and schedule of it, and returns its step."""
 
     def __init__(self, load: Callable[[], int]) -> None:
         self.restore = load
@@ -102,15 +95,9 @@ class SavedSnapshot:
 
 
 class Rollback:
-    """Goes back to the last snapshot, but not to the same one again and again.
+    """Goes back to the last snapshot, but not more than `most` times to the same one.
 
-    Args:
-        snapshot: where it goes back to.
-        most: rollbacks to one snapshot.
-        num_left_out: steps after a rollback whose updates are left out too.
-
-    Attributes:
-        left_out: how many of those are still to come.
+    The updates of `num_left_out` steps after a rollback are left out too; `left_out` of them are still to come.
     """
 
     def __init__(self, snapshot: Snapshot, *, most: int, num_left_out: int) -> None:
@@ -129,17 +116,9 @@ class Rollback:
         return True
 
     def go_back(self, error: type[BadStepError]) -> int:
-        """Puts the last snapshot back.
+        """Puts the last snapshot back, and returns its step.
 
-        Args:
-            error: what ends the run.
-
-        Returns:
-            The step of the snapshot.
-
-        Raises:
-            NonFiniteError, SpikeError: as `error`, if there were too many rollbacks to the same snapshot, or there is
-                none.
+        Raises `error` after too many rollbacks to the same snapshot, and what `restore` raises if there is none.
         """
         with torch.no_grad():
             step = self._snapshot.restore()
@@ -163,16 +142,10 @@ def make_rollback(
     samples_per_step: int,
     is_possible: bool,
 ) -> Rollback | None:
-    """Makes what goes back to a snapshot; None where no policy asks for it.
+    """Makes what goes back to a snapshot; None if no policy asks for it, or the engine keeps states of its own.
 
-    Args:
-        plan: the policies.
-        model: as the loop uses it.
-        optimizer: of the run.
-        scheduler: of the run; None: it is not stepped with the optimizer.
-        load_newest: loads the newest checkpoint of the run, and returns its step.
-        samples_per_step: samples of an optimizer step, over all processes.
-        is_possible: the engine's states are those of model and optimizer.
+    `scheduler` is None where it is not stepped with the optimizer; `load_newest` loads the newest checkpoint of the
+    run, and returns its step; `samples_per_step` are those of all processes.
     """
     if "rollback" not in (plan.on_nonfinite, plan.on_spike) or not is_possible:
         return None
@@ -189,15 +162,9 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def schedule_memory(scheduler: Scheduler) -> Callable[[], None]:
-    """Remembers where a schedule and the groups of its optimizer are.
+    """Remembers where a schedule, its parts and the groups of its optimizer are; returns what puts them back.
 
     Shallow copies are enough: a step of torch's schedules replaces values, and changes none in place.
-
-    Args:
-        scheduler: with the schedules that it is composed of.
-
-    Returns:
-        A function that puts them back.
     """
     schedules = list(_parts(scheduler))
     before = [(one, dict(vars(one))) for one in schedules]

@@ -178,8 +178,7 @@ def number(value: Any) -> float:
 def read(path: str | Path, run_id: str | None = None) -> Record:
     """Reads a run from its journal (or its directory): the one of `run_id`, or the last that began.
 
-    Raises:
-        FileNotFoundError, ValueError: there is no journal, or it has no such run.
+    Raises FileNotFoundError if there is no journal, ValueError if it has no such run.
     """
     path = Path(path)
     entries = list(lines(path / JOURNAL_NAME if path.is_dir() else path))

@@ -25,19 +25,12 @@ Moment: TypeAlias = Literal["start", "batch", "step", "full"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check.
+    """Result of one check."""
 
-    Attributes:
-        severity: "note" (good to know), "warning" (probably not what was meant), "error" (the run cannot work).
-        evidence: what was seen, with its numbers.
-        cure: what to change; empty for a note that needs nothing.
-        check: name of the check.
-    """
-
-    severity: Severity
-    evidence: str
-    cure: str = ""
-    check: str = ""
+    severity: Severity  # "note" (good to know), "warning" (probably not what was meant), "error" (the run cannot work)
+    evidence: str  # what was seen, with its numbers
+    cure: str = ""  # what to change; empty for a note that needs nothing
+    check: str = ""  # name of the check
 
     def __str__(self) -> str:
         return f"{self.check}: {self.evidence}" + (f" {self.cure}" if self.cure else "")
@@ -48,19 +41,12 @@ note, warning, error = (partial(Finding, severity) for severity in SEVERITIES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
-    """Result of the checks.
+    """Result of the checks."""
 
-    Attributes:
-        findings: the worst first.
-        passed: checks that looked and found nothing.
-        not_done: checks that could not look, and why.
-        memory: the memory plan, if it was asked for.
-    """
-
-    findings: tuple[Finding, ...] = ()
-    passed: tuple[str, ...] = ()
-    not_done: tuple[tuple[str, str], ...] = ()
-    memory: MemoryPlan | None = None
+    findings: tuple[Finding, ...] = ()  # the worst first
+    passed: tuple[str, ...] = ()  # checks that looked and found nothing
+    not_done: tuple[tuple[str, str], ...] = ()  # checks that could not look, and why
+    memory: MemoryPlan | None = None  # the memory plan, if it was asked for
 
     @property
     def is_fine(self) -> bool:

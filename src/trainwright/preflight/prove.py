@@ -40,20 +40,13 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Proof of one law.
-
-    Attributes:
-        law: what must hold, as a sentence.
-        holds: None where it could not be tried.
-        evidence: the gap that was seen, or why it could not be tried.
-        cure: the setting that makes it hold; empty where it does.
-    """
+    """Proof of one law."""
 
     name: str
-    law: str
-    holds: bool | None
-    evidence: str
-    cure: str = ""
+    law: str  # what must hold, as a sentence
+    holds: bool | None  # None where it could not be tried
+    evidence: str  # the gap that was seen, or why it could not be tried
+    cure: str = ""  # the setting that makes it hold; empty where it does
 
     def to_dict(self) -> JSONObject:
         return asdict(self)

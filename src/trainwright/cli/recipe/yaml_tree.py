@@ -95,9 +95,8 @@ class Tree:
 def parse(text: str, name: str) -> Tree:
     """Parses the mapping in a text.
 
-    Raises:
-        RecipeError: it is no YAML, no mapping, has a key twice, or what no configuration needs: tags, aliases that
-            stand inside of what they name or that multiply, deep nesting, endless numbers.
+    Raises RecipeError if it is no YAML, no mapping, has a key twice, or what no configuration needs: tags, aliases that
+    stand inside of what they name or that multiply, deep nesting, endless numbers.
     """
     tree = Tree(name, lines=text.splitlines())
     value = _value(tree, text)

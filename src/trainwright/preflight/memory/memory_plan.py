@@ -14,38 +14,24 @@ UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
-    """The fullest moment of a training step.
+    """The fullest moment of a training step."""
 
-    Attributes:
-        total_bytes: all tensors that are alive then.
-        by_kind: the same by what they are for, in the words of `KINDS`.
-        by_module: activations alive then, by the module whose forward made them.
-        moment: what the step was at: "forward", "backward", "clip" or "update".
-        is_measured: found with real tensors; else the step was gone through without computing anything.
-    """
-
-    total_bytes: int
-    by_kind: Mapping[str, int]
+    total_bytes: int  # all tensors that are alive then
+    by_kind: Mapping[str, int]  # the same by what they are for, in the words of `KINDS`
+    # activations alive then, by the module whose forward made them
     by_module: Mapping[str, int] = field(default_factory=dict)
-    moment: str = ""
-    is_measured: bool = False
+    moment: str = ""  # what the step was at: "forward", "backward", "clip" or "update"
+    is_measured: bool = False  # found with real tensors; else the step was gone through without computing anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsChange:
-    """Settings that take less memory.
+    """Settings that take less memory."""
 
-    Attributes:
-        settings: arguments to pass, by name.
-        price: what they cost instead.
-        peak_bytes: the peak with them; None if it could not be found out.
-        reason: why it could not.
-    """
-
-    settings: Mapping[str, object]
-    price: str
-    peak_bytes: int | None
-    reason: str = ""
+    settings: Mapping[str, object]  # arguments to pass, by name
+    price: str  # what they cost instead
+    peak_bytes: int | None  # the peak with them; None if it could not be found out
+    reason: str = ""  # why it could not
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
@@ -53,17 +39,12 @@ class SettingsChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """The peak of a step as the settings are, and with changes, the cheapest first.
-
-    Attributes:
-        budget_bytes: what there is; None where that is not known.
-        device: the kind of device that the step runs on.
-    """
+    """The peak of a step as the settings are, and with changes, the cheapest first."""
 
     peak: PeakMemory
     changes: tuple[SettingsChange, ...] = ()
-    budget_bytes: int | None = None
-    device: str = "cpu"
+    budget_bytes: int | None = None  # what there is; None where that is not known
+    device: str = "cpu"  # the kind of device that the step runs on
 
     @property
     def fits(self) -> bool | None:
