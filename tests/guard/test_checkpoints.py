@@ -11,8 +11,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 import trainwright
-from trainwright.checkpoint.finite import PIECE, WeightCheck
-from trainwright.checkpoint.store import CheckpointStore, non_finite_mark
+from trainwright.checkpoint.store import PIECE, CheckpointStore, WeightCheck, non_finite_mark
 from trainwright.checkpoint.weights import read_file, weight_files
 from trainwright.engine import sharded_state
 from trainwright.errors import NonFiniteError

@@ -99,8 +99,20 @@ class CheckpointWriter:
                 write(folder)
                 ranks.barrier()  # overrides may have written on any process
                 parted = False
+
+            def finish() -> None:
+                """Writes the copies and commits the directory of this process, if it has one."""
+                all_agree = partial(fail_together, ranks) if later.is_shared else nullcontext
+                with all_agree(), discard_on_failure(store, own):
+                    with all_agree():
+                        later.write()
+                    if own is not None:
+                        store.commit(own, manifest)
+                if own is not None:
+                    after()
+                self.longest_s = max(self.longest_s, time.monotonic() - begun)
+
             if own is not None or later.is_shared:
-                finish = partial(self._finish, store, manifest, ranks, own, later, after=after, begun=begun)
                 self._begin(finish) if in_background else finish()
         except BaseException as error:
             if not isinstance(error, NonFiniteWeightsError):  # all processes count that step as dealt with
@@ -108,28 +120,6 @@ class CheckpointWriter:
             if parted:
                 raise
             self._raise_or_report(error)
-
-    def _finish(
-        self,
-        store: CheckpointStore,
-        manifest: Manifest,
-        ranks: Ranks,
-        own: Path | None,
-        later: DeferredSink,
-        *,
-        after: Callable[[], None],
-        begun: float,
-    ) -> None:
-        """Writes the copies and commits the directory of this process, if it has one."""
-        all_agree = partial(fail_together, ranks) if later.is_shared else nullcontext
-        with all_agree(), discard_on_failure(store, own):
-            with all_agree():
-                later.write()
-            if own is not None:
-                store.commit(own, manifest)
-        if own is not None:
-            after()
-        self.longest_s = max(self.longest_s, time.monotonic() - begun)
 
     @contextmanager
     def _collecting(self) -> Iterator[None]:
@@ -277,7 +267,9 @@ def failures_named(root: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, CheckpointError) or not _is_of_the_disk(error):
+        words = ("PytorchStreamWriter", "inline_container", "iostream", "I/O error", "IoError")  # of other languages
+        is_of_disk = isinstance(error, OSError) or any(word in f"{type(error).__name__} {error}" for word in words)
+        if isinstance(error, CheckpointError) or not is_of_disk:
             raise
         free = free_bytes(root)
         left = "" if free is None else f" ({size_text(free)} free there)"
@@ -288,12 +280,6 @@ def failures_named(root: Path) -> Iterator[None]:
             "keep fewer (save_total_limit), save less (save_only_model=True), or choose another output_dir and "
             "resume; save_failure='continue' trains on without it."
         ) from error
-
-
-def _is_of_the_disk(error: Exception) -> bool:
-    """Returns True if an error means a full disk; writers in other languages have texts of their own."""
-    words = ("PytorchStreamWriter", "inline_container", "iostream", "I/O error", "IoError")
-    return isinstance(error, OSError) or any(word in f"{type(error).__name__} {error}" for word in words)
 
 
 # -- space on the disk -------------------------------------------------------------------------------------------------

@@ -134,13 +134,13 @@ class Lease:
                 self.release()
                 return obstacle
             for _, stale in before:
-                logger.warning("The run of %s ended without releasing %s; it is taken over.",
-                               Holder.read(stale) or "an unknown process", self._folder)  # fmt: skip
+                holder = Holder.read(stale) or "an unknown process"
+                logger.warning("The run of %s ended without releasing %s; it is taken over.", holder, self._folder)
                 stale.unlink(missing_ok=True)
             self._remove_drafts(now)
         except OSError as error:
-            logger.warning("%s cannot be claimed for this run alone (%s): another run in it will not be noticed.",
-                           self._folder, error)  # fmt: skip
+            effect = "another run in it will not be noticed"
+            logger.warning("%s cannot be claimed for this run alone (%s): %s.", self._folder, error, effect)
             return None
         finally:
             with suppress(OSError):

@@ -165,7 +165,8 @@ def _problems(folder: Path) -> Iterator[str]:
 
 
 def _problem_of_file(folder: Path, name: str, expected: FileEntry) -> str | None:
-    if is_outside(name):
+    paths = PurePosixPath(name), PureWindowsPath(name)  # it may come from any system
+    if any(path.is_absolute() or path.drive or ".." in path.parts for path in paths):
         return f"{MANIFEST_NAME} names {name!r}, which lies outside of the directory"
     path, kind = folder / name, next((kind for kind in (DIGEST, OLDER_DIGEST) if kind in expected), None)
     if not path.is_file():
@@ -177,12 +178,6 @@ def _problem_of_file(folder: Path, name: str, expected: FileEntry) -> str | None
     if digest(path, kind) != expected[kind]:
         return f"{name} was altered: its checksum does not match"
     return None
-
-
-def is_outside(name: str) -> bool:
-    """Returns True if a path in a file of a checkpoint leads out of its directory, on any system."""
-    paths = PurePosixPath(name), PureWindowsPath(name)
-    return any(path.is_absolute() or path.drive or ".." in path.parts for path in paths)
 
 
 def links_that_leave(folder: Path) -> Iterator[str]:

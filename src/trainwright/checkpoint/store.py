@@ -6,6 +6,9 @@ listed in a manifest, and the directory is renamed. A reader never sees a half-w
 Only checkpoints that this run wrote are ever deleted, and among these never the one that was just written (nor those
 of later steps, which a run that went back will write again) and never the best. Of the others stay the last ones up to
 the limit, and beyond it one for each so many steps and one for each length of time, as `Keep` says.
+
+Before a commit the weights are looked at, which were just written, so their pages are in memory: NaN and infinity are
+marked or refused. Buffers are not looked at: masks and ranges that are observed begin with infinities.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import filecmp
 import logging
 import os
+import pickle
 import re
 import shutil
 import socket
@@ -21,8 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError, safe_open
+
 from trainwright._types import PREFIX_CHECKPOINT_DIR, replacing
-from trainwright.checkpoint.finite import WeightCheck
 from trainwright.checkpoint.manifest import DIGEST, FileEntry, Manifest, describe_files, files_below, find_problem
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, NonFiniteWeightsError
 from trainwright.host import is_process_alive
@@ -35,9 +41,64 @@ _BESIDE = re.compile(
     r"(?P<purpose>staging|replaced|removed)$"
 )
 
-ANY_WEIGHTS = WeightCheck()
 MIN_BYTES = 1 << 20  # smaller files save nothing worth having, and they are the ones that people edit in place
+PIECE = 1 << 18  # elements that are compared at once, so that they stay in the cache
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
+NOT_WEIGHTS = ("optimizer", "rng_state")  # beginnings of names
 _IN_USE: set[Path] = set()  # staging directories that this process is writing, maybe behind training's back
+
+
+Pieces = Callable[[Path], Iterable[tuple[str, str, torch.Tensor]]]  # directory -> file in it, name of tensor, values
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCheck:
+    """Rule for the weights of a checkpoint."""
+
+    # weights that are not finite are refused where a good checkpoint exists; else they are only marked
+    is_strict: bool = False
+    buffers: frozenset[str] = frozenset()  # names of tensors that are no weights
+    shards: Pieces = lambda folder: ()  # reads the weights of a sharded checkpoint, piece by piece
+
+    def find(self, folder: Path) -> tuple[str, str] | None:
+        """Returns the first file below a directory, and its tensor, that is not finite; None where all are.
+
+        Args:
+            folder: with weights as safetensors, in torch's files, or sharded; other files are not read.
+        """
+        for path in sorted(path for pattern in WEIGHTS for path in folder.rglob(pattern)):
+            name = None if path.name.startswith(NOT_WEIGHTS) else self._first_in(path)
+            if name is not None:
+                return path.relative_to(folder).as_posix(), name
+        shards = self.shards(folder)
+        return next(((at, name) for at, name, one in shards if name not in self.buffers and not _is_finite(one)), None)
+
+    def _first_in(self, path: Path) -> str | None:
+        try:
+            named = _tensors_of(path)
+            return next((name for name, one in named if name not in self.buffers and not _is_finite(one)), None)
+        except (SafetensorError, pickle.UnpicklingError, RuntimeError, AttributeError):  # the user's own, so named
+            return None
+
+
+def _tensors_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    if path.suffix == ".safetensors":
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 -- no mapping
+                yield name, file.get_tensor(name)
+    else:
+        yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()
+
+
+def _is_finite(tensor: object) -> bool:
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+        return True
+    flat = tensor.reshape(-1)
+    pieces = (flat[start : start + PIECE] for start in range(0, len(flat), PIECE))
+    return all(bool(torch.isfinite(torch.stack(torch.aminmax(piece))).all()) for piece in pieces)
+
+
+ANY_WEIGHTS = WeightCheck()
 
 
 class CheckpointStore:

@@ -14,9 +14,8 @@ from trainwright import checks
 from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME, Model
 from trainwright.checkpoint import async_writer, rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
-from trainwright.checkpoint.finite import WeightCheck
 from trainwright.checkpoint.manifest import Manifest, find_problem
-from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, milestones, to_remove
+from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, WeightCheck, milestones, to_remove
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
 from trainwright.engine.base import Engine
@@ -32,31 +31,24 @@ logger = logging.getLogger(__name__)
 class Part(NamedTuple):
     """One part of a checkpoint."""
 
-    about: str  # what is in it
     # puts it into a folder; gets the checkpointer, the hooks, the run and the folder
     write: Callable[[Checkpointer, SaveHooks, TrainingRun, Path], None]
     is_for_resume: bool = False  # weights alone (`save_only_model`) do without it
 
 
 CONTENTS = (
-    Part(
-        "weights, config, processing class, arguments",
-        lambda c, hooks, run, to: hooks.save_model(str(to), _internal_call=True),
-    ),
-    Part(
-        "weights and optimizer of a sharded model",
-        lambda c, hooks, run, to: c.form.write_shards(c, hooks.optimizer, to),
-    ),
-    Part("optimizer and schedule", lambda c, hooks, run, to: hooks._save_optimizer_and_scheduler(str(to)), True),
-    Part("scale of losses (fp16)", lambda c, hooks, run, to: hooks._save_scaler(str(to)), True),
-    Part("random states, position of the data", lambda c, hooks, run, to: hooks._save_rng_state(str(to)), True),
-    Part(
-        "guards: accepted values, skipped steps",
+    # weights, config, processing class, arguments
+    Part(lambda c, hooks, run, to: hooks.save_model(str(to), _internal_call=True)),
+    Part(lambda c, hooks, run, to: c.form.write_shards(c, hooks.optimizer, to)),  # of a sharded model
+    Part(lambda c, hooks, run, to: hooks._save_optimizer_and_scheduler(str(to)), True),
+    Part(lambda c, hooks, run, to: hooks._save_scaler(str(to)), True),  # scale of losses (fp16)
+    Part(lambda c, hooks, run, to: hooks._save_rng_state(str(to)), True),  # and the position of the data
+    Part(  # guards: accepted values, skipped steps
         lambda c, hooks, run, to: training_state.save_guard(run.guard.state(), to) if c.args.should_save else None,
         True,
     ),
-    Part("numbers recorded since the last log", lambda c, hooks, run, to: c.write_recorded(run, to), True),
-    Part("record of the run, states of callbacks", lambda c, hooks, run, to: c.write_state(hooks, run, to)),
+    Part(lambda c, hooks, run, to: c.write_recorded(run, to), True),  # numbers recorded since the last log
+    Part(lambda c, hooks, run, to: c.write_state(hooks, run, to)),  # record of the run, states of callbacks
 )  # beside it the manifest, which the store writes last: sizes, digests, the cursor
 
 # Methods in which a user's code may look at the files of a save, or count on them when it returns.
@@ -120,9 +112,7 @@ class Checkpointer:
         """Writes `checkpoint-<step>` of a run as a whole or not at all, then deletes what `save_total_limit` allows.
 
         `hooks` write the parts; an override decides about its part. `asynchronous` returns before the files are there.
-
-        Raises:
-            CheckpointWriteError: it cannot be written, and `save_failure` is "stop".
+        Raises CheckpointWriteError if it cannot be written, and `save_failure` is "stop".
         """
         run.guard.settle()
         run.guard.keep(run.progress, is_saved=True)
@@ -330,8 +320,9 @@ def prepare_output(args: Any, folder: str, *, is_fresh: bool) -> None:
         return
     logger.warning(
         "%s. This run starts afresh beside them and replaces those of the same step. Resume with "
-        "resume_from_checkpoint=True, or delete them with overwrite_output_dir=True.", found,
-    )  # fmt: skip
+        "resume_from_checkpoint=True, or delete them with overwrite_output_dir=True.",
+        found,
+    )
 
 
 def check_first_checkpoint(args: Any, folder: str, model: Model) -> None:
