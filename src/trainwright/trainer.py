@@ -168,7 +168,6 @@ class Trainer:
         self.args = build.arguments_of_trainer(args, model)
         self._services = build.Services.for_arguments(self.args)
         self._services.memory_tracker.start("init")
-        console.use_log_level(self.args)
         self._run = TrainingRun.idle(self.args)
         self._search: Any = build.NoSearch()  # or a Searching
 

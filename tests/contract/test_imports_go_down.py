@@ -31,7 +31,7 @@ FLOOR = {part: floor for floor, parts in enumerate(PICTURE) for part in parts}
 ONLY_FOR_THE_COMMAND_LINE = PICTURE[1]
 
 TRANSFORMERS = ("checkpoint.weights", "data.columns", "optim.schedules", "seq2seq_trainer", "patches", "compat",
-                "cli.tasks", "config.zero3_init", "search")  # fmt: skip
+                "cli.tasks", "config.zero3_init", "run.search")  # fmt: skip
 ACCELERATE = ("engine", "config.arguments", "compat.helpers")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
 BROUGHT_ALONG: dict[str, str | tuple[str, ...]] = {
@@ -118,7 +118,7 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
 
 
 # What a run on one device never uses.
-RARE = ("config.zero3_init", "engine.data_parallel", "engine.distributed_base",
+RARE = ("config.deepspeed_config", "config.zero3_init", "engine.data_parallel", "engine.distributed_base",
         "engine.sharded_base", "distributed.collectives", "engine.sharded_state", "engine.deepspeed")  # fmt: skip
 
 

@@ -76,8 +76,9 @@ class CallbackHandler(TrainerCallback):
         if type(instance) in [type(other) for other in self.callbacks]:
             logger.warning(
                 "A %s is among the callbacks already; now there are two. Present: %s.",
-                type(instance).__name__, self.callback_list.replace("\n", ", "),
-            )  # fmt: skip
+                type(instance).__name__,
+                self.callback_list.replace("\n", ", "),
+            )
         self.callbacks.append(instance)
         self.rebuild()
 

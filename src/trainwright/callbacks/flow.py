@@ -97,8 +97,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         if args.eval_strategy == "no":
             raise ArgumentError(f"{name} needs evaluations, and eval_strategy='no'. Set it to 'steps' or 'epoch'.")
         if not args.load_best_model_at_end:
-            logger.warning("%s without load_best_model_at_end=True: the run ends with the last weights, not with the "
-                           "best ones.", name)  # fmt: skip
+            effect = "the run ends with the last weights, not with the best ones"
+            logger.warning("%s without load_best_model_at_end=True: %s.", name, effect)
 
     def on_evaluate(
         self, args: Arguments, state: TrainerState, control: TrainerControl, metrics: Logs = NO_LOGS, **kwargs: object
@@ -107,8 +107,9 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         if name not in metrics:
             logger.warning(
                 "Early stopping looks for %s, which this evaluation did not give; it gave %s.",
-                name, ", ".join(sorted(metrics)),
-            )  # fmt: skip
+                name,
+                ", ".join(sorted(metrics)),
+            )
             return
         self.check_metric_value(args, state, control, metrics[name])
         if self.early_stopping_patience_counter >= self.early_stopping_patience:

@@ -40,8 +40,8 @@ class StepProfiler(TrainerCallback):
     def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._write(args, state)
         if state.global_step < self._first:
-            logger.warning("Nothing was traced: the training ended after step %d, before step %d (profile).",
-                           state.global_step, self._first)  # fmt: skip
+            ended = state.global_step, self._first
+            logger.warning("Nothing was traced: the training ended after step %d, before step %d (profile).", *ended)
 
     def on_exception(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._write(args, state)

@@ -131,7 +131,8 @@ class ProgressCallback(TrainerCallback):
             return
         shown = readable(logs, self.max_str_len)
         if self.training_bar is not None:
-            self.training_bar.write(aligned(state, shown, is_coloured=_has_colours()))
+            has_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+            self.training_bar.write(aligned(state, shown, is_coloured=has_colours))
             if (words := latest(logs)) and "loss" in logs:
                 self.training_bar.set_postfix_str(words, refresh=False)
         elif not _can_redraw():
@@ -196,10 +197,6 @@ def aligned(state: TrainerState, shown: Mapping[str, object], *, is_coloured: bo
     pairs = ((printable(str(name)), printable(str(value))) for name, value in shown.items() if name != "step")
     values = (f"{dim}{name}{plain} {value:<9}" for name, value in pairs)
     return f"{dim}step{plain} {step}  {'  '.join(values)}".rstrip()
-
-
-def _has_colours() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 def _can_redraw() -> bool:

@@ -303,8 +303,9 @@ def _are_lengths(values: Any, column: str) -> bool:
     what = f"{num_empty} empty values" if num_empty else f"values of the type {values.type}"
     logger.warning(
         "The column %r should tell the length of each sample, and it has %s: the samples are measured instead.",
-        column, what,
-    )  # fmt: skip
+        column,
+        what,
+    )
     return False
 
 

@@ -40,8 +40,8 @@ def reading_launchers_variables() -> Iterator[None]:
         raise
     except (ValueError, KeyError, RuntimeError) as error:
         names = {*RANK, *WORLD_SIZE, *LOCAL_RANK, *LOCAL_SIZE}
-        given = [f"{name}={os.environ[name]!r}" for name in sorted(os.environ)
-                 if name in names or name.startswith(LAUNCHER_PREFIXES)]  # fmt: skip
+        known = [name for name in sorted(os.environ) if name in names or name.startswith(LAUNCHER_PREFIXES)]
+        given = [f"{name}={os.environ[name]!r}" for name in known]
         is_of_device = "start of device string" in str(error)
         if not given or (isinstance(error, RuntimeError) and not is_of_device):
             raise

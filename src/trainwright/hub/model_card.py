@@ -154,8 +154,9 @@ def _results(facts: CardContent, numbers: Mapping[str, float]) -> list[EvalResul
     from huggingface_hub import EvalResult
 
     kinds, names = listed(facts.dataset_tags), listed(facts.dataset)
-    data: JSONObject = {"dataset_type": (kinds or names)[0], "dataset_name": (names or kinds)[0],
-                        "dataset_config": next(iter(listed(facts.dataset_args)), None)}  # fmt: skip
+    config = next(iter(listed(facts.dataset_args)), None)
+    kind, title = (kinds or names)[0], (names or kinds)[0]
+    data: JSONObject = {"dataset_type": kind, "dataset_name": title, "dataset_config": config}
     return [
         EvalResult(task_type=task, metric_type=name, metric_value=value,
                    metric_name=name.replace("_", " ").capitalize(), **data)

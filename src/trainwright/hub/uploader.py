@@ -222,8 +222,9 @@ class Uploader:
                     shutil.copyfile(file, partial)
             return staged
         except Exception as error:
-            logger.warning("Step %d cannot be prepared for the Hub: %s. Its checkpoint is in %s.", step, _words(error),
-                           checkpoint)  # fmt: skip
+            logger.warning(
+                "Step %d cannot be prepared for the Hub: %s. Its checkpoint is in %s.", step, _words(error), checkpoint
+            )
             return []
 
     def _submit(self, upload: Upload, job: Job | None = None) -> Job:
@@ -244,9 +245,10 @@ class Uploader:
             with without_bars():
                 done = self._upload(self._api, upload.root, ticket)
         except Exception as error:
-            logger.warning("The upload of %r failed: %s. Training goes on; it is tried again when it ends.",
-                           ticket.message, _words(error))  # fmt: skip
-            self._tell(**about, error=_words(error))
+            words = _words(error)
+            note = "The upload of %r failed: %s. Training goes on; it is tried again when it ends."
+            logger.warning(note, ticket.message, words)
+            self._tell(**about, error=words)
             raise
         finally:
             self._in_lane.discard(upload.folder)

@@ -121,8 +121,9 @@ def _say_nothing_is_clipped(args: Arguments) -> None:
     if args.max_grad_norm:
         logger.info(
             "max_grad_norm=%s has no effect with optim=%r: gradients are used and freed during the backward pass.",
-            args.max_grad_norm, spec_of(args)[0],
-        )  # fmt: skip
+            args.max_grad_norm,
+            spec_of(args)[0],
+        )
 
 
 # -- its class and arguments, by its name -----------------------------------------------------------------------------
@@ -184,8 +185,9 @@ def _projected(
         return cls, {**kwargs, "params": groups}
     parts = {
         p: cls([{"params": [p], **(settings if name in chosen else {})}], **kwargs)
-        for name, p in model.named_parameters() if p.requires_grad
-    }  # fmt: skip
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
     return LayerWiseDummyOptimizer, {**kwargs, "params": groups, "optimizer_dict": parts}
 
 

@@ -67,8 +67,8 @@ def charts(record: Record) -> str:
     speeds = [curve for name, curve in rest.items() if "per_second" in name or "runtime" in name]
     memory = [curve for name, curve in rest.items() if "_mem_" in name]
     groups += [("Throughput", speeds), ("Memory", memory)]
-    groups += [(name.replace("_", " ").capitalize(), [curve]) for name, curve in rest.items()
-               if curve not in speeds and curve not in memory]  # fmt: skip
+    others = [(name, curve) for name, curve in rest.items() if curve not in speeds and curve not in memory]
+    groups += [(name.replace("_", " ").capitalize(), [curve]) for name, curve in others]
     figures = [
         figure(title, members, is_first=i == 0) for i, (title, members) in enumerate(groups) if members or i == 0
     ]
@@ -80,8 +80,9 @@ def figure(title: str, curves: Sequence[Curve], *, is_first: bool, marks: Sequen
     chart = plotly().Figure()
     for strength in SMOOTHING:
         for name, steps, values in curves:
-            chart.add_scatter(x=list(steps), y=smoothed(values, strength), name=name, mode="lines+markers",
-                              visible=strength == 0.0)  # fmt: skip
+            chart.add_scatter(
+                x=list(steps), y=smoothed(values, strength), name=name, mode="lines+markers", visible=strength == 0.0
+            )
     for step, text in marks:
         chart.add_vline(x=step, line_dash="dot", annotation_text=text)
     num = len(curves)
@@ -226,9 +227,9 @@ def search_page(found: SearchRecord, *, title: str) -> str:
     best = [(one.id, ", ".join(map(_short, one.values)), *_settings(one)) for one in found.best()]
     sections.append(table("Best", best))
     rows = [("trial", "state", "objective", "parameters", "seconds", "error")]
-    rows += [(one.id, one.state, ", ".join(map(_short, one.values)), ", ".join(_settings(one)),
-              "" if one.seconds is None else f"{one.seconds:.1f}", one.error or "")
-             for one in found.trials]  # fmt: skip
+    for one in found.trials:
+        seconds, values = "" if one.seconds is None else f"{one.seconds:.1f}", ", ".join(map(_short, one.values))
+        rows.append((one.id, one.state, values, ", ".join(_settings(one)), seconds, one.error or ""))
     sections.append(table("Trials", rows))
     return document(title, sections)
 
@@ -240,8 +241,8 @@ def _history(found: SearchRecord, number: int, direction: str, *, title: str, is
     for state, colour in COLOURS.items():
         chosen = [(i, one) for i, one in scored if one.state == state]
         labels = [f"trial {one.id}" for _, one in chosen]
-        chart.add_scatter(x=[i for i, _ in chosen], y=[_value(one, number) for _, one in chosen], name=state,
-                          mode="markers", marker_color=colour, text=labels)  # fmt: skip
+        places, values = [i for i, _ in chosen], [_value(one, number) for _, one in chosen]
+        chart.add_scatter(x=places, y=values, name=state, mode="markers", marker_color=colour, text=labels)
     finished = [(i, one.values[number]) for i, one in scored if one.state == FINISHED]
     pick = min if direction == "minimize" else max
     so_far = [pick(value for _, value in finished[: n + 1]) for n in range(len(finished))]
@@ -261,8 +262,8 @@ def _scatter(trials: Sequence[TrialRecord], name: str, number: int) -> str:
     go = plotly()
     done = [one for one in trials if one.state == FINISHED and name in one.params]
     values = [one.params[name] for one in done]
-    chart = go.Figure(go.Scatter(x=values, y=[one.values[number] for one in done], mode="markers",
-                                 text=[f"trial {one.id}" for one in done]))  # fmt: skip
+    heights, labels = [one.values[number] for one in done], [f"trial {one.id}" for one in done]
+    chart = go.Figure(go.Scatter(x=values, y=heights, mode="markers", text=labels))
     numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
     is_wide = len(numbers) == len(values) > 0 and min(numbers) > 0 and max(numbers) / min(numbers) >= 10
     return drawn(chart, name, xaxis_title=name, height=320, xaxis_type="log" if is_wide else None)

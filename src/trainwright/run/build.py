@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -119,12 +121,14 @@ def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass
 
 
 def arguments_of_trainer(args: Any, model: Model) -> Any:
-    """Returns the arguments, or the default ones; draws random numbers from their seed on."""
+    """Returns the arguments, or the default ones; seed and log level are theirs from then on."""
     if args is None:
         args = TrainingArguments(output_dir="tmp_trainer")
     if model_facts.num_devices(model) > 1:
         args._n_gpu = 1  # the model has the GPUs: it is not copied to them
     seed_everything(args)
+    for name in {"trainwright", "transformers"} & sys.modules.keys():
+        logging.getLogger(name).setLevel(args.get_process_log_level())
     return args
 
 
@@ -273,15 +277,11 @@ def loss_rule(
     model: Model, args: Any, *, accepts_loss_kwargs: bool, has_loss_func: bool,
     own_loss: Callable[..., object] | None, smooths_labels: bool, is_scaled: bool | None, num_processes: int,
 ) -> LossRule:  # fmt: skip
-    """The arithmetic of a run's loss.
+    """The arithmetic of a run's loss, of which `num_processes` average their gradients.
 
-    Args:
-        accepts_loss_kwargs: the model is given `num_items_in_batch`.
-        has_loss_func: `compute_loss_func` makes the loss.
-        own_loss: `compute_loss` where a subclass defines it, else None.
-        smooths_labels: label smoothing makes the loss, and divides by the items.
-        is_scaled: what the user says of the losses; None: nothing.
-        num_processes: whose gradients are averaged.
+    `accepts_loss_kwargs`: the model is given `num_items_in_batch`. `own_loss` is `compute_loss` where a subclass
+    defines it, else None. `smooths_labels`: label smoothing makes the loss, and divides by the items. `is_scaled` is
+    what the user says of the losses; None: nothing.
     """
     as_original = reproduces(args)
     weighting = value_of(args, "loss_weighting") or ("original" if as_original else None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,12 +21,6 @@ logger = logging.getLogger(__name__)
 
 MUCH_WAITING = 0.2  # of the time since the last log
 ENOUGH_S = 1.0  # less is start-up: the first batch, workers that come into being
-
-
-def use_log_level(args: Any) -> None:
-    """Sets the level of our messages, and of transformers' where it is loaded, to that of the arguments."""
-    for name in {"trainwright", "transformers"} & sys.modules.keys():
-        logging.getLogger(name).setLevel(args.get_process_log_level())
 
 
 def log_run_header(

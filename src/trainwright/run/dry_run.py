@@ -50,11 +50,8 @@ def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> None:
 
 def names_of_metrics(trainer: Any) -> set[str]:
     """Returns what an evaluation yields, by one over a single batch of the first evaluation set."""
-    with _rehearsing(trainer):
-        name = next(iter(trainer.eval_dataset), None) if isinstance(trainer.eval_dataset, dict) else None
-        batch = FirstBatch(trainer.get_eval_dataloader(name))
-        loss_only = True if trainer.compute_metrics is None else None
-        return set(trainer.evaluation_loop(batch, "Evaluation", prediction_loss_only=loss_only).metrics or ())
+    name = next(iter(trainer.eval_dataset), None) if isinstance(trainer.eval_dataset, dict) else None
+    return set(_metrics_of(trainer, _first_batch(trainer, name), "eval", None))
 
 
 def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | None) -> None:
@@ -123,7 +120,9 @@ def _first_batch(trainer: Any, eval_set: str | None) -> FirstBatch:
 def _metrics_of(trainer: Any, batch: FirstBatch, prefix: str, ignore_keys: list[str] | None) -> dict[str, Any]:
     """Returns what an evaluation of one batch gives; values that cannot be written down are named."""
     with _rehearsing(trainer):
-        output = trainer.evaluation_loop(batch, "Evaluation", ignore_keys=ignore_keys, metric_key_prefix=prefix)
+        how = {"ignore_keys": ignore_keys, "metric_key_prefix": prefix}
+        loss_only = True if trainer.compute_metrics is None else None
+        output = trainer.evaluation_loop(batch, "Evaluation", prediction_loss_only=loss_only, **how)
     metrics = dict(output.metrics or {})
     record_of(metrics, trainer._run.progress.unrecordable)
     return metrics

@@ -39,9 +39,13 @@ def search(
     base.check_trainer_objects(
         model_init=trainer.model_init, train_dataset=trainer.train_dataset, eval_dataset=trainer.eval_dataset
     )
-    space = chosen.default_space if space is None else space
-    plan = base.make_plan(space=space, num_trials=num_trials, direction=direction,
-                           compute_objective=compute_objective, options=options)  # fmt: skip
+    if space is None:
+        from transformers import trainer_utils  # it loads much
+
+        space = getattr(trainer_utils, f"default_hp_space_{chosen.name}")
+    plan = base.make_plan(
+        space=space, num_trials=num_trials, direction=direction, compute_objective=compute_objective, options=options
+    )
     chosen.check(host_of(trainer), plan)
     running = trainer._search = SearchState(
         backend=chosen, plan=plan, args=trainer.args,

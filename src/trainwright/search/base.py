@@ -147,9 +147,6 @@ class SearchBackend(Protocol):
     name: str  # value of `backend`
     tracker: str | None  # tracker by which it gets evaluations; None if it gets them by `report`
 
-    def default_space(self, trial: Trial) -> Params:
-        """Returns the parameters (or domains) of transformers' default space."""
-
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
         """Checks space and options before the first trial; SearchSpaceError: one of them cannot work."""
 
@@ -228,8 +225,9 @@ def make_plan(
             "compute_objective=a function that returns a list of as many."
         )
     rest = {name: value for name, value in options.items() if name not in names}
-    return SearchPlan(num_trials=num_trials, directions=directions, space=space,
-                settings=SearchSettings(**own), options=rest)  # fmt: skip
+    return SearchPlan(
+        num_trials=num_trials, directions=directions, space=space, settings=SearchSettings(**own), options=rest
+    )
 
 
 def check_trainer_objects(*, model_init: object, train_dataset: object, eval_dataset: object) -> None:
@@ -260,8 +258,9 @@ def check_names(args: Arguments, params: object) -> None:
 def _warn_of_settled(names: tuple[str, ...]) -> None:
     logger.warning(
         "%s cannot differ between trials and has no effect in hp_space: it is settled when the trainer is made. Set "
-        "it in the arguments.", ", ".join(names),
-    )  # fmt: skip
+        "it in the arguments.",
+        ", ".join(names),
+    )
 
 
 def check_values(args: Arguments, values: Iterable[tuple[str, object]]) -> None:

@@ -11,7 +11,6 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FixedTrial, TrialState, create_trial
-from transformers.trainer_utils import default_hp_space_optuna
 
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.host import is_process_alive
@@ -31,7 +30,6 @@ class OptunaBackend:
 
     name = "optuna"
     tracker = None
-    default_space = staticmethod(default_hp_space_optuna)
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
         base.check_options(plan.options, (*OF_THE_STUDY, *OF_OPTIMIZE), backend=self.name)

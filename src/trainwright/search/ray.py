@@ -16,7 +16,6 @@ import ray
 import ray.tune
 import torch
 from ray.tune.schedulers import FIFOScheduler
-from transformers.trainer_utils import default_hp_space_ray
 
 from trainwright._types import JSONObject, json_value
 from trainwright.config.fields import value_of
@@ -36,7 +35,6 @@ class RayBackend:
 
     name = "ray"
     tracker = None
-    default_space = staticmethod(default_hp_space_ray)
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
         known = [name for name in inspect.signature(ray.tune.run).parameters if name not in OURS]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import wandb
-from transformers.trainer_utils import default_hp_space_wandb
 
 from trainwright.errors import SearchSpaceError
 from trainwright.search import base
@@ -18,7 +17,6 @@ class WandbBackend:
 
     name = "wandb"
     tracker = "wandb"
-    default_space = staticmethod(default_hp_space_wandb)
 
     def __init__(self) -> None:
         self._mistake: Exception | None = None
@@ -66,8 +64,9 @@ class WandbBackend:
                 return None
             return self._attempt(attempts, metric, goes_on=plan.settings.failed_trials == "continue")
 
-        wandb.agent(sweep_id, function=one, count=plan.num_trials, project=options.get("project"),
-                    entity=options.get("entity"))  # fmt: skip
+        wandb.agent(
+            sweep_id, function=one, count=plan.num_trials, project=options.get("project"), entity=options.get("entity")
+        )
         if self._mistake is not None:
             raise self._mistake
         attempts.require_one()

@@ -80,7 +80,8 @@ class HistoryText:
 
     def pieces(self, history: Sequence[JSONObject]) -> Iterator[bytes]:
         """Yields a history as UTF-8 text in pieces; entries of the last call are not serialized again."""
-        if not self._still_begins(history):
+        is_same = len(self._entries) < max(len(history), 1) and all(map(is_, self._entries, history))
+        if not is_same or list(map(len, self._entries)) != self._sizes:
             self._entries, self._sizes, self._pieces = [], [], []
         settled = max(len(history) - NUM_RECENT, 0)
         for first in range(len(self._entries), settled, NUM_IN_PIECE):
@@ -95,10 +96,6 @@ class HistoryText:
         yield b"[\n"
         yield from self._pieces
         yield b",\n".join(map(_line, recent)) + b"\n  ]"
-
-    def _still_begins(self, history: Sequence[JSONObject]) -> bool:
-        is_same = len(self._entries) < max(len(history), 1) and all(map(is_, self._entries, history))
-        return is_same and list(map(len, self._entries)) == self._sizes
 
 
 def _line(entry: JSONObject) -> bytes:

@@ -160,8 +160,9 @@ class TrackerThread:
         self._num_failures += 1
         if self._num_failures >= FAILURES_TO_STOP and not self.is_disabled:
             self.is_disabled = True
-            logger.warning("%s is left alone until the end of the run: %d calls in a row failed.", self.name,
-                           self._num_failures)  # fmt: skip
+            logger.warning(
+                "%s is left alone until the end of the run: %d calls in a row failed.", self.name, self._num_failures
+            )
         return False
 
     def _warn(self, text: str) -> None:
@@ -239,10 +240,7 @@ class TrackerCallback(TrainerCallback):
             handles = [str(entry["handle"]) for entry in known.of("tracker") if entry["name"] == self.name]
             self._handle = handles[-1] if handles else None
         self._run_id, self._resumed_at, self._is_caught_up = None, state.global_step, False
-        state, model = (
-            copy.copy(state),
-            kwargs.pop("model", None),
-        )  # copied: training changes the record
+        state, model = copy.copy(state), kwargs.pop("model", None)  # training changes the record
         self._guard.submit(lambda: self._open(args, state, model))
         if not type(self).__module__.startswith("trainwright.trackers."):
             self._guard.flush()
@@ -308,11 +306,12 @@ class TrackerCallback(TrainerCallback):
             self._guard.submit(lambda: self._backfill(args, state, kwargs.get("model")))
         self._guard.submit(lambda: self.close(args, state, **kwargs) if self._initialized else None)
         if not (is_done and self._guard.flush()):
-            logger.warning("%s has not taken everything yet; it goes on in the background while this process lives. "
-                           "All values are in %s.", self.name, record.JOURNAL_NAME)  # fmt: skip
+            note = "%s has not taken everything yet; it goes on in the background while this process lives. "
+            logger.warning(note + "All values are in %s.", self.name, record.JOURNAL_NAME)
         elif self._missed:
-            logger.warning("%s did not take %d values; they are in %s.", self.name, len(self._missed),
-                           record.JOURNAL_NAME)  # fmt: skip
+            logger.warning(
+                "%s did not take %d values; they are in %s.", self.name, len(self._missed), record.JOURNAL_NAME
+            )
 
     def _open(self, args: Arguments, state: TrainerState, model: object) -> None:
         if not self._initialized:

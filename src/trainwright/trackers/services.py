@@ -120,8 +120,9 @@ class CometCallback(TrackerCallback):
 
     def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         if is_set("COMET_LOG_ASSETS"):
-            self._experiment.log_asset_folder(args.output_dir, recursive=True, log_file_name=True,
-                                              step=state.global_step)  # fmt: skip
+            self._experiment.log_asset_folder(
+                args.output_dir, recursive=True, log_file_name=True, step=state.global_step
+            )
         self._experiment.flush()
         if state.is_hyper_param_search:
             self._experiment.end()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from trainwright.config import deepspeed_config
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.enums import word
 from trainwright.config.fields import RANGES, SETTINGS, value_of
@@ -200,12 +199,14 @@ def guarded_updates(args: Arguments) -> str | None:
         where = f"with optim={name!r}: it changes weights during the backward pass"
     elif not args.deepspeed:
         return None
-    elif not deepspeed_config.get(deepspeed_config.read(args.deepspeed), "zero_optimization.stage"):
-        where = "with ZeRO stage 0 of DeepSpeed: it does not tell the norm of the gradients"
     else:
-        decided = {"on_nonfinite": ("rollback",), "on_spike": ("skip", "rollback", "stop")}  # before the update
-        asked = [f"{name}={value!r}" for name, value in policies.items() if value in decided[name]]
-        where = "with DeepSpeed, which decides by itself before its update: it skips a step that is not finite"
+        from trainwright.config import deepspeed_config
+
+        where = "with ZeRO stage 0 of DeepSpeed: it does not tell the norm of the gradients"
+        if deepspeed_config.get(deepspeed_config.read(args.deepspeed), "zero_optimization.stage"):
+            decided = {"on_nonfinite": ("rollback",), "on_spike": ("skip", "rollback", "stop")}  # before the update
+            asked = [f"{name}={value!r}" for name, value in policies.items() if value in decided[name]]
+            where = "with DeepSpeed, which decides by itself before its update: it skips a step that is not finite"
     return no_effect(asked, where, joined_by=" and ") if asked else None
 
 
