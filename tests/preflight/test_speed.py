@@ -224,3 +224,22 @@ torch.save(weights(trainer.model), f"{sys.argv[1]}/{os.environ['RANK']}.pt")
 def test_ranks_use_what_the_first_one_measured(tmp_path: Path) -> None:
     two_processes.run(RANKS, str(tmp_path), folder=tmp_path)
     assert not differing(*(torch.load(tmp_path / f"{rank}.pt") for rank in range(2)))
+
+
+@pytest.mark.slow  # inductor compiles the blocks three times
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_compiled_blocks_are_proved_and_kept(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "COMPILE_S", 0.0)
+    monkeypatch.setattr(speed, "WORTH_KEEPING", 1.0)
+    regional = {"torch_compile": "regional", "torch_compile_backend": "inductor"}
+    trainer = made(tmp_path / "auto", clock, loss_kernel="chunked")
+    choice = speed.choose(trainer)
+    assert choice.settings == regional, choice.note
+    assert row_of(choice, "regional compile").proof.startswith("loss and gradients differ by")
+    trainer.train()
+    by_hand = made(tmp_path / "hand", clock, speed=None, loss_kernel="chunked", **regional)
+    by_hand.train()
+    assert not differing(weights(trainer.model), weights(by_hand.model))
+    dropped = speed.choose(made(tmp_path / "drop", clock, lambda: models.llama(dropout=0.3), loss_kernel="chunked"))
+    assert dropped.settings == {}
+    assert "its draws of dropout are others" in row_of(dropped, "regional compile").result
