@@ -122,6 +122,9 @@ def test_what_is_slow_wrong_or_draws_otherwise_is_not_taken(
     assert found["broken"].startswith("rejected: TypeError")
     assert found["long"].startswith("not measured: it may take")
     assert choice.settings == {}
+    by_user = made(tmp_path / "kernel", clock, lambda: models.llama(dropout=0.3), loss_kernel="chunked")
+    assert row_of(speed.choose(by_user), "draws").result.startswith("suggested")
+    assert "forward" not in vars(by_user.model.lm_head), "afterwards the model is as it was"
 
     assert not differing(weights(trainer.model), before)
     assert torch.equal(torch.get_rng_state(), states)

@@ -342,18 +342,20 @@ class _Measurement:
         if (kernel := lever.settings.get("loss_kernel")) is not None and (reason := self._unused(kernel)):
             return replace(row, result=f"rejected: {reason}"), None
         plain = self._tried({}, updates=True) if lever.changes_update else self._plain
+        limit, seconds = allowed_gap(self._trainer), None
         with self._trying(kept | lever.settings) as copied:
             difference = self._difference(self._found(copied, updates=lever.changes_update), plain)
-            row = replace(row, proof=f"loss and gradients differ by {difference:.1e}")
-            if not difference <= (limit := allowed_gap(self._trainer)):
-                without = float("inf") if lever.changes_update else self._without_dropout(kept | lever.settings)
-                if without <= limit:
-                    why = "suggested: its draws of dropout are others, without them it computes the same"
-                    return replace(row, result=why, proof=f"{row.proof}, without dropout by {without:.1e}"), None
-                what = "update" if lever.changes_update else "result"
-                return replace(row, result=f"rejected: its {what} is another; {limit:.0e} is allowed"), None
-            self._restore()
-            seconds = self._times(copied)
+            if difference <= limit:
+                self._restore()
+                seconds = self._times(copied)
+        row = replace(row, proof=f"loss and gradients differ by {difference:.1e}")
+        if seconds is None:  # the model must be as it was before it is tried again
+            without = float("inf") if lever.changes_update else self._without_dropout(kept | lever.settings)
+            if without <= limit:
+                why = "suggested: its draws of dropout are others, without them it computes the same"
+                return replace(row, result=why, proof=f"{row.proof}, without dropout by {without:.1e}"), None
+            what = "update" if lever.changes_update else "result"
+            return replace(row, result=f"rejected: its {what} is another; {limit:.0e} is allowed"), None
         row = replace(row, ratio=round(seconds / self._seconds, 3))
         if seconds <= WORTH_KEEPING * self._seconds:
             return row, seconds
