@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -139,6 +141,33 @@ def test_env_shows_versions_and_hardware() -> None:
     shown = done("env")
     for said in ("torch", torch.__version__.split("+")[0], "transformers", "python", "device", "cpu", "memory"):
         assert said in shown
+
+
+def test_commands_print_json_for_programs(trained: Path, tmp_path: Path) -> None:
+    def parsed(*words: str) -> Any:
+        return json.loads(done(*words, "--json"))
+
+    shutil.copytree(trained / "run", tmp_path / "one")
+    shutil.copytree(trained / "run", tmp_path / "two")
+    journal = tmp_path / "two" / "journal.jsonl"
+    journal.write_text(re.sub(r'("loss": )0', r"\g<1>9", journal.read_text()))
+    assert [(run["state"], run["steps"]) for run in parsed("runs", ".")] == [("done", "8/8")] * 2
+    found = parsed("compare", "one", "two")
+    assert (found["runs"], found["parts_at_step"]) == (["one", "two"], 2)
+    assert [one["problems"] for one in parsed("verify", "one")] == [[], []]
+    (tmp_path / "one/checkpoint-4/optimizer.pt").unlink()
+    damaged = call("verify", "one", "--json")
+    assert damaged.exit_code == 1
+    assert [len(one["problems"]) for one in json.loads(damaged.output)] == [1, 0]
+    assert parsed("env")["packages"]["torch"] == torch.__version__
+    report = parsed("check", str(small(tmp_path)))
+    assert report["worst"] in ("note", "warning", None)
+    assert report["data"][0].startswith("48 samples to train on")
+    assert {"severity", "evidence", "cure", "check"} == set(report["findings"][0])
+
+
+def test_a_push_without_uploads_says_so(trained: Path) -> None:
+    assert "Nothing waits in" in done("push", str(trained / "run"))
 
 
 def test_check_finds_no_error_in_a_good_file_and_leaves_no_checkpoint(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from trainwright.cli.tasks.recipe_run import names_the_resume
+
 from .._support import forked
 from .commands import SMALL, call, done, small, start
 
@@ -114,6 +116,25 @@ def test_a_resume_takes_new_settings_and_a_directory_that_was_moved(tmp_path: Pa
     assert (tmp_path / "moved" / "checkpoint-12").is_dir()
     assert not (tmp_path / "run").exists()
     done("resume", "moved/checkpoint-4", "--set", "training.max_steps=6")
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
+    text = SMALL.replace("  logging_steps: 2\n", "")
+    shown = done("train", str(small(tmp_path, text)), "--dry-run", "--max_steps", "60")
+    assert "length    60 steps" in shown
+    assert "logs every 3 steps" in shown  # about twenty times
+    assert "nothing was trained" in shown
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_signal_ends_names_the_command_that_continues(tmp_path: Path) -> None:
+    said: list[tuple[str, str]] = []
+    with pytest.raises(KeyboardInterrupt), names_the_resume(tmp_path / "run", lambda *words: said.append(words)):
+        raise KeyboardInterrupt  # before the first checkpoint
+    (tmp_path / "run" / "checkpoint-4").mkdir(parents=True)
+    with pytest.raises(SystemExit), names_the_resume(tmp_path / "run", lambda *words: said.append(words)):
+        raise SystemExit(143)
+    assert said == [("stopped", "continue with: trainwright resume run")]
 
 
 def test_a_token_is_not_written_down(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ def python(code: str, **environment: str) -> str:
 
 
 def test_the_commands_are_those_that_the_issue_names() -> None:
-    expected = ["init", "check", "train", "resume", "runs", "report", "compare", "verify", "export", "env"]
-    assert expected == COMMANDS
+    before = ["init", "check", "train", "resume", "runs", "report", "compare", "verify", "export"]
+    assert [*before, "push", "schema", "env"] == COMMANDS
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

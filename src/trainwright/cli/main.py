@@ -8,19 +8,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from trainwright import errors
 from trainwright._types import printable, write_text
 from trainwright.distributed.world import World
 from trainwright.errors import CheckpointNotFoundError, RecipeError, did_you_mean
 from trainwright.log_handler import for_log
+
+if TYPE_CHECKING:
+    from trainwright.cli.recipe.schema import Recipe
 
 FAILED = 1
 USAGE = 2
@@ -54,6 +60,12 @@ def tell(problem: str) -> None:
         echo(problem, err=True)
 
 
+def _json(value: object) -> str:
+    from trainwright._types import json_value
+
+    return json.dumps(json_value(value), indent=2, ensure_ascii=False)
+
+
 def say(word: str, line: str) -> None:
     """Prints a line in the style of the plan that a run shows when it starts."""
     if World.detect().process_index == 0:
@@ -67,6 +79,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="A.B=VALUE", help="An entry in place of the file's: training.max_steps=100."),
 ]
+Processes = Annotated[
+    int | None, typer.Option("--processes", "-m", min=1, help="Start so many processes, by torchrun.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")]
 
 
@@ -83,7 +99,8 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write a commented configuration file that trains as it stands."""
-    from trainwright.cli.recipe.recipe_reader import template
+    from trainwright.cli.recipe.json_schema import json_schema
+    from trainwright.cli.recipe.recipe_reader import SCHEMA_NAME, template
     from trainwright.cli.recipe.schema import TASKS
 
     if task not in TASKS:
@@ -93,51 +110,89 @@ def init(
         raise RecipeError(f"{config} is there already. Name another file, or say --force to write over it.")
     config.parent.mkdir(parents=True, exist_ok=True)
     write_text(config, template(task, with_everything=everything))
+    write_text(config.with_name(SCHEMA_NAME), _json(json_schema()) + "\n")
     echo(f"Written: {config}. Train with\n\n    trainwright train {config}")
 
 
-def train(config: Config, overrides: Overrides = None) -> None:
+def train(
+    context: typer.Context,
+    config: Config,
+    overrides: Overrides = None,
+    processes: Processes = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be trained, and stop.")] = False,
+) -> None:
     """Train as a configuration file says; evaluate and save the model."""
     from trainwright.cli.recipe.recipe_reader import checked, read_tree
-    from trainwright.cli.tasks.recipe_run import refuse_a_second_run, run
 
-    tree = read_tree(config, overrides or ())
+    tree = read_tree(config, overrides or (), context.args)
     recipe = checked(tree, config.absolute().parent)
+    if _launched(recipe, processes, context):
+        return
+    from trainwright.cli.tasks.recipe_run import refuse_a_second_run, rehearse, run
+
+    if dry_run:
+        rehearse(recipe, tree, say)
+        return
     refuse_a_second_run(recipe, tree)
     run(recipe, tree, say)
 
 
 def resume(
+    context: typer.Context,
     run: Annotated[Path, typer.Argument(help="Output directory of a run, or one of its checkpoints.")],
     overrides: Overrides = None,
+    processes: Processes = None,
 ) -> None:
     """Go on with a run from its newest intact checkpoint."""
     from trainwright.cli.tasks.recipe_run import read_run
     from trainwright.cli.tasks.recipe_run import run as carry_out
 
-    recipe, tree = read_run(run.absolute(), overrides or ())
-    carry_out(recipe, tree, say)
+    recipe, tree = read_run(run.absolute(), overrides or (), context.args)
+    if not _launched(recipe, processes, context):
+        carry_out(recipe, tree, say)
+
+
+def _launched(recipe: Recipe, processes: int | None, context: typer.Context) -> bool:
+    """Starts the processes that are asked for, each with this command; False where it is to be done here."""
+    number = processes or (1 if recipe.launch is None else recipe.launch.processes)
+    if number == 1 or World.detect().world_size > 1:
+        return False
+    from trainwright.cli.launch import command_of, launch
+
+    code = launch(number, command_of(context))
+    if code:
+        raise typer.Exit(code)
+    return True
 
 
 def check(
+    context: typer.Context,
     config: Config,
     overrides: Overrides = None,
     memory: Annotated[bool, typer.Option("--memory", help="Also plan the memory of a step.")] = False,
     prove: Annotated[bool, typer.Option("--prove", help="Also compute in two ways what must be equal.")] = False,
     budget: Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: what there is, as 24GB.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Look for what would go wrong, without training."""
     from trainwright.cli.recipe.recipe_reader import checked, read_tree
     from trainwright.cli.tasks.recipe_run import make_trainer
 
-    tree = read_tree(config, overrides or ())
+    tree = read_tree(config, overrides or (), context.args)
     recipe = checked(tree, config.absolute().parent)
-    trainer = make_trainer(recipe, tree, say)
+    about: dict[str, list[str]] = {}
+
+    def keep(word: str, line: str) -> None:
+        about.setdefault(word, []).append(line)
+
+    trainer = make_trainer(recipe, tree, keep if as_json else say)
     report = trainer.check(memory=memory or budget is not None, budget=budget)
-    echo(str(report))
     proof = trainer.prove() if prove and report.worst != "error" else None
-    if proof is not None:
-        echo(f"\n{proof}")
+    if as_json:
+        proved = None if proof is None else str(proof)
+        echo(_json({**about, **dataclasses.asdict(report), "worst": report.worst, "proof": proved}))
+    else:
+        echo(str(report) if proof is None else f"{report}\n\n{proof}")
     if report.worst == "error" or (proof is not None and not proof.holds):
         raise typer.Exit(FAILED)
 
@@ -153,16 +208,24 @@ def report(
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Output directories of two runs or more.")], output: Output = None
+    runs: Annotated[list[Path], typer.Argument(help="Output directories of two runs or more.")],
+    output: Output = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write an HTML file that shows where several runs part, and why."""
-    from trainwright.report.run_page import write_comparison
+    from trainwright.report.run_page import differing_arguments, first_difference, read_runs, write_comparison
 
+    if as_json:
+        records = read_runs(runs)
+        found = {"parts_at_step": first_difference(records), "arguments": differing_arguments(records)}
+        echo(_json({"runs": list(records), **found}))
+        return
     echo(f"Written: {write_comparison(runs, output or 'comparison.html')}")
 
 
 def runs(
     folder: Annotated[Path, typer.Argument(help="Directory to look below.", metavar="DIR", exists=True)] = Path("."),
+    as_json: AsJson = False,
 ) -> None:
     """Show the runs below a directory: state, best, steps, time."""
     from rich.console import Console
@@ -172,6 +235,9 @@ def runs(
     from trainwright.report.run_table import ago, find_runs, readable_time
 
     found, now = find_runs(folder), time.time()
+    if as_json:
+        echo(_json([dataclasses.asdict(one) for one in found]))
+        return
     if not found:
         echo(f"No run is below {folder}: none has a journal.jsonl.")
         return
@@ -192,10 +258,30 @@ def push(
     from trainwright.hub.outbox import Outbox
     from trainwright.hub.uploader import Uploader
 
-    num_waiting = len(Outbox(run).waiting())
-    if Uploader(run, run.resolve().name, token=token).finish():
+    waiting = Outbox(run).waiting()
+    if not waiting:
+        echo(f"Nothing waits in {run}: all of it is on the Hub, or it was trained without push_to_hub.")
+        return
+    failed = Uploader(run, run.resolve().name, token=token).finish()
+    for upload in waiting:
+        ticket = upload.ticket
+        where = "/".join(part for part in (ticket.repo or run.resolve().name, ticket.path) if part)
+        state = "Not uploaded" if upload in failed else "Uploaded"
+        echo(f"{state}: {ticket.message or 'files'} (step {ticket.step}) to {where}")
+    if failed:
         raise typer.Exit(FAILED)
-    echo(f"Uploaded: {num_waiting}")
+
+
+def schema(output: Output = None) -> None:
+    """Write the JSON schema of the configuration file, for editors."""
+    from trainwright.cli.recipe.json_schema import json_schema
+
+    text = _json(json_schema())
+    if output is None:
+        echo(text)
+    else:
+        write_text(output, f"{text}\n")
+        echo(f"Written: {output}")
 
 
 def export(
@@ -205,7 +291,7 @@ def export(
 ) -> None:
     """Write the model of a checkpoint alone, for from_pretrained."""
     from trainwright.checkpoint.weights import export_model
-    from trainwright.cli.export import chosen, merge
+    from trainwright.cli.tasks.export import chosen, merge
     from trainwright.engine import sharded_state
 
     source, why = chosen(checkpoint)
@@ -218,6 +304,7 @@ def export(
 
 def verify(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or the output directory of a run: all in it.")],
+    as_json: AsJson = False,
 ) -> None:
     """Check that every file of a checkpoint is there and unchanged."""
     from trainwright.checkpoint.manifest import problems
@@ -227,14 +314,14 @@ def verify(
     folders = [store.path(step) for step in store.steps()] or [checkpoint]
     if not checkpoint.is_dir():
         raise CheckpointNotFoundError(f"There is no directory {checkpoint}.")
-    damaged = 0
-    for folder in folders:
-        found = list(problems(folder))
-        damaged += bool(found)
+    results = {folder: list(problems(folder)) for folder in folders}
+    if as_json:
+        echo(_json([{"checkpoint": folder, "problems": found} for folder, found in results.items()]))
+    for folder, found in () if as_json else results.items():
         echo(f"{folder}: {'damaged' if found else intact(folder)}")
         for problem in found:
             echo(f"    {problem}")
-    if damaged:
+    if any(results.values()):
         raise typer.Exit(FAILED)
 
 
@@ -269,12 +356,15 @@ def replay(
         raise typer.Exit(FAILED)
 
 
-def env() -> None:
+def env(as_json: AsJson = False) -> None:
     """Show versions and hardware, for a report of an error."""
     from trainwright.journal.record import environment
 
     found = environment(World.detect().device)
     found.pop("script")
+    if as_json:
+        echo(_json(found))
+        return
     packages = found.pop("packages")
     found["memory_bytes"] = f"{found['memory_bytes'] / 1e9:.1f} GB"
     rows = {**packages, **{name.removesuffix("_bytes"): value for name, value in found.items()}}
@@ -283,15 +373,28 @@ def env() -> None:
             echo(f"{name:<14}{value}")
 
 
+class OneScreen(typer.core.TyperGroup):
+    """Commands whose help fits a screen: --show-completion works and is not listed."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # classes of click, which some versions of typer bring along
+        """Returns the options of the program itself."""
+        params = super().get_params(ctx)
+        for one in params:
+            if one.name == "show_completion":
+                setattr(one, "hidden", True)  # noqa: B010 -- an option has it, other parameters do not
+        return params
+
+
 app = typer.Typer(
+    cls=OneScreen,
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # its tracebacks show the values of variables, tokens among them
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (init, check, train, resume, runs, report, compare, verify, export, env):
-    app.command()(reporting()(_command))
-app.command(hidden=True)(reporting()(push))  # the message that names it is enough; the help fits a screen
-app.command(hidden=True)(reporting()(replay))  # as is that of an incident
+AS_TYPED = {"allow_extra_args": True, "ignore_unknown_options": True}  # --learning_rate 1e-4 training.max_steps=1
+for _command in (init, check, train, resume, runs, report, compare, verify, export, push, schema, env):
+    app.command(context_settings=AS_TYPED if _command in (check, train, resume) else None)(reporting()(_command))
+app.command(hidden=True)(reporting()(replay))  # the message of an incident names it
 
 
 def _version(is_asked: bool) -> None:

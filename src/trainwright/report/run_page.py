@@ -162,11 +162,16 @@ TOLERANCE = 1e-6  # relative: what rounding may differ by
 
 def write_comparison(runs: Sequence[str | Path], output: str | Path = "comparison.html") -> Path:
     """Writes the comparison of two runs or more (their output directories) and returns where."""
+    path = Path(output)
+    path.write_text(comparison(read_runs(runs)), encoding="utf-8")
+    return path
+
+
+def read_runs(runs: Sequence[str | Path]) -> dict[str, Record]:
+    """Returns the records of runs by the names of their directories, which are numbered where two are the same."""
     names = [Path(run).resolve().name for run in runs]
     numbered = [f"{name} ({i + 1})" if names.count(name) > 1 else name for i, name in enumerate(names)]
-    path = Path(output)
-    path.write_text(comparison(dict(zip(numbered, map(read, runs), strict=True))), encoding="utf-8")
-    return path
+    return dict(zip(numbered, map(read, runs), strict=True))
 
 
 def comparison(records: dict[str, Record]) -> str:

@@ -20,6 +20,7 @@ from trainwright.cli.recipe.schema import (
     TASKS,
     DataPart,
     ImagePart,
+    LaunchPart,
     LearnPart,
     LoraPart,
     ModelPart,
@@ -35,7 +36,10 @@ from trainwright.config.summary import grouped, plain
 from trainwright.errors import ArgumentError, RecipeError, did_you_mean
 
 PARTS: dict[str, type] = {"model": ModelPart, "data": DataPart}
-OPTIONAL: dict[str, type] = {"lora": LoraPart}  # parts that are left out where the file does not have them
+OPTIONAL: dict[str, type] = {
+    "lora": LoraPart,
+    "launch": LaunchPart,
+}  # parts that are left out where the file does not have them
 TOP = ("task", "model", "data", *OPTIONAL, "training")
 NESTED: dict[Path, type] = {("model", "learn_tokenizer"): LearnPart, ("data", "image"): ImagePart}
 Found = Iterator[tuple[Path, str]]
@@ -43,13 +47,19 @@ KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "t
          "dict": "names with values"}  # fmt: skip
 
 
-def read_tree(file: FilePath, overrides: Sequence[str] = ()) -> Tree:
-    """Reads a file and applies overrides `a.b=value`; RecipeError: it is no YAML, or one names nothing known."""
+def read_tree(file: FilePath, overrides: Sequence[str] = (), typed: Sequence[str] = ()) -> Tree:
+    """Reads a file and applies overrides; RecipeError: it is no YAML, or one names nothing known.
+
+    Args:
+        file: the configuration file.
+        overrides: `a.b=value`, as after --set.
+        typed: the other words of a command line: `a.b=value`, `--name value`, `--name=value`, `--flag`.
+    """
     tree = parse(file.read_text(encoding="utf-8"), str(file))
     problems = []
-    for override in overrides:
+    for origin, override in [*((f"--set {one}", one) for one in overrides), *_typed(typed)]:
         name, sign, text = override.partition("=")
-        path, origin = tuple(name.strip().split(".")), f"--set {override}"
+        path = tuple(name.strip().split("."))
         tree.places[(origin,)] = origin
         if not sign:
             problems.append(((origin,), "a name, =, and a value belong here: --set training.max_steps=100."))
@@ -62,6 +72,27 @@ def read_tree(file: FilePath, overrides: Sequence[str] = ()) -> Tree:
                 problems.append(((origin,), str(error)))
     tree.refuse(problems)
     return tree
+
+
+def _typed(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields each override as it was typed, and as `a.b=value`; a flag without a value is true."""
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, sign, value = word.lstrip("-").partition("=")
+        if word.startswith("--"):
+            name = name.replace("-", "_")
+            if not sign:
+                has_value = bool(left) and not left[0].startswith("--") and re.match(r"[\w.]+=", left[0]) is None
+                value = left.pop(0) if has_value else "true"
+                word, sign = f"{word} {value}" if has_value else word, "="
+        yield word, f"{_whole(name)}{sign}{value}"
+
+
+def _whole(name: str) -> str:
+    """Returns the path of a name that is typed without its parents; of several, that of `training`."""
+    found = [path for path in known_paths() if path.rpartition(".")[2] == name]
+    return found[0] if len(found) == 1 else f"training.{name}" if f"training.{name}" in found else name
 
 
 def checked(tree: Tree, base: FilePath) -> Recipe:
@@ -390,12 +421,13 @@ def problems_of_training(training: Mapping[str, object], *, generates: bool) -> 
 
 
 WIDTH = 118
+SCHEMA_NAME = "trainwright.schema.json"  # beside the file, where editors find it by the file's first line
 
 
 def template(task: str, *, with_everything: bool = False) -> str:
     """Returns a file for a task, ready to train; `with_everything` adds all settings as comments."""
     place = resources.files("trainwright.cli.recipe").joinpath(f"templates/{task}.yaml")
-    text = place.read_text(encoding="utf-8")
+    text = f"# yaml-language-server: $schema={SCHEMA_NAME}\n{place.read_text(encoding='utf-8')}"
     if not with_everything:
         return text
     there = set(parse(text, task).value["training"])

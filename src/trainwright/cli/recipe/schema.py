@@ -67,6 +67,13 @@ class LoraPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LaunchPart:
+    """Processes of a run, started by torchrun where no launcher did."""
+
+    processes: int = entry(1, "How many, on this machine: one for each device.", low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImagePart:
     """Conversion of pixels to numbers, for models without an image processor."""
 
@@ -159,6 +166,7 @@ class Recipe:
     model: ModelPart
     data: DataPart
     lora: LoraPart | None = None
+    launch: LaunchPart | None = None
     training: JSONObject  # arguments of TrainingArguments, as they were given
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from trainwright._types import JSONObject, is_instance_of
 from trainwright.cli.recipe.schema import LoraPart
 from trainwright.cli.tasks.source import TaskSource, first_line
-from trainwright.errors import needs_package
+from trainwright.errors import MissingPackageError, needs_package
 
 NEEDS_PEFT = "lora needs the package peft: pip install 'trainwright[peft]'"
 
@@ -21,8 +22,8 @@ def quantized(bits: str | None) -> JSONObject:
     """Returns the arguments of `from_pretrained` that load weights in 4 or 8 bits; {} where none are asked for."""
     if bits is None:
         return {}
-    with needs_package("model.quantization needs the package bitsandbytes: pip install bitsandbytes"):
-        import bitsandbytes  # noqa: F401
+    if find_spec("bitsandbytes") is None:
+        raise MissingPackageError("model.quantization needs the package bitsandbytes: pip install bitsandbytes")
     from transformers import BitsAndBytesConfig
 
     kind: Any = BitsAndBytesConfig

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from trainwright.cli.tasks import task_builders
 from trainwright.cli.tasks.adapter import described, save_base_config, with_adapter
 from trainwright.cli.tasks.source import load
 from trainwright.cli.tasks.task_objects import TaskObjects
+from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 RECIPE_NAME = "recipe.yaml"
 HEAD = "# What this run was started with; `trainwright resume` reads it. Paths are absolute, tokens are left out.\n"
+LOGS = 20  # of a short run
 NOT_SHOWN = ("_runtime", "_per_second", "epoch")
 
 Say = Callable[[str, str], None]  # a word for what it is about, and the line
@@ -71,6 +75,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     say("data", f"{len(parts.train)} samples to train on{held}, {parts.about}")
     weights = "from scratch" if recipe.model.from_scratch or recipe.model.path is None else f"from {recipe.model.path}"
     num = sum(parameter.numel() for parameter in parts.model.parameters())
+    log_often_enough(args, recipe, len(parts.train))
     model = parts.model
     say("model", f"{type(model).__name__} of {num / 1e6:.1f} million parameters, {weights}")
     if recipe.lora is not None:
@@ -89,6 +94,46 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     )
 
 
+def log_often_enough(args: TrainingArguments, recipe: Recipe, num_samples: int) -> None:
+    """Has a short run log about twenty times, where the recipe does not say how often."""
+    if {"logging_steps", "logging_strategy"} & recipe.training.keys():
+        return
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    steps = args.max_steps if args.max_steps > 0 else num_samples / max(per_step, 1) * args.num_train_epochs
+    if steps < LOGS * args.logging_steps:
+        args.logging_steps = 1 / LOGS
+
+
+def rehearse(recipe: Recipe, tree: Tree, say: Say) -> None:
+    """Reads data and model, and shows the plan of the run; trains nothing and writes nothing."""
+    from trainwright.config.summary import run_summary
+    from trainwright.run import build
+
+    with tempfile.TemporaryDirectory() as scratch:
+        recipe = dataclasses.replace(recipe, training={**recipe.training, "output_dir": scratch})
+        trainer = make_trainer(recipe, tree, say)
+        args = trainer.args
+        plan = build.step_plan(args, trainer.set_initial_training_values(args, trainer.get_train_dataloader()))
+        trainer.state.compute_steps(args, plan.max_steps)
+        lines = run_summary(args, plan, trainer.state, device=args.device, num_replicas=args.world_size)
+    for line in lines:
+        word, _, rest = line.partition(" ")
+        say(word, rest.strip())
+    say("dry run", "nothing was trained")
+
+
+@contextmanager
+def names_the_resume(folder: Path, say: Say) -> Iterator[None]:
+    """Says how a run continues that a signal ended, if it has a checkpoint."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if CheckpointStore(folder).steps():
+            near = os.path.relpath(folder)
+            say("stopped", f"continue with: trainwright resume {folder if near.startswith('..') else near}")
+        raise
+
+
 def run(recipe: Recipe, tree: Tree, say: Say) -> dict[str, float]:
     """Trains as the recipe says, and returns the scores of the last evaluation."""
     trainer = make_trainer(recipe, tree, say)
@@ -96,7 +141,8 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> dict[str, float]:
     if args.should_save:
         write_text(Path(args.output_dir) / RECIPE_NAME, HEAD + dump(plain(recipe)))
         save_base_config(trainer.model, Path(args.output_dir))
-    result = trainer.train()
+    with names_the_resume(Path(args.output_dir), say):
+        result = trainer.train()
     trainer.save_metrics("train", result.metrics)
     scores: dict[str, float] = {}
     if trainer.eval_dataset is not None:
@@ -131,14 +177,14 @@ def refuse_a_second_run(recipe: Recipe, tree: Tree) -> None:
         tree.refuse([(("training", "output_dir"), problem)])
 
 
-def read_run(folder: Path, overrides: Sequence[str]) -> tuple[Recipe, Tree]:
+def read_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = ()) -> tuple[Recipe, Tree]:
     """Reads the recipe of a run, or of the run of a checkpoint, set to resume; RecipeError: there is none."""
     is_checkpoint = folder.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
     run_folder = folder.parent if is_checkpoint else folder
     path = run_folder / RECIPE_NAME
     if not path.is_file():
         raise RecipeError(f"{run_folder} has no {RECIPE_NAME}, so it is no run that `trainwright train` began.")
-    tree = read_tree(path, overrides)
+    tree = read_tree(path, overrides, typed)
     where = str(folder) if is_checkpoint else "auto"
     tree.set(("training", "resume_from_checkpoint"), where, origin="trainwright resume")
     tree.set(("training", "output_dir"), str(run_folder), origin="trainwright resume")  # it may have been moved

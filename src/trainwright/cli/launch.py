@@ -1,0 +1,38 @@
+"""Processes of one run on this machine, started by torchrun."""
+
+from __future__ import annotations
+
+import os
+
+import typer
+
+
+def command_of(context: typer.Context) -> list[str]:
+    """Returns the words of the command that a process repeats; a resume reads the number of processes from them."""
+    words = [str(context.info_name)]
+    for name, value in context.params.items():
+        if name == "overrides":
+            words += [word for one in value or () for word in ("--set", one)]
+        elif name == "dry_run":
+            words += ["--dry-run"] if value else []
+        elif name != "processes":
+            words.append(str(value))
+    processes = context.params.get("processes")
+    return [*words, *([] if processes is None else [f"launch.processes={processes}"]), *context.args]
+
+
+def launch(num_processes: int, words: list[str]) -> int:
+    """Runs `python -m trainwright WORDS` in several processes that form a group, and returns the exit code."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    try:
+        main(["--standalone", f"--nproc-per-node={num_processes}", "-m", "trainwright", *words])
+    except ChildFailedError as error:
+        code = int(error.get_first_failure()[1].exitcode)
+        return code if code > 0 else 128 - code
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
