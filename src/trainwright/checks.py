@@ -16,6 +16,7 @@ from trainwright.config.fields import batch_formers
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.start import needs_length
 from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError
+from trainwright.hooks import is_overridden
 
 logger = logging.getLogger(__name__)
 
@@ -189,6 +190,24 @@ def ranked_steps(
     values = {entry["step"]: metric_number(entry[name]) for entry in history if name in entry and "step" in entry}
     numbers = {step: value for step, value in values.items() if value == value}
     return sorted(numbers, key=lambda step: numbers[step], reverse=is_greater_better)
+
+
+def check_drives_itself(trainer: object, called: str, args: Any) -> None:
+    """Raises ArgumentError where `steps()` or `fit_step()` would leave out what a subclass or a setting asks for."""
+    is_own = called == "steps"
+    hooks = ("_inner_training_loop", "_run_epoch", *(["training_step"] if is_own else []))
+    name = next((hook for hook in hooks if is_overridden(trainer, hook)), None)
+    if name is not None:
+        other = "train() or fit_step()" if name == "training_step" else "train()"
+        raise ArgumentError(
+            f"{called}() cannot call {type(trainer).__name__}.{name}, in whose place is a loop of your own. Use "
+            f"{other}, or move what it does into your loop and remove the override."
+        )
+    if is_own and args.auto_find_batch_size:
+        raise ArgumentError(
+            "auto_find_batch_size=True repeats the forward passes of a window that does not fit into memory, and in "
+            "steps() they are yours. Use train() or fit_step(), or set auto_find_batch_size=False."
+        )
 
 
 def check_has_samples(dataset: DatasetLike) -> None:

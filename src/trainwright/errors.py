@@ -97,6 +97,10 @@ class NestedCallError(TrainwrightError, RuntimeError):
     """`train()` or `evaluate()` was called from inside of what it calls itself."""
 
 
+class StepOrderError(TrainwrightError, RuntimeError):
+    """A method of a step of `Trainer.steps()` was called when it cannot be, or a step was not finished."""
+
+
 class EvaluationMemoryError(TrainwrightError, RuntimeError):
     """An evaluation in the middle of training did not fit into memory; the training itself did."""
 

@@ -13,7 +13,14 @@ from typing import Any, Protocol
 
 import torch
 
-from trainwright._types import Batch, DataLoaderLike, JSONObject, Model, Trial
+from trainwright._types import Batch, DataLoaderLike, JSONObject, Model, StateDict, Trial
+
+
+class Stateful(Protocol):
+    """Object with a state in torch's form: a schedule, a scaler, a module, an item of a checkpoint."""
+
+    def state_dict(self) -> StateDict: ...
+    def load_state_dict(self, state_dict: StateDict, /) -> object: ...
 
 
 class TrainHooks(Protocol):
@@ -24,6 +31,10 @@ class TrainHooks(Protocol):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], torch.Tensor | int | None]: ...
+    def prepare_window(self, batches: list[Batch]) -> list[Batch]: ...
+    def _get_num_items_in_batch(
+        self, batch_samples: list[Batch], device: torch.device
+    ) -> torch.Tensor | int | None: ...
     def training_step(
         self, model: Model, inputs: Batch, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor: ...
@@ -48,6 +59,7 @@ class SaveHooks(Protocol):
     model: Model
     optimizer: Any
     callback_handler: Any
+    checkpoint_items: dict[str, Stateful]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None: ...
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None: ...

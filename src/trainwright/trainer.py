@@ -13,8 +13,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
@@ -37,8 +38,9 @@ from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
 from trainwright.evaluation import outputs as results
 from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, prediction_step
-from trainwright.hooks import accept_older_signatures, is_overridden, left_out, takes_no_grad_norm_too
+from trainwright.hooks import Stateful, accept_older_signatures, is_overridden, left_out, takes_no_grad_norm_too
 from trainwright.loop.context import NULL_OBSERVER
+from trainwright.loop.driven import DrivenSteps, StepResult, result_of
 from trainwright.loop.fit import epochs, saving_last_step, steps_of_epoch
 from trainwright.loop.step import Step
 from trainwright.loss_normalization import LossRule
@@ -137,6 +139,10 @@ class Trainer:
     _memory_tracker: Any = _owned_by("_services", "memory_tracker")
     _eval_dataloaders: dict[str, Any] = _owned_by("_services", "eval_dataloaders")
 
+    checkpoint_items: dict[str, Stateful]
+    """Further objects of yours, by name, that are saved and restored with every checkpoint: each has `state_dict` and
+    `load_state_dict`, and a state of tensors, numbers, texts and None. Add them before training begins."""
+
     # Any: models, datasets, processing classes and arguments are the user's own types.
     args: Any
     model: Any
@@ -186,6 +192,7 @@ class Trainer:
         self._train_batch_size = self.args.train_batch_size
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._signature_columns: list[str] | None = None
+        self.checkpoint_items: dict[str, Stateful] = {}
         self._created_lr_scheduler = False
         self.create_accelerator_and_postprocess()
         model = self.call_model_init() if model is None else model
@@ -425,14 +432,96 @@ class Trainer:
 
     def _train_on(self, step: Step) -> None:
         """Trains one optimizer step: forward and backward of each micro-batch, then the update."""
-        try:
-            for batch in step.micro_batches:
-                step.add(self.training_step(step.model, batch, step.num_items))
-        except RuntimeError as error:
-            if not step.fits_when_cut(error):
-                raise
-        else:
-            step.update()
+        while not step.is_over:  # again, in smaller micro-batches, where they did not fit into memory
+            try:
+                for batch in step.micro_batches:
+                    step.add(self.training_step(step.model, batch, step.num_items))
+            except RuntimeError as error:
+                if not step.fits_when_cut(error):
+                    raise
+            else:
+                step.update()
+
+    def steps(
+        self, resume_from_checkpoint: str | bool | None = None, ignore_keys_for_eval: list[str] | None = None
+    ) -> DrivenSteps[TrainOutput]:
+        """Trains in a loop of your own: yields the optimizer steps of the run that `train()` would make.
+
+        Logs, guards, checkpoints, evaluations, callbacks, signals and resuming are those of `train()`; forward and
+        backward pass are in your loop. Leaving the loop early ends the run where it is: callbacks hear
+        `on_train_end`, and there is no final log. `trainer.control.should_training_stop = True` ends it in order.
+        In `with trainer.steps() as steps:` the run also learns of an error in your loop, and ends as `train()` would.
+
+        Args:
+            resume_from_checkpoint: as for `train`.
+            ignore_keys_for_eval: as for `train`.
+
+        Returns:
+            An iterator over steps (`loop.driven.DrivenStep`); its `output` is what `train()` returns, after the end.
+
+        Raises:
+            ArgumentError: `auto_find_batch_size`, which would have to repeat your loop's forward passes, or a subclass
+                overrides the loop itself. Raised by the first step, as all errors that `train()` raises.
+            NestedCallError: this trainer is training already.
+            StepOrderError: the methods of a step were called in another order than that of the example.
+
+        Example:
+            >>> for step in trainer.steps():
+            ...     for batch in step.batches:
+            ...         loss = trainer.compute_loss(step.model, batch, num_items_in_batch=step.num_items)
+            ...         step.backward(loss)
+            ...     step.update()
+        """
+        self._run.check_not_training("steps")
+        checks.check_drives_itself(self, "steps", self.args)
+        return DrivenSteps(self._drive(resume_from_checkpoint, ignore_keys_for_eval), self)
+
+    def fit_step(self, resume_from_checkpoint: str | bool | None = None) -> StepResult | None:
+        """Trains one optimizer step; the first call begins the run that `train()` would make.
+
+        To end the run early, set `trainer.control.should_training_stop = True` and call it once more.
+
+        Args:
+            resume_from_checkpoint: as for `train`; read by the first call of a run.
+
+        Returns:
+            The step's number, loss (detached, on the device), norm of gradients and learning rate; None when the run
+            has ended, and from then on until `train()` or `steps()` begins another one.
+
+        Raises:
+            ArgumentError: a subclass overrides the loop itself (`_inner_training_loop` or `_run_epoch`).
+            NestedCallError: this trainer is in `train()` or in a loop over `steps()`.
+
+        Example:
+            >>> while (result := trainer.fit_step()) is not None:
+            ...     print(result.step)
+        """
+        steps = self._run.driven_steps
+        if steps is None:
+            self._run.check_not_training("fit_step")
+            checks.check_drives_itself(self, "fit_step", self.args)
+            steps = DrivenSteps(self._drive(resume_from_checkpoint, None), self)
+        while True:
+            step = steps.next_or_none()
+            self._run.driven_steps = steps  # of the run that has begun, or of what stays of the one that has ended
+            if step is None:
+                return None
+            with steps.ending_by_error():
+                self._train_on(step)
+            if (result := result_of(step)) is not None:
+                return result
+
+    def _drive(
+        self, resume_from_checkpoint: str | bool | None, ignore_keys_for_eval: list[str] | None
+    ) -> Generator[Step, None, TrainOutput]:
+        """The loop of `train()` without its body."""
+        with self._training(resume_from_checkpoint, None) as checkpoint:
+            context = self._begin_training(self.args, checkpoint, None, ignore_keys_for_eval)
+            run = self._run.progress
+            with saving_last_step(context, run, self):
+                for epoch in epochs(context, run, self, eval_on_start=self.args.eval_on_start):
+                    yield from self._steps_of_epoch(epoch)
+            return self._finalize_training(None, context.plan.num_train_samples, run.start_time)
 
     @contextmanager
     def _training(self, resume_from_checkpoint: str | bool | None, trial: Any) -> Iterator[str | None]:
@@ -539,12 +628,17 @@ class Trainer:
         run.recorder = self._make_recorder(trial)
         start = self._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, checkpoint, trial)
         model, loader = self._prepare_for_training(plan.max_steps, run.loader, checkpoint)
+        training_state.states_of_items(self.checkpoint_items)  # raises now what the first save would
+        if checkpoint is not None:
+            self._checkpointer.read_items(self.checkpoint_items, Path(checkpoint))
         return run.begin(
             self._engine, args, rule=self._loss_rule(), start=start, checkpoint=checkpoint,
             first_look=self._first_look(trial),
             load_newest=lambda: self._checkpointer.load_newest(self, self._get_output_dir(trial), run), model=model,
             loader=loader, optimizer=self.optimizer, scheduler=self.lr_scheduler, events=self.callback_handler,
-            trial=trial, ignore_keys_for_eval=ignore_keys_for_eval,
+            trial=trial, ignore_keys_for_eval=ignore_keys_for_eval, items=self.checkpoint_items,
+            step_contexts=self.step_contexts if is_overridden(self, "step_contexts") else None,
+            prepares_windows=is_overridden(self, "prepare_window"),
         )  # fmt: skip
 
     # -- data ----------------------------------------------------------------------------------------------------------
@@ -1048,6 +1142,42 @@ class Trainer:
         batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
         return batches, self._get_num_items_in_batch(batches, self._engine.device if device is None else device)
 
+    def prepare_window(self, batches: list[Batch]) -> list[Batch]:
+        """Returns the micro-batches of an optimizer step, which may replace those that were read; for an override.
+
+        It is called once for each step, before `on_step_begin`; all processes return equally many. `num_items_in_batch`
+        is counted in what it returns, and the position in the data by what was read. State of its own belongs into
+        `checkpoint_items`: a checkpoint then has it as it was at the end of a step.
+
+        Args:
+            batches: as the collator made them; fewer at the end of an epoch.
+
+        Returns:
+            One micro-batch at least, as a collator makes them.
+
+        Example:
+            >>> def prepare_window(self, batches):  # trains on what the model generates, again every four steps
+            ...     if self.state.global_step % 4 == 0:
+            ...         self.buffer.fill(self.model, batches)
+            ...     return self.buffer.next_batches(len(batches))
+        """
+        return batches
+
+    def step_contexts(self) -> Iterable[AbstractContextManager[Any]]:
+        """Returns new context managers for a micro-batch, entered around its forward and backward; for an override.
+
+        They are entered from left to right, within that of the engine (`no_sync`). Where the pass raises an error, they
+        are left with GeneratorExit: clean up in `finally`.
+
+        Returns:
+            Context managers that were not entered yet.
+
+        Example:
+            >>> def step_contexts(self):
+            ...     return [torch.autograd.graph.save_on_cpu()]
+        """
+        return ()
+
     def _get_num_items_in_batch(self, batch_samples: list[Batch], device: torch.device) -> Items:
         """Counts the label items of all micro-batches of a window, if the model or the loss function asks for them.
 
@@ -1076,31 +1206,50 @@ class Trainer:
         Returns:
             The loss as it enters the window's sum: a scalar on the model's device, detached.
         """
-        run, engine = self._run, self._services.engine
+        batch = self._begin_forward(model, inputs)
+        loss = self._loss_in_contexts(model, batch, num_items_in_batch)
+        del batch
+        return self._differentiate(loss, inputs, num_items_in_batch)
+
+    def _begin_forward(self, model: Any, inputs: Batch) -> Batch:
+        """Puts the model into training mode and a micro-batch on the device."""
+        run = self._run
         if run.eval_mode_guard is not None or not (model.training and self.model.training):
             run.end_evaluation(model, self.optimizer)
         progress = run.progress
         clock = progress.clock
         clock.mark(HOST_TO_DEVICE)
-        batch = progress.recorded.batch = inputs
-        inputs = self._prepare_inputs(inputs)
+        progress.recorded.batch = inputs
+        batch = self._prepare_inputs(inputs)
         clock.mark(FORWARD)
-        loss = self._loss_in_contexts(model, inputs, num_items_in_batch)
-        del inputs
+        return batch
+
+    def _differentiate(
+        self, loss: torch.Tensor, inputs: Batch, num_items: Items, *, is_scaled: bool | None = None
+    ) -> torch.Tensor:
+        """Backward pass of the loss of a micro-batch, divided as the run does; returns what enters the window's sum.
+
+        `inputs` are as the collator made them; `is_scaled` says so of a loss that `compute_loss` did not make.
+        """
+        run, engine = self._run, self._services.engine
+        progress = run.progress
         progress.recorded.batch = None
         every = self.args.torch_empty_cache_steps
         if every is not None and progress.state.global_step % every == 0:
             engine.empty_cache()
         micro_batches, share = self.current_gradient_accumulation_steps, progress.part_of_micro_batch
         rule = run.loss_rule or self._loss_rule()
+        if is_scaled is not None:
+            rule = replace(rule, is_scaled=is_scaled)
+            loss = rule.undo_averaging(loss, None, num_items) if is_scaled else loss
         try:
             first = run.guard.first_gradient(loss)
-            if micro_batches > 1 and first is None and rule.only_divides(batch, num_items_in_batch, share=share):
-                clock.mark(BACKWARD)
+            if micro_batches > 1 and first is None and rule.only_divides(inputs, num_items, share=share):
+                progress.clock.mark(BACKWARD)
                 if engine.backward_of_share(loss, micro_batches):
-                    return loss.detach() / micro_batches
-            loss = rule.apply(loss, batch, num_items_in_batch, micro_batches=micro_batches, share=share)
-            clock.mark(BACKWARD)
+                    return torch.div(loss.detach(), micro_batches)
+            loss = rule.apply(loss, inputs, num_items, micro_batches=micro_batches, share=share)
+            progress.clock.mark(BACKWARD)
             engine.backward(loss, gradient=first)
         except (AttributeError, TypeError, RuntimeError) as error:
             checks.explain_loss(loss, self.model, error)

@@ -27,11 +27,14 @@ OURS = (
     "data.length_sampler.check_lengths",  # lengths that a batch holds
     "evaluation.eval_loop.StreamingMetric.result",  # metrics by batch
     "loss_kernels",
+    "loop.driven", "checks.check_drives_itself", "loop.fit.prepared_window",  # loops and windows of one's own
+    "checkpoint.training_state.states_of_items", "checkpoint.training_state._check_plain_state",  # objects of one's own
+    "checkpoint.training_state.load_items",
 )  # fmt: skip
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (
     "_types", "config.fields.setting", "config.rules.stages.rule", "config.parser.string_to_bool",
-    "config.parser._members", "state", "tensor_tree", "loop.micro_batch_retry",
+    "config.parser._members", "state", "tensor_tree",
     "checks.need_optimizer", "data.length_sampler._known_lengths",
 )  # fmt: skip
 # Packages and services that are not installed or not set up: transformers needs the same ones.

@@ -1,14 +1,15 @@
-"""Files of a checkpoint besides the weights: optimizer, schedule, scaler, arguments; written and read."""
+"""Files of a checkpoint besides the weights: optimizer, schedule, scaler, arguments, items; written and read."""
 
 from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TypeAlias, cast
 
 import torch
 import torch.utils.serialization
@@ -31,17 +32,15 @@ from trainwright._types import (
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.rng import numpy_globals
 from trainwright.config.protocol import Arguments
-from trainwright.errors import CheckpointError
+from trainwright.errors import ArgumentError, CheckpointError
+from trainwright.hooks import Stateful
 from trainwright.state.recorded_metrics import REDUCTIONS
 
+logger = logging.getLogger(__name__)
+
+PLAIN = (bool, int, float, complex, str, type(None), torch.Size, torch.dtype)
+Items: TypeAlias = Mapping[str, Stateful]  # objects of the user's by name
 MAX_GUARD_BYTES = 64 << 20  # of the file of guards
-
-
-class Stateful(Protocol):
-    """Object with a state in torch's form: a schedule, a scaler, a backend's wrapper of one."""
-
-    def state_dict(self) -> StateDict: ...
-    def load_state_dict(self, state_dict: StateDict, /) -> object: ...
 
 
 def save_optimizer(state: StateDict, folder: Path, *, sink: FileSink = IMMEDIATE) -> None:
@@ -69,7 +68,7 @@ def load_optimizer(
     would ruin a run silently.
     """
     _check_is_there(folder, OPTIMIZER_NAME)
-    state = _load(folder / OPTIMIZER_NAME)
+    state = load_plain(folder / OPTIMIZER_NAME)
     try:
         _check_same_settings(optimizer, state)
         if not holds_parts:
@@ -85,7 +84,7 @@ def load_optimizer(
 def load_scheduler(scheduler: Stateful, folder: Path) -> None:
     """Loads the state of a learning-rate schedule; without its file that is a CheckpointError."""
     _check_is_there(folder, SCHEDULER_NAME)
-    scheduler.load_state_dict(_load(folder / SCHEDULER_NAME))
+    scheduler.load_state_dict(load_plain(folder / SCHEDULER_NAME))
 
 
 def save_guard(state: JSONObject, folder: Path) -> None:
@@ -135,6 +134,68 @@ def load_recorded(folder: Path) -> JSONObject:
     return state
 
 
+# -- items: named objects of the user's ------------------------------------------------------------------------------
+
+
+def states_of_items(items: Items) -> dict[str, StateDict]:
+    """Returns the states of items by name; ArgumentError for one that a checkpoint cannot have."""
+    states = {}
+    for name, item in items.items():
+        if not callable(getattr(item, "state_dict", None)) or not callable(getattr(item, "load_state_dict", None)):
+            raise ArgumentError(
+                f"checkpoint_items[{name!r}] is a {type(item).__name__}; an item needs state_dict() and "
+                "load_state_dict(state)."
+            )
+        states[name] = item.state_dict()
+        _check_plain_state(states[name], f"checkpoint_items[{name!r}].state_dict()")
+    return states
+
+
+def _check_plain_state(value: object, place: str) -> None:
+    """Raises ArgumentError for what torch's weights-only loading would refuse when the checkpoint is read."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_plain_state(inner, f"{place}[{key!r}]")
+    elif type(value) in (list, tuple):
+        for number, inner in enumerate(value):  # type: ignore[arg-type]
+            _check_plain_state(inner, f"{place}[{number}]")
+    elif type(value) not in (torch.Tensor, torch.nn.Parameter, *PLAIN):
+        raise ArgumentError(
+            f"{place} is a {type(value).__name__}. A checkpoint is read without running code, so a state consists of "
+            "tensors, numbers, texts and None, in dicts, lists and tuples. Convert it, as with torch.from_numpy."
+        )
+
+
+def load_items(items: Items, path: Path | None, folder: Path) -> None:
+    """Restores items from a file of their states; None: `folder` has none. Items without a state are named in the log.
+
+    CheckpointError: the file cannot be read, or a state does not fit its item.
+    """
+    states = {} if path is None else load_plain(path)
+    missing, unknown = sorted(items.keys() - states.keys()), sorted(states.keys() - items.keys())
+    if missing:
+        logger.warning(
+            "%s has no state of the checkpoint items %s, which keep the state that they have.",
+            folder,
+            ", ".join(missing),
+        )
+    if unknown:
+        logger.warning(
+            "%s has states of checkpoint items that this trainer lacks; they are left out: %s.",
+            folder, ", ".join(unknown),
+        )  # fmt: skip
+    for name in states.keys() & items.keys():
+        try:
+            items[name].load_state_dict(states[name])
+        except Exception as error:
+            raise CheckpointError(
+                f"The state of checkpoint item {name!r} in {path} does not fit: {error!r}."
+            ) from error
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
 def _check_is_there(folder: Path, name: str) -> None:
     if not (folder / name).is_file():
         raise CheckpointError(
@@ -175,13 +236,13 @@ def load_scaler(accelerator: object, folder: Path) -> None:
     """Loads the state of an accelerator's gradient scaler, if there is one and the checkpoint has it."""
     scaler: Stateful | None = getattr(accelerator, "scaler", None)
     if scaler is not None and (folder / SCALER_NAME).is_file():
-        scaler.load_state_dict(_load(folder / SCALER_NAME))
+        scaler.load_state_dict(load_plain(folder / SCALER_NAME))
 
 
 def load_data_position(path: Path) -> StateDict:
     """Reads what the cursor in the manifest does not say of the position of a stream or of a user's dataloader."""
     with torch.serialization.safe_globals(numpy_globals()):
-        position: StateDict = _load(path)
+        position: StateDict = load_plain(path)
     if not isinstance(position, dict):
         raise CheckpointError(f"{path} has no position of data: it is a {type(position).__name__}.")
     return position
@@ -207,7 +268,7 @@ def save_arguments(args: Arguments, folder: Path) -> None:
 def check_readable(path: Path) -> None:
     """Reads what a file says of its tensors, and none of their values; a CheckpointError if it cannot be read."""
     if path.suffix != ".safetensors":
-        _load(path, device="meta")
+        load_plain(path, device="meta")
         return
     try:
         with safe_open(path, framework="pt") as file:
@@ -216,7 +277,8 @@ def check_readable(path: Path) -> None:
         raise CheckpointError(f"{path} cannot be read as weights: {error}") from error
 
 
-def _load(path: Path, device: str = "cpu") -> StateDict:
+def load_plain(path: Path, device: str = "cpu") -> StateDict:
+    """Reads a file of `torch.save` without running code; CheckpointError for one that has more than plain values."""
     try:
         return cast(StateDict, torch.load(path, map_location=device, weights_only=True))
     except Exception as error:

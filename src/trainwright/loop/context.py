@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -12,9 +14,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._types import Batch
 from trainwright.config.plans import StepPlan
-from trainwright.hooks import BatchSource, Events, FirstStepObserver, LoopEngine, RandomStates, StepGuard
+from trainwright.hooks import BatchSource, Events, FirstStepObserver, LoopEngine, RandomStates, Stateful, StepGuard
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
 from trainwright.loss_normalization import LossRule
+
+StepContexts: TypeAlias = Callable[[], Iterable[AbstractContextManager[object]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,5 +67,8 @@ class LoopContext:
     # been drawn since
     random_states: RandomStates | None = None
     reproduces: bool = False  # ends of data and of a finished run are those of the original
+    step_contexts: StepContexts | None = None  # around each micro-batch; None: nobody asks for some
+    prepares_windows: bool = False  # the trainer replaces the micro-batches of a window
+    items: Mapping[str, Stateful] = field(default_factory=dict)  # further objects with a state, of the user's
     trial: object = None
     ignore_keys_for_eval: list[str] | None = None

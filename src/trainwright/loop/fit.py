@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import signal
@@ -69,8 +70,7 @@ def steps_of_epoch(session: LoopContext, run: RunState, hooks: TrainHooks, epoch
         if run.state.global_step == run.first_step:
             session.first_look.window(window.batches)
         step = Step(session, run, hooks, window, epoch=look_ahead(session, run, window, epoch))
-        while not step.is_over:  # twice where micro-batches did not fit into memory, in smaller ones the second time
-            yield step
+        yield step
         if step.result is None:
             break
         update = step.result
@@ -115,7 +115,7 @@ def look_ahead(session: LoopContext, run: RunState, window: Window, epoch: int) 
     """
     plan = session.plan
     if not plan.has_open_end:
-        return epoch + (run.batches_in_epoch + len(window.batches)) / plan.batches_per_epoch
+        return epoch + (run.batches_in_epoch + window.num_read) / plan.batches_per_epoch
     if not session.loader.has_ended:
         return float(epoch)
     if epoch + 1 == plan.num_epochs:
@@ -148,8 +148,11 @@ def windows(
         if not samples:  # a stream that ended, or an override that has had enough
             return
         remaining -= len(samples)
-        yield Window(samples, num_items, is_tail=session.reproduces and len(samples) < size)
-        if len(samples) < size or (session.plan.has_open_end and session.loader.has_ended):
+        num_read = len(samples)
+        if session.prepares_windows:
+            samples, num_items = prepared_window(session, hooks, samples)
+        yield Window(samples, num_items, num_read, is_tail=session.reproduces and num_read < size)
+        if num_read < size or (session.plan.has_open_end and session.loader.has_ended):
             return
 
 
@@ -159,7 +162,8 @@ def wait_for_data(
     """Returns the micro-batches of the next step. A signal ends the wait and rewinds the loader to the last step."""
     run.clock.mark(DATA)
     if session.random_states is not None:
-        run.window_start = session.random_states.snapshot(), run.flos, run.tokens
+        states = {name: copy.deepcopy(item.state_dict()) for name, item in session.items.items()}
+        run.window_start = session.random_states.snapshot(), run.flos, run.tokens, states
     session.loader.begin_window()
     try:
         run.interrupts.open()
@@ -171,6 +175,19 @@ def wait_for_data(
     finally:
         run.clock.mark(OTHER)
     return window
+
+
+def prepared_window(
+    session: LoopContext, hooks: TrainHooks, batches: list[Batch]
+) -> tuple[list[Batch], torch.Tensor | int | None]:
+    """Returns the micro-batches that the trainer makes of those read, with their label items.
+
+    Signals are only noted meanwhile: a checkpoint has the states of checkpoint items from the end of a step.
+    """
+    prepared = list(hooks.prepare_window(batches))
+    if not prepared:
+        raise DataError("prepare_window returned no micro-batch; a step needs one at least.")
+    return prepared, hooks._get_num_items_in_batch(prepared, session.engine.device)
 
 
 def save_and_leave(session: LoopContext, run: RunState, hooks: TrainHooks) -> None:
@@ -191,8 +208,10 @@ def save_before_raising(session: LoopContext, run: RunState, hooks: TrainHooks, 
     if step > 0 and run.saved_step != step and not run.is_updating:
         if run.window_start is not None and session.random_states is not None:
             session.loader.rewind()
-            states, run.flos, run.tokens = run.window_start
-            session.random_states.restore(states)
+            random_states, run.flos, run.tokens, states = run.window_start
+            session.random_states.restore(random_states)
+            for name, state in states.items():
+                session.items[name].load_state_dict(state)
         try:
             hooks._save_checkpoint(session.model, session.trial)
         except Exception as second:

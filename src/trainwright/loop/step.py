@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ class Window:
 
     batches: list[Batch]  # as the collator made them
     num_items: torch.Tensor | int | None  # label items of the whole window, where somebody asks for them
+    num_read: int = 0  # batches of the data that it took; `prepare_window` may have made more or fewer of them
     is_tail: bool = False  # the data did not fill it: its gradients are added to those of the next pass, without update
 
 
@@ -39,14 +41,17 @@ class Step:
 
     __slots__ = (
         "_before", "_epoch", "_hooks", "_num_losses", "_run", "_session", "_window", "add", "is_over", "is_whole",
-        "model", "num_items", "result",
+        "keeps_loss", "loss", "model", "num_items", "number", "result",
     )  # fmt: skip
 
     def __init__(self, session: LoopContext, run: RunState, hooks: TrainHooks, window: Window, *, epoch: float) -> None:
         self._session, self._run, self._hooks, self._window, self._epoch = session, run, hooks, window, epoch
         self._before: Snapshot | None = None
         self.model, self.num_items = session.model, window.num_items
+        self.number = run.state.global_step + 1
         self.is_whole = self.is_over = False  # all micro-batches are trained; the weights are updated, or left alone
+        self.keeps_loss = False  # `loss` is wanted: the sum of the losses of its micro-batches, on the device
+        self.loss: torch.Tensor | None = None
         self.result: Update | None = None  # of the update; None also where a callback gave up on the window
         self.add = run.meter.add  # takes the loss of a micro-batch, detached
         hooks.current_gradient_accumulation_steps = len(window.batches)
@@ -70,7 +75,8 @@ class Step:
             run.clock.mark(FORWARD)
             if last:
                 session.engine.note_sync(i == last)
-            with session.engine.accumulate(session.model, sync=i == last):
+            context = session.engine.accumulate(session.model, sync=i == last)
+            with context if session.step_contexts is None else within(context, *session.step_contexts()):
                 yield part.inputs
             run.clock.mark(OTHER)
             run.flos += hooks.floating_point_ops(part.inputs)
@@ -84,21 +90,22 @@ class Step:
 
     def fits_when_cut(self, error: RuntimeError) -> bool:
         """Returns True if an error of a micro-batch is undone: the window comes again (`auto_find_batch_size`)."""
-        retry = self._session.smaller_batches
-        if retry is None:
-            return False
-        assert self._before is not None
-        return retry.take_back(self._run, self._before, error, self._window.batches)
+        retry, before = self._session.smaller_batches, self._before
+        return (
+            retry is not None and before is not None and retry.take_back(self._run, before, error, self._window.batches)
+        )
 
     def update(self) -> None:
         """Updates the weights once, counts the step, and does what is due after it: logs, evaluation, save."""
         session, run, hooks = self._session, self._run, self._hooks
+        if self.keeps_loss:
+            self.loss = run.meter.of_this_step()
         if self._window.is_tail and self.is_whole:
             session.events.fire("on_substep_end", run)
-            run.batches_in_epoch += len(self._window.batches)
+            run.batches_in_epoch += self._window.num_read
         elif self.is_whole:
             self.result = update_weights(session, run, hooks)
-            run.advance(self._epoch, num_batches=len(self._window.batches))
+            run.advance(self._epoch, num_batches=self._window.num_read)
             session.guard.keep(run)
             session.events.fire("on_step_end", run)
             after_step(session, run, hooks, self.result, epoch=run.epoch)
@@ -108,6 +115,15 @@ class Step:
             run.recorded.drop(run.step_under_way)
             run.window = None
         self.is_over = True
+
+
+@contextmanager
+def within(*contexts: AbstractContextManager[object]) -> Iterator[None]:
+    """Enters contexts from left to right."""
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
 
 
 def update_weights(session: LoopContext, run: RunState, hooks: TrainHooks) -> Update:

@@ -32,7 +32,9 @@ def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **pa
     services.use_engine(trainer._engine)
     run = TrainingRun.idle(args)
     size = args.train_batch_size if settings else trainer._train_batch_size
-    parts = {"args": args, "_services": services, "_run": run, "_train_batch_size": size, **parts}
+    # Windows are trained as they were read: preparing one may change an object of the user's.
+    windows = {"prepare_window": list, "checkpoint_items": {}}
+    parts = {"args": args, "_services": services, "_run": run, "_train_batch_size": size, **windows, **parts}
     copied = build.with_parts(trainer, **parts, model_wrapped=parts.get("model", trainer.model))
     model, optimizer, schedule = copied.model, copied.optimizer, copied.lr_scheduler
     handler = CallbackHandler([DefaultFlowCallback], model, trainer.processing_class, optimizer, schedule)

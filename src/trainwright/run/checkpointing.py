@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import torch
 
 from trainwright import checks
-from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME, Model
+from trainwright._types import DATA_POSITION_NAME, ITEMS_NAME, TRAINER_STATE_NAME, Model
 from trainwright.checkpoint import async_writer, rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, WeightCheck, milestones, to_remove
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
+from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
 from trainwright.hooks import SaveHooks, is_overridden
@@ -43,6 +44,7 @@ CONTENTS = (
     Part(lambda c, hooks, run, to: hooks._save_optimizer_and_scheduler(str(to)), True),
     Part(lambda c, hooks, run, to: hooks._save_scaler(str(to)), True),  # scale of losses (fp16)
     Part(lambda c, hooks, run, to: hooks._save_rng_state(str(to)), True),  # and the position of the data
+    Part(lambda c, hooks, run, to: c.write_items(hooks.checkpoint_items, to), True),
     Part(  # guards: accepted values, skipped steps
         lambda c, hooks, run, to: training_state.save_guard(run.guard.state(), to) if c.args.should_save else None,
         True,
@@ -210,6 +212,22 @@ class Checkpointer:
         if self.args.should_save:
             self.writer.sink.put((), write)  # nothing changes these states, so none is copied; they take a while
 
+    def write_items(self, items: training_state.Items, folder: Path) -> None:
+        """The states of the user's items, of each replica, in files of their own; all processes call it."""
+        if not items:
+            return
+        states = training_state.states_of_items(items)
+        if self.engine.num_replicas > 1:  # they travel to the writing process
+            states = map_tensors(lambda tensor: tensor.detach().cpu(), states)
+        every = self.engine.objects_of_replicas(states)
+
+        def write(copied: list[Any]) -> None:
+            for rank, one in enumerate(copied):
+                torch.save(one, folder / rng.file_name(rank, len(copied), ITEMS_NAME))
+
+        if self.args.should_save:
+            self.writer.sink.put(every, write)
+
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def read_weights(self, model: Model, folder: Path) -> Any:
@@ -229,6 +247,15 @@ class Checkpointer:
             load, holds_parts = self.engine.load_optimizer_state, self.engine.holds_parts
             training_state.load_optimizer(optimizer, folder, load=load, holds_parts=holds_parts)
         training_state.load_scheduler(scheduler, folder)
+
+    def read_items(self, items: training_state.Items, folder: Path) -> None:
+        """Restores the user's items; a replica that the checkpoint has no file of takes that of the first one."""
+        name, rank, num = ITEMS_NAME, self.engine.replica, self.engine.num_replicas
+        own = rng.find_file(folder, rank=rank, num_processes=num, name=name)
+        path = own or rng.find_first_file(folder, name)
+        if own is None and path is not None and items:
+            logger.warning("%s has no checkpoint items of process %d, which takes those of process 0.", folder, rank)
+        training_state.load_items(items, path, folder)
 
     def load_newest(self, hooks: Any, folder: str, run: TrainingRun) -> int:  # Any: the trainer, whose hooks load
         """Loads weights, optimizer and schedule of a run's newest checkpoint that verifies, and returns its step.

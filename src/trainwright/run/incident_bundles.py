@@ -234,7 +234,7 @@ class IncidentRecorder:
 
     def _samples(self, window: Window) -> list[list[Any]]:
         """Samples of each micro-batch, as the dataset numbers them."""
-        run, progress, num = self._run, self._run.progress, len(window.batches)
+        run, progress, num = self._run, self._run.progress, window.num_read or len(window.batches)
         is_past = progress.window is not window or progress.is_window_trained
         first = progress.batches_in_epoch - num * is_past
         if run.loader is None or run.plan is None:

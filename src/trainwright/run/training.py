@@ -35,6 +35,7 @@ from trainwright.guard.rollback import make_rollback
 from trainwright.guard.step_guard import NULL_GUARD, make_guard
 from trainwright.hooks import Events, FirstStepObserver, Recorder, StepGuard
 from trainwright.loop.context import LoopContext, RunStart
+from trainwright.loop.driven import DrivenSteps
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
 from trainwright.loss_normalization import LossRule
 from trainwright.optim import schedules
@@ -94,6 +95,7 @@ class TrainingRun:
         self.eval_mode_guard: model_modes.EvalModeGuard | None = None  # how training left the model, until a step
         self.quarantined: set[int] = set()  # samples that are left out since it began
         self.flops = FlopEstimator()  # estimates the operations of a micro-batch
+        self.driven_steps: DrivenSteps[Any] | None = None  # of `fit_step`, under way or at their end
         self._data_wait: DataWait | None = None
         self.levers: JSONObject | None = None  # what `speed` chose, and why
         self.resume_note = ""  # what a resume in batches of another size changes, in words
@@ -323,6 +325,12 @@ class TrainingRun:
         self.is_training = True
         try:
             yield
+        except GeneratorExit:  # a loop over `steps()` was left
+            services.writer.end_after_failure()
+            services.callback_handler.fire("on_train_end", self.progress)
+            services.journal.end()
+            services.memory_tracker.abandon()
+            raise
         except BaseException as error:
             self.recorder.failed(error)
             services.writer.end_after_failure()
@@ -334,13 +342,14 @@ class TrainingRun:
             self.guard.close()
             self.is_training, self.recorder, self.progress.window = False, NullRecorder(), None
 
-    def check_not_training(self) -> None:
-        """Raises NestedCallError where a callback, a hook or compute_metrics calls `train()` of its own trainer."""
+    def check_not_training(self, called: str = "train") -> None:
+        """Raises NestedCallError where a callback, a hook or the body of a loop begins a run of its own trainer."""
         if self.is_training:
             raise NestedCallError(
-                f"train() was called while this trainer trains (step {self.progress.state.global_step}), for example "
-                "from a callback. End the first training with control.should_training_stop = True and call train() "
-                "when it has returned, or make another Trainer."
+                f"{called}() was called while this trainer trains (step {self.progress.state.global_step}), for "
+                "example from a callback. End the first training with control.should_training_stop = True and call "
+                f"{called}() when it has ended, or make another Trainer. A loop over steps() that was left ends with "
+                "close() of its iterator."
             )
 
     def check_not_evaluating(self) -> None:

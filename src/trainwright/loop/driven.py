@@ -1,0 +1,245 @@
+"""Loops of a user's own: the steps of a run, trained outside of `train()`. See `Trainer.steps`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+import torch
+
+from trainwright._types import Batch, Model
+from trainwright.errors import StepOrderError
+from trainwright.loop.step import Step
+
+Output = TypeVar("Output")
+
+
+class DriveHooks(Protocol):
+    """Methods of the trainer that a driven step calls."""
+
+    def _begin_forward(self, model: Model, inputs: Batch) -> Batch: ...
+    def compute_loss_context_manager(self) -> AbstractContextManager[object]: ...
+    def _differentiate(
+        self, loss: torch.Tensor, inputs: Batch, num_items: torch.Tensor | int | None, *, is_scaled: bool | None = None
+    ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Result of one optimizer step. Tensors are on the device: reading one waits for it.
+
+    Attributes:
+        step: its number, from 1: optimizer steps done, this one included.
+        loss: sum of what the micro-batches of this process added to the loss of the window, a detached scalar.
+        grad_norm: norm of the gradients before clipping; None where nothing measures it.
+        learning_rate: of the first parameter group, before the schedule moved on.
+    """
+
+    step: int
+    loss: torch.Tensor
+    grad_norm: torch.Tensor | float | None
+    learning_rate: float | None
+
+
+class DrivenStep:
+    """One optimizer step of `Trainer.steps()`: call `backward` for each of its `batches`, then `update`."""
+
+    def __init__(self, step: Step, hooks: DriveHooks, ends_run: Callable[[BaseException], NoReturn]) -> None:
+        self._step, self._hooks = step, hooks
+        self._ends_run = weakref.WeakMethod(ends_run)  # a step that outlives its loop keeps no run alive
+        self._inputs: Batch | None = None  # the current micro-batch as the collator made it
+        self._forward = ExitStack()
+        self._is_begun = self._is_read = self._has_loss = False
+
+    @property
+    def number(self) -> int:
+        """Its number, from 1."""
+        return self._step.number
+
+    @property
+    def model(self) -> Model:
+        """The model as the engine wrapped it; forward passes must go through it."""
+        return self._step.model
+
+    @property
+    def num_items(self) -> torch.Tensor | int | None:
+        """Label items of all micro-batches, over all processes with `average_tokens_across_devices`.
+
+        A scalar tensor on the device; None if neither the model nor the loss function asks for it.
+        """
+        return self._step.num_items
+
+    @property
+    def batches(self) -> Iterator[Batch]:
+        """Iterates over the micro-batches once, on the device, as `_prepare_inputs` returns them.
+
+        Each one's forward and backward pass belongs into the body of the loop: gradients of the last one are averaged
+        over processes, `step_contexts` are entered, and so is the context of `compute_loss_context_manager` until
+        `backward`. Ends early where a callback stops the epoch or the run; `update` then drops the window.
+
+        Raises:
+            StepOrderError: they were iterated before, or `backward` was not called for the micro-batch before.
+        """
+        if self._is_begun:
+            self._refuse("step.batches was iterated already; a step trains each of its micro-batches once.")
+        self._is_begun = True
+        return self._read()
+
+    def _read(self) -> Iterator[Batch]:
+        batches = self._step.micro_batches
+        while True:
+            with self._ending_the_run():
+                self._inputs = next(batches, None)
+                if self._inputs is None:
+                    break
+                inputs = self._hooks._begin_forward(self.model, self._inputs)
+                self._forward.enter_context(self._hooks.compute_loss_context_manager())
+            self._has_loss = False
+            try:
+                yield inputs
+            finally:
+                self._forward.close()
+            if not self._has_loss:
+                self._refuse(
+                    "step.backward(loss) was not called for a micro-batch. Call it once for each of step.batches; for "
+                    "one that must not count pass its loss times 0."
+                )
+        self._is_read = True
+
+    def backward(self, loss: torch.Tensor, *, is_scaled: bool | None = None) -> None:
+        """Computes the gradients of a micro-batch's loss, adds them to those of the window, and logs the loss.
+
+        Args:
+            loss: a scalar with its graph. It is divided as `train()` divides what `compute_loss` returned.
+            is_scaled: for a loss of your own, True if it is scaled for the whole window (a sum over the micro-batch,
+                divided by `num_items`), False if it is the mean of its micro-batch; None: as `compute_loss` returns it.
+
+        Raises:
+            StepOrderError: it is called outside of the loop over `batches`, or after `update`.
+        """
+        if self._step.is_over or self._inputs is None:
+            when = "after step.update()" if self._step.is_over else "outside of the loop over step.batches"
+            self._refuse(f"step.backward() was called {when}. Call it for each micro-batch of that loop.")
+        with self._ending_the_run():
+            self._forward.close()
+            self._step.add(self._hooks._differentiate(loss, self._inputs, self.num_items, is_scaled=is_scaled))
+        self._has_loss = True
+
+    def update(self) -> StepResult | None:
+        """Updates the weights: clips, asks the guard, steps optimizer and schedule, fires the events of a step.
+
+        Then logs, evaluates and saves what is due.
+
+        Returns:
+            The result; None where a callback stopped the epoch or run within the window, which is dropped.
+
+        Raises:
+            StepOrderError: it was called before, or not all micro-batches are trained.
+        """
+        if self._step.is_over:
+            self._refuse("step.update() was called twice. One step makes one update: take the next of steps().")
+        if not self._is_read:
+            self._refuse(
+                "step.update() was called before all micro-batches of the step were trained. Finish the loop over "
+                "step.batches first."
+            )
+        with self._ending_the_run():
+            self._step.update()
+        return result_of(self._step)
+
+    def _refuse(self, message: str) -> NoReturn:
+        with self._ending_the_run():
+            raise StepOrderError(message)
+
+    @contextmanager
+    def _ending_the_run(self) -> Iterator[None]:
+        """Around the trainer's own work: an error in it ends the run, as within `train()`."""
+        ends_run = self._ends_run()
+        if ends_run is None:
+            raise StepOrderError("The loop over steps() has ended, and with it this step's run.")
+        try:
+            yield
+        except BaseException as error:
+            ends_run(error)
+
+
+def result_of(step: Step) -> StepResult | None:
+    """Returns the result of a step that is over; None if its window was dropped."""
+    if step.result is None or step.loss is None:
+        return None
+    return StepResult(step.number, step.loss, step.result.grad_norm, step.result.learning_rate)
+
+
+class DrivenSteps(Generic[Output]):
+    """Iterator over the steps of a run; see `Trainer.steps`.
+
+    Attributes:
+        output: what `train()` returns, once the last step is done.
+    """
+
+    def __init__(self, run: Generator[Step, None, Output], hooks: DriveHooks) -> None:
+        self._run, self._hooks = run, hooks
+        self._last: Step | None = None
+        self.output: Output | None = None
+
+    def __iter__(self) -> DrivenSteps[Output]:
+        return self
+
+    def __next__(self) -> DrivenStep:
+        return DrivenStep(self.next_step(), self._hooks, self._end_by)
+
+    def next_step(self) -> Step:
+        """Returns the next step as the loop of `train()` has it; StopIteration at the end of the run."""
+        if self._last is not None and not self._last.is_over:
+            self._end_by(StepOrderError(
+                f"The next step was asked for before step.update() of step {self._last.number}. Train all of its "
+                "micro-batches and call step.update(), or leave the loop."
+            ))  # fmt: skip
+        try:
+            self._last = step = next(self._run)
+        except StopIteration as end:
+            self._last = None
+            if end.value is not None:
+                self.output = end.value
+            raise
+        step.keeps_loss = True
+        return step
+
+    def next_or_none(self) -> Step | None:
+        """Returns the next step; None at the end of the run."""
+        try:
+            return self.next_step()
+        except StopIteration:
+            return None
+
+    @contextmanager
+    def ending_by_error(self) -> Iterator[None]:
+        """Around the body of the loop: an error in it ends the run, as within `train()`."""
+        try:
+            yield
+        except BaseException as error:
+            self._end_by(error)
+
+    def close(self) -> None:
+        """Ends the run where it is: workers end, writes are finished, hooks and signal handlers are put back.
+
+        Leaving a `for` loop does so, unless the iterator is kept in a variable; so does leaving a `with` statement.
+        """
+        self._run.close()
+
+    def __enter__(self) -> DrivenSteps[Output]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close() if error is None else self._end_by(error)
+
+    def _end_by(self, error: BaseException) -> NoReturn:
+        """Ends the run by an error, and raises it; a signal ends the process as it does in `train()`."""
+        self._run.throw(error)
+        raise error
