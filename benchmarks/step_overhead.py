@@ -478,7 +478,7 @@ def subjects(row: Row, num_steps: int) -> dict[str, Subject]:
 
 def steps_to_count(row: Row) -> tuple[int, int]:
     """The steps between whose ends is counted: whole intervals of logs and evaluations; spikes have a full window."""
-    if "on_spike" in row.settings:
+    if row.settings.keys() & {"on_spike", "on_nonfinite"}:
         return 150, 350
     return 10, 10 + max(row.logging_steps, 10 if row.accumulation > 1 else 20)
 

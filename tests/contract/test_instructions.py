@@ -32,6 +32,17 @@ def test_a_step_takes_no_more_instructions_than_its_row_allows(benchmark: Any) -
     assert {name: ratio for name, ratio in ratios.items() if ratio > limits[name] + ROOM} == {}
 
 
+@pytest.mark.slow  # two trainings under valgrind, of 350 steps
+@pytest.mark.timeout(900)
+def test_all_guards_take_a_hundredth_of_a_step(benchmark: Any) -> None:
+    if not benchmark.instructions.can_count():
+        pytest.skip("valgrind counts them, on x86-64 Linux")
+    counts = benchmark.count(["no guard", "on_spike"], ["trainwright"])
+    without, guarded = (counts[row]["trainwright"] for row in ("no guard", "on_spike"))
+    assert without > 0.5
+    assert guarded <= 1.01 * without
+
+
 @pytest.mark.costly
 def test_each_row_of_the_benchmark_trains_in_each_subject(benchmark: Any) -> None:
     """A few steps of each, so that no row fails only where it is measured."""

@@ -185,3 +185,29 @@ def test_how_many_were_not_finite_is_logged(tmp_path: Path) -> None:
     trainer.train()
     counts = {e["step"]: e.get("num_non_finite_losses", 0) for e in trainer.state.log_history if "loss" in e}
     assert counts == {4: 2, 8: 0, 12: 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_the_sum_has_the_bits_of_torch(dtype: torch.dtype) -> None:
+    losses = (torch.randn(400, generator=torch.Generator().manual_seed(1)) * 10.0 ** (torch.arange(400) % 9)).to(dtype)
+    meter, total = LossMeter("cpu"), torch.tensor(0.0)
+    for number, loss in enumerate([*losses, torch.tensor(math.nan)]):
+        if number == 200:
+            meter.total = meter.total.clone()  # as an override of the log hook may
+        meter.add(loss)
+        total += loss
+        assert meter.total.item() == total.item() or math.isnan(total.item())
+    assert math.isnan(meter.total.item())
+
+
+def test_the_loss_of_a_step_is_known_where_each_loss_is_read() -> None:
+    meter = LossMeter("cpu")
+    for value in (1.0, 2.5):
+        meter.add(torch.tensor(value))
+    assert meter.step_loss == 3.5
+    meter.rewind(0)
+    assert meter.step_loss == 0.0
+    meter.add(torch.tensor(1.0, dtype=torch.float64))
+    assert meter.step_loss is None
+    meter.end_step()
+    assert meter.step_loss == 0.0

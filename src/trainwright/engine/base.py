@@ -20,6 +20,7 @@ from trainwright.config.plans import EnginePlan
 from trainwright.engine.gradients import FusedAdam, Gradients
 from trainwright.engine.precision import autocast_forward, peak_flops
 from trainwright.state.interrupts import Interrupts
+from trainwright.state.meter import NormReading
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -40,6 +41,7 @@ class Engine:
         self.input_dtype: torch.dtype | None = None  # of a batch's floating-point tensors; None: as they come
         self._plan = plan
         self._scaler: torch.amp.GradScaler | None = getattr(accelerator, "scaler", None)
+        self.norm_reading = NormReading()
         self._gradients = Gradients([])
         self._fused: FusedAdam | None = None
         self._optimizer: Optimizer = None
@@ -169,7 +171,7 @@ class Engine:
 
     def refresh(self, model: nn.Module) -> None:
         """Reads the list of parameters, and what the optimizer is, again; called when an epoch begins."""
-        self._gradients = Gradients(model.parameters())
+        self._gradients = Gradients(model.parameters(), self.norm_reading)
         self._fused = FusedAdam.of(self._optimizer)
 
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Gradients: clipped, applied and cleared without a walk over the module tree, whole tensors apart from sharded ones.
+"""Gradients: clipped, applied and cleared without a walk over the module tree; whole tensors apart from sharded ones.
 
-In main memory a scalar is read and written through its address, which takes a fraction of an operation of torch.
+In main memory a scalar is read and written through its address (`state/meter.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from trainwright._types import Optimizer
+from trainwright.state.meter import NormReading, float_at
 
-float_at = c_float.from_address
 ROUNDING = c_float(1e-6).value  # what clipping adds to a norm, in single precision
 
 
@@ -25,11 +25,12 @@ class Gradients:
     """The gradients of a fixed list of parameters.
 
     The list is made once (and again at each epoch), because collecting parameters from the module tree costs more
-    than clipping them.
+    than clipping them. `reading` is told of each norm that clipping reads.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], reading: NormReading | None = None) -> None:
         self.parameters = list(parameters)
+        self._reading = NormReading() if reading is None else reading
         kinds = {(p.device, p.dtype, type(p.data)) for p in self.parameters}
         self._is_uniform = len(kinds) == 1 and not any(hasattr(kind, "full_tensor") for *_, kind in kinds)
         self._is_read = {(p.device.type, p.dtype) for p in self.parameters} == {("cpu", torch.float32)}
@@ -66,7 +67,8 @@ class Gradients:
         scale = float_at(self._scale.data_ptr())
         scale.value = max_norm
         limit = scale.value
-        scale.value = float_at(norm.data_ptr()).value + ROUNDING
+        self._reading.norm, self._reading.value = norm, (value := float_at(norm.data_ptr()).value)
+        scale.value = value + ROUNDING
         scale.value = 1.0 / scale.value
         scale.value *= limit
         return None if scale.value >= 1.0 else self._scale

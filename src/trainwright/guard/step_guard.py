@@ -5,13 +5,13 @@ A step is bad if the norm of its gradients is not finite. The norm is the one th
 with 1 + 0 * loss, which is 1 to the bit for a finite loss, and NaN otherwise. NaN multiplied by any derivative is NaN,
 so all gradients of the window are. The averaging of gradients carries that to every process, so that all processes
 decide alike without an exchange of their own: DDP's sum of NaN and anything is NaN, and the norm of sharded gradients
-(FSDP) is one of all processes. One process on a CPU needs none of that: it looks at the running sum of losses. "warn"
+(FSDP) is one of all processes. One process on a CPU needs none of that: it looks at the loss. "warn"
 makes the update and so must not mark the gradients: it looks at the loss, averaged over processes where there are more.
 
 A step is a spike if its loss or its norm is far above those before it (`history.py`).
 
-`HostGuard` reads the norm before the update. On the CPU that is a copy of eight bytes within main memory, which
-waits for nothing, so every optimizer is guarded this way there: a skipped step calls neither the optimizer nor
+`HostGuard` knows the norm before the update. On the CPU clipping and the meter have read norm and loss in main memory,
+which waits for nothing, so every optimizer is guarded this way there: a skipped step calls neither the optimizer nor
 the schedule. On a GPU it waits for the backward pass, once a step.
 
 `DeviceGuard` waits for nothing: torch's fused optimizers take a device scalar `found_inf` and leave weights, states
@@ -36,7 +36,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
-from ctypes import c_float
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -47,6 +46,7 @@ from trainwright.config.plans import GuardPlan
 from trainwright.guard.history import SpikeHistory
 from trainwright.guard.incidents import NON_FINITE, SPIKE, Incident, IncidentLog, Record, error_of
 from trainwright.guard.rollback import Rollback, schedule_memory
+from trainwright.state.meter import NormReading, float_at, in_main_memory
 from trainwright.state.run_state import RunState
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ DECIDING = ("skip", "rollback", "stop")  # policies that make no update
 NOT_FINITE = "loss or gradient is not finite"
 HIGHEST = sys.float_info.max
 LOWEST = -HIGHEST
-TENSOR, FLOAT32, float_at = torch.Tensor, torch.float32, c_float.from_address
 
 
 class NullGuard:
@@ -128,13 +127,9 @@ class Spikes:
         self._histories = {"loss": self._loss, "grad_norm": self._norm}
 
     def accept(self, loss: float, norm: float) -> bool:
-        """Adds loss and norm of a step if both are finite and no spikes; returns whether they are."""
+        """Adds loss and norm of a step, which are finite, if none is a spike; returns whether that is so."""
         losses, norms = self._loss, self._norm
-        if (
-            LOWEST <= loss <= HIGHEST
-            and (loss <= losses.bound or not losses.is_spike(loss))
-            and (norm <= norms.bound or not norms.is_spike(norm))
-        ):
+        if (loss <= losses.bound or not losses.is_spike(loss)) and (norm <= norms.bound or not norms.is_spike(norm)):
             losses.add(loss)
             norms.add(norm)
             return True
@@ -169,7 +164,7 @@ class Spikes:
 
 
 class HostGuard:
-    """Reads the norm before each update, and with a policy for spikes the loss.
+    """Knows the norm before each update, and with a policy for spikes the loss.
 
     Args:
         policy: `on_nonfinite`: "skip", "rollback", "warn", "stop" or "ignore".
@@ -178,7 +173,8 @@ class HostGuard:
         rollback: goes back to a snapshot; None: no policy asks.
         was_updated: returns whether a bad step's update was made before the norm is known; None: it never is.
         mean: mean of a scalar over the processes, called for spikes and "warn"; None where there is one.
-        reads_total: the sum of losses is in main memory, and no other process has one.
+        is_alone: the losses are in main memory, and no other process has some.
+        reading: the norm that clipping has read.
     """
 
     def __init__(
@@ -190,7 +186,8 @@ class HostGuard:
         was_updated: Callable[[], bool] | None = None,
         *,
         mean: Mean | None = None,
-        reads_total: bool = False,
+        is_alone: bool = False,
+        reading: NormReading | None = None,
     ) -> None:
         self._policy = policy
         self._log = log
@@ -199,12 +196,12 @@ class HostGuard:
         self._was_updated = was_updated
         self._slot = torch.zeros(())  # host memory, read through `_view` without torch
         self._view = self._slot.numpy()
-        self._total: torch.Tensor | None = None  # the meter's
-        self._total_at = c_float()  # its memory
+        self._reading = NormReading() if reading is None else reading
         self._mean = mean
-        self._reads_total = reads_total
-        self._reads_loss = policy == "warn" or (reads_total and policy != "ignore")
-        self.first_gradient = LossMark() if policy in DECIDING and not reads_total else no_mark
+        self._is_alone = is_alone
+        self._judges_loss = policy == "warn" or (is_alone and policy != "ignore")
+        self._reads_loss = self._judges_loss or spikes is not None
+        self.first_gradient = LossMark() if policy in DECIDING and not is_alone else no_mark
 
     def permits(self, run: RunState, grad_norm: GradNorm) -> bool:
         """Decides about the update of the current step.
@@ -222,14 +219,16 @@ class HostGuard:
         if self._rollback is not None and self._rollback.leaves_out():
             self._log.leave_out()
             return False
-        norm, spikes = self._read(grad_norm), self._spikes
-        is_finite, loss = LOWEST <= norm <= HIGHEST, 0.0
-        if spikes is not None and is_finite:
-            loss = self._read(loss_of(run, self._mean))
-            if spikes.accept(loss, norm):
-                self._log.in_a_row = 0
-                return True
-        if not is_finite or (self._reads_loss and self._is_loss_bad(run)):
+        reading, spikes = self._reading, self._spikes
+        norm = reading.value if grad_norm is reading.norm else self._read(grad_norm)
+        loss = run.meter.step_loss if self._is_alone else None
+        if loss is None:
+            loss = self._read(loss_of(run, self._mean)) if self._reads_loss else 0.0
+        is_finite = LOWEST <= norm <= HIGHEST and LOWEST <= loss <= HIGHEST
+        if is_finite and (spikes is None or spikes.accept(loss, norm)):
+            self._log.in_a_row = 0
+            return True
+        if not (is_finite or (LOWEST <= norm <= HIGHEST and not self._judges_loss)):
             if self._policy == "ignore":
                 return True
             return self._refuse(run, NON_FINITE, self._policy, NOT_FINITE, {"grad_norm": norm})
@@ -258,21 +257,11 @@ class HostGuard:
         self._log.add(incident)
         return action == "warn"
 
-    def _is_loss_bad(self, run: RunState) -> bool:
-        if not self._reads_total:
-            return not math.isfinite(self._read(loss_of(run, self._mean)))
-        if run.meter.total is not self._total:
-            self._total = run.meter.total
-            self._total_at = float_at(self._total.data_ptr())
-        if math.isfinite(self._total_at.value):
-            return False
-        return not math.isfinite(self._read(run.meter.of_this_step()))  # or a loss since the last log was
-
     def _read(self, value: GradNorm) -> float:
-        if type(value) is TENSOR and value.dtype is FLOAT32 and value.is_cpu:
-            return float_at(value.data_ptr()).value  # main memory: half the instructions of a copy
         if not isinstance(value, torch.Tensor):
             return 0.0 if value is None else value
+        if in_main_memory(value):
+            return float_at(value.data_ptr()).value
         if value.dtype == torch.float64 != self._slot.dtype:
             self._slot = self._slot.double()
             self._view = self._slot.numpy()
@@ -417,6 +406,7 @@ def make_guard(
     was_updated: Callable[[], bool] | None,
     has_scaler: bool,
     knows_norm: bool,
+    reading: NormReading,
 ) -> StepGuard:
     """Makes the guard of a run.
 
@@ -432,6 +422,7 @@ def make_guard(
         was_updated: for an engine that updates the weights as it clips: whether it made the update of a bad step.
         has_scaler: a loss scale (fp16) skips what overflows; its skips are no incidents.
         knows_norm: the engine tells the norm of each step.
+        reading: the norm that clipping has read.
 
     Returns:
         The guard.
@@ -445,8 +436,8 @@ def make_guard(
     needs_host = spikes is not None or rollback is not None or was_updated is not None
     if device.type == "cuda" and takes_found_inf(optimizer) and not needs_host:
         return DeviceGuard(policy, log, optimizer, scheduler, device=device, mean=mean)
-    reads_total = mean is None and device.type == "cpu"
-    return HostGuard(policy, log, spikes, rollback, was_updated, mean=mean, reads_total=reads_total)
+    is_alone = mean is None and device.type == "cpu"
+    return HostGuard(policy, log, spikes, rollback, was_updated, mean=mean, is_alone=is_alone, reading=reading)
 
 
 def loss_of(run: RunState, mean: Mean | None) -> torch.Tensor:

@@ -294,7 +294,7 @@ class TrainingRun:
             guards, report, record=self.recorder.record, optimizer=optimizer, scheduler=scheduler, device=engine.device,
             mean=None if stacked is None else lambda loss: stacked(loss).mean(), rollback=rollback,
             was_updated=(lambda: engine.step(optimizer)) if engine.updates_in_clip else None,
-            has_scaler=engine.scales_loss, knows_norm=engine.knows_norm,
+            has_scaler=engine.scales_loss, knows_norm=engine.knows_norm, reading=engine.norm_reading,
         )  # fmt: skip
         meeting = self.progress.interrupts.meeting
         if meeting is not None:
