@@ -883,20 +883,22 @@ class Trainer:
     def _parallel_size(self, name: str) -> int:
         return int(getattr(getattr(self.accelerator, "parallelism_config", None), name, 1))
 
-    def quarantine(self, sample_ids: Iterable[int]) -> None:
+    def quarantine(self, sample_ids: Iterable[int | str], column: str | None = None) -> None:
         """Leaves samples out of training from the next batch that is fetched on, now and in later runs of `output_dir`.
 
         They are written to `quarantine.jsonl`. Epochs that begin from then on are shorter, and so is the run if it
         counts epochs; in the rest of the one under way the next sample of the dataset takes the place of each.
-        Every process calls it, as from a callback.
+        Every process calls it, as from a callback. A stream leaves rows out when it reads them; its workers do from the
+        next epoch on.
 
         Args:
-            sample_ids: indices in `train_dataset`.
+            sample_ids: indices in `train_dataset`; places from 0 in a stream with one order; or values of `column`.
+            column: of the rows of a stream, by whose values they are told apart.
 
         Raises:
-            DataError: one is no index of the dataset, the data is a stream, or no sample would be left.
+            DataError: one names no sample of this dataset, or no sample would be left.
         """
-        self._run.quarantine(sample_ids, self.args, self.train_dataset)
+        self._run.quarantine(sample_ids, self.args, self.train_dataset, column)
 
     # -- where it starts -----------------------------------------------------------------------------------------------
 

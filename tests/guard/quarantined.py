@@ -5,8 +5,11 @@ Run as a script of several processes it tells what each of them trained: `quaran
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from torch.utils.data import IterableDataset
 
 import trainwright
 from tests._support.two_processes import tell
@@ -44,14 +47,34 @@ class Acts(trainwright.TrainerCallback):
             control.should_training_stop = control.should_save = True
 
 
-def run(folder: Path, *, at: int = 0, stop: int = 0, resume: Any = None, bad: tuple[int, ...] = (), **more: Any) -> Any:
+class Stream(IterableDataset[dict[str, Any]]):
+    """Rows in one order."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield from self.rows
+
+
+class Counted(Stream):
+    """A stream that says how many rows it has."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def run(
+    folder: Path, *, at: int = 0, stop: int = 0, resume: Any = None, bad: tuple[int, ...] = (),
+    column: str | None = None, of: Callable[[list[dict[str, Any]]], Any] = list, **more: Any,
+) -> Any:  # fmt: skip
     acts = Acts(quarantine_at=at, stop_at=stop)
     rows = [{**row, "number": number} for number, row in enumerate(doubles.samples(SIZE))]
     settings = {"per_device_train_batch_size": 2, "num_train_epochs": EPOCHS, "max_steps": -1, "logging_steps": 100,
                 "remove_unused_columns": False, "seed": 7, **more}  # fmt: skip
-    one = acts.trainer = doubles.trainer(folder, Reads, settings=settings, train_dataset=rows, callbacks=[acts])
+    one = acts.trainer = doubles.trainer(folder, Reads, settings=settings, train_dataset=of(rows), callbacks=[acts])
     if bad:
-        one.quarantine(bad)
+        one.quarantine(bad, column)
     one.train(resume_from_checkpoint=resume)
     return one
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 
 import trainwright
@@ -124,6 +125,71 @@ def test_not_all_samples_can_be_left_out(tmp_path: Path) -> None:
         one.train()
 
 
+def datasets_stream(rows: list[dict[str, Any]]) -> Any:
+    return datasets.Dataset.from_list([{**row, "x": row["x"].tolist()} for row in rows]).to_iterable_dataset()
+
+
+def shuffled_stream(rows: list[dict[str, Any]]) -> Any:
+    return datasets_stream(rows).shuffle(seed=3, buffer_size=4)
+
+
+STREAMS = {"plain": quarantined.Stream, "counted": quarantined.Counted, "datasets": datasets_stream}
+WORKERS = pytest.mark.parametrize("workers", [0, 2])  # 2: the mark for processes follows from the name
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@WORKERS
+def test_a_stream_leaves_samples_out_by_their_places(kind: str, workers: int, tmp_path: Path) -> None:
+    if kind == "datasets" and workers:
+        with pytest.raises(DataError, match="Name samples by a column"):
+            quarantined.run(
+                tmp_path, of=STREAMS[kind], bad=quarantined.BAD, max_steps=2, dataloader_num_workers=workers
+            )
+        return
+    steps = {"num_train_epochs": 2} if kind == "counted" else {"max_steps": 12}
+    more: Any = {"of": STREAMS[kind], "save_strategy": "no", "dataloader_num_workers": workers, **steps}
+    whole = quarantined.run(tmp_path / "whole", bad=quarantined.BAD, **more)
+    assert whole.trained == {0: quarantined.KEPT, 1: quarantined.KEPT}
+    assert whole.state.global_step == whole.state.max_steps == 12
+    first = quarantined.run(tmp_path / "stopped", bad=quarantined.BAD, stop=3, **more)
+    second = quarantined.run(tmp_path / "stopped", resume=True, **more)
+    assert first.trained[0] + second.trained[0] == quarantined.KEPT
+    assert second.trained[1] == quarantined.KEPT
+    assert doubles.same(doubles.weights(second), doubles.weights(whole))
+    quarantined.run(tmp_path / "since", stop=2, **more)
+    since = quarantined.run(tmp_path / "since", bad=(0, *quarantined.BAD), resume=True, **more)
+    assert since.trained[0] == [4, *range(6, quarantined.SIZE)]  # 0 to 3 were trained before
+    assert since.trained[1] == quarantined.KEPT[1:]
+    way = quarantined.run(tmp_path / "way", at=1, **more)
+    assert way.trained[0] == [n for n in range(quarantined.SIZE) if workers or n != 5]
+    assert way.trained[1] == quarantined.KEPT[: len(way.trained[1])]
+    assert way.state.global_step == (12 if kind != "counted" else 12 + bool(workers))
+
+
+@WORKERS
+def test_a_stream_leaves_samples_out_by_a_column(workers: int, tmp_path: Path) -> None:
+    more: Any = {"of": shuffled_stream, "max_steps": 12, "dataloader_num_workers": workers, "save_strategy": "no"}
+    whole = quarantined.run(tmp_path / "whole", bad=quarantined.BAD, column="number", **more)
+    assert [sorted(numbers) for numbers in whole.trained.values()] == [quarantined.KEPT] * 2
+    assert whole.trained[0] != whole.trained[1]
+    quarantined.run(tmp_path / "stopped", bad=quarantined.BAD, column="number", stop=3, **more)
+    resumed = quarantined.run(tmp_path / "stopped", resume=True, **more)
+    assert doubles.same(doubles.weights(resumed), doubles.weights(whole))
+    with pytest.raises(DataError, match="Name samples by a column"):
+        quarantined.run(tmp_path / "places", bad=quarantined.BAD, **more)
+    with pytest.raises(DataError, match="names samples by doc"):
+        quarantined.run(tmp_path / "other", bad=quarantined.BAD, column="doc", **{**more, "dataloader_num_workers": 0})
+
+
+def test_samples_of_a_stream_are_named_by_their_places(tmp_path: Path) -> None:
+    hears = Hears()
+    one = trainer(tmp_path, poison={BAD: POISONS["nan"]}, callbacks=[hears])
+    one.train_dataset = quarantined.Stream(one.train_dataset)
+    one.quarantine([1])
+    one.train()
+    assert [incident.samples for incident in hears.incidents][:1] == [(BAD,)]
+
+
 def test_substitutes() -> None:
     assert substitutes({2, 3, 9}, 6) == {2: 4, 3: 4}
     assert substitutes({0, 5}, 6) == {0: 1, 5: 1}
@@ -174,7 +240,7 @@ def test_a_line_that_was_not_finished_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_dataloader_of_the_user_has_no_indices() -> None:
-    with pytest.raises(DataError, match="a dataset with indices"):
+    with pytest.raises(DataError, match="Leave them out of the dataloader itself"):
         ForeignPosition([]).leave_out({1}, 5)
 
 

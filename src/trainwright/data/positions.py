@@ -21,9 +21,10 @@ from torch.utils.data import IterableDataset
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, has_length
 from trainwright.data.cursor import Cursor, OrderKind, WindowSize, check_same_data, is_same_order, raise_another_order
 from trainwright.data.prepared_dataloader import host_batches
+from trainwright.data.quarantine import NO_PLACES, QUARANTINE_NAME, Sample
 from trainwright.data.sampler_factory import order_of_checkpoint
 from trainwright.data.samplers import EpochBatches
-from trainwright.data.streaming.stream_state import EpochProgress, progress_at
+from trainwright.data.streaming.stream_state import EpochProgress, is_shuffled_stream, progress_at
 from trainwright.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
@@ -54,14 +55,15 @@ class LoaderPosition(ABC):
     def advance(self, *, is_last: bool) -> None:  # noqa: B027
         """A batch goes to training; the one after it is fetched, or it is the last one."""
 
-    def leave_out(self, samples: set[int], num_samples: int) -> None:
+    def leave_out(self, samples: set[Sample], num_samples: int) -> None:
         """Leaves samples out of the batches that are fetched from now on, and those of an earlier call no more.
 
-        Raises DataError where samples have no index, or none would be left of the `num_samples` of the dataset.
+        Raises DataError where samples are not named like this, or none would be left of the `num_samples` of a dataset
+        with a length.
         """
         raise DataError(
-            "Samples can be left out of a dataset with indices whose dataloader is the trainer's. Leave them out of "
-            "the stream or of the dataloader itself, and delete quarantine.jsonl in output_dir."
+            "Samples can be left out where the dataloader is the trainer's. Leave them out of the dataloader itself, "
+            "and delete quarantine.jsonl in output_dir."
         )
 
     def begin_window(self) -> None:  # noqa: B027
@@ -134,8 +136,11 @@ class IndexedPosition(LoaderPosition):
             self._batches.draw()
         return batches
 
-    def leave_out(self, samples: set[int], num_samples: int) -> None:
-        self._batches.leave_out(samples, num_samples)
+    def leave_out(self, samples: set[Sample], num_samples: int) -> None:
+        indices = {sample for sample in samples if isinstance(sample, int)}
+        if len(indices) < len(samples):
+            raise DataError(f"The training dataset has indices: name the samples of {QUARANTINE_NAME} by them.")
+        self._batches.leave_out(indices, num_samples)
         self.num_left_out = self._batches.num_left_out
 
     def cursor(self, epoch: int, batches: int) -> Cursor:
@@ -186,7 +191,9 @@ class StreamPosition(LoaderPosition):
         # After the batch given last, and at the beginning of the window.
         self._progress = self._before = EpochProgress()
         self._ahead = dataloader.origin  # of the batch that is fetched already
+        self._left_out: list[int] | None = []  # places that this epoch leaves out; None: it leaves out by a column
         self.chunk: int = self._items.chunk_size
+        self._count_left_out()
 
     def seek(self, epoch: int, skip_batches: int) -> None:
         items = self._items
@@ -197,7 +204,33 @@ class StreamPosition(LoaderPosition):
         items.set_epoch(epoch)
 
     def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
+        self._note_left_out()
         return host_batches(self._dataloader)
+
+    def leave_out(self, samples: set[Sample], num_samples: int) -> None:
+        items = self._items
+        if items.former is not None:
+            raise DataError(
+                "Batches of a stream that are formed by length leave out no samples. Leave them out of the stream "
+                f"itself, and delete {QUARANTINE_NAME} in output_dir."
+            )
+        has_places = items.split.is_whole and not is_shuffled_stream(items.source)
+        if not has_places and any(isinstance(sample, int) for sample in samples):
+            raise DataError(NO_PLACES)
+        items.left_out = frozenset(samples)
+        self._count_left_out()
+        if self._dataloader.num_workers == 0:
+            self._note_left_out()
+        else:
+            self._dataloader._iterator = None  # workers that persist would keep what they left out before
+
+    def _count_left_out(self) -> None:
+        if self._items.is_counted and has_length(self._items):
+            self.num_left_out = len(self._items.source) - len(self._items)
+
+    def _note_left_out(self) -> None:
+        places = sorted(one for one in self._items.left_out if isinstance(one, int))
+        self._left_out = places if len(places) == len(self._items.left_out) else None
 
     def begin(self) -> None:
         self._ahead = self._dataloader.origin
@@ -220,20 +253,25 @@ class StreamPosition(LoaderPosition):
             epoch=epoch,
             samples=samples,
             seed=items.seed,
-            num_samples=len(items) if items.is_counted and has_length(items) else None,
+            num_samples=len(items.source) if items.is_counted and has_length(items) else None,
             unit=self._unit,
-            # Parts of a stream end one after the other, so the samples do not tell the batches.
-            batches=None if items.split.is_whole or samples == 0 else self._progress.batches,
+            # Parts of a stream end one after the other, and some are left out, so the samples do not tell the batches.
+            batches=self._progress.batches if samples and not (items.split.is_whole and not items.left_out) else None,
             chunk=self.chunk,
             order={"kind": "stream", **({} if items.former is None else items.former.describe())},
         )
 
     def samples_of(self, epoch: int, batches: int, *, num_batches: int) -> list[list[Any]]:
-        if self._items.former is not None or not self._items.split.is_whole:
+        ahead, left_out = (batches - self._before.batches) * self.chunk, self._left_out
+        is_past = ahead < 0 and bool(left_out)  # others may have been left out then
+        if self._items.former is not None or not self._items.split.is_whole or left_out is None or is_past:
             return []
-        first = self._before.samples + (batches - self._before.batches) * self.chunk
+        first, end = self._before.samples + ahead, self._progress.samples
+        if left_out:
+            kept = [place for place in range(self._before.samples, end) if place not in left_out][ahead:]
+            return [kept[i : i + self.chunk] for i in range(0, num_batches * self.chunk, self.chunk)]
         starts = range(first, first + num_batches * self.chunk, self.chunk)
-        return [list(range(start, min(start + self.chunk, self._progress.samples))) for start in starts]
+        return [list(range(start, min(start + self.chunk, end))) for start in starts]
 
     def state(self) -> State:
         return {"stream": self._progress.to_dict()}
@@ -248,6 +286,10 @@ class StreamPosition(LoaderPosition):
         return batches_per_epoch - self._batches_before(cursor)
 
     def _batches_before(self, cursor: Cursor) -> int:
+        if self.num_left_out:
+            rest = range(cursor.samples, len(self._items.source))
+            left = len(rest) - sum(place in rest for place in self._items.left_out)
+            return len(self._dataloader) - self._items.share.num_batches(left, drop_last=self._items.drop_last)
         if cursor.batches is not None and cursor.chunk == self.chunk:
             return cursor.batches
         return -(-cursor.samples // self.chunk)

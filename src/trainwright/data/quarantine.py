@@ -1,5 +1,8 @@
 """Quarantine: samples that are left out of training, as a file of the output directory has them, one a line.
 
+A sample is an index of the dataset, its place in a stream that has one order, or a value of a column: {"sample": 17},
+or {"column": "id", "sample": "doc-3"}.
+
 Of samples 0 to 5, with 2 and 3 in quarantine, an epoch in the order 4 2 0 3 5 1 becomes 4 0 5 1. A position in it is
 one of the whole order: after 4 0 it is 4, of 6. A resume finds it whatever is in quarantine then: what comes before it
 is done, and what comes after it is trained unless it is left out.
@@ -12,17 +15,22 @@ are formed by length lose the sample.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from trainwright._types import is_count
+from trainwright._types import Item, is_count
 from trainwright.errors import DataError
 
 QUARANTINE_NAME = "quarantine.jsonl"
+NO_PLACES = (
+    "A place names a sample of a stream only where all processes and workers read the whole stream, in the same order "
+    "in each epoch. Name samples by a column whose values differ: trainer.quarantine(['doc-3'], column='id')."
+)
+Sample: TypeAlias = int | tuple[str, int | str]  # a number, or a column and its value
 
 
-def read_quarantine(folder: str | Path) -> set[int]:
+def read_quarantine(folder: str | Path) -> set[Sample]:
     """Reads which samples are left out in an output directory; none if there is no file.
 
     A last line that was not finished is not read; a DataError if another one holds what no run writes.
@@ -31,23 +39,82 @@ def read_quarantine(folder: str | Path) -> set[int]:
     if not path.is_file():
         return set()
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    found = set()
+    found: set[Sample] = set()
     for number, line in enumerate(lines, start=1):
         try:
-            sample = json.loads(line)["sample"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            sample = None
-        if not is_count(sample):
-            raise DataError(f'{path}, line {number}: {line[:80]!r} is not of the form {{"sample": 17}}.')
-        found.add(sample)
+            entry = json.loads(line)
+            sample, column = entry["sample"], entry.get("column")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            sample = column = None
+        if isinstance(column, str) and type(sample) in (int, str):
+            found.add((column, sample))
+        elif column is None and is_count(sample):
+            found.add(sample)
+        else:
+            raise DataError(
+                f'{path}, line {number}: {line[:80]!r} is not of the form {{"sample": 17}} or '
+                '{"column": "id", "sample": "doc-3"}.'
+            )
     return found
 
 
-def add_to_quarantine(folder: str | Path, samples: Iterable[int]) -> None:
-    """Appends indices of samples to the file in an output directory, which is made if it is not there."""
+def add_to_quarantine(folder: str | Path, samples: Iterable[Sample]) -> None:
+    """Appends samples to the file in an output directory, which is made if it is not there."""
+    entries = [{"column": one[0], "sample": one[1]} if isinstance(one, tuple) else {"sample": one} for one in samples]
     Path(folder).mkdir(parents=True, exist_ok=True)
     with (Path(folder) / QUARANTINE_NAME).open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps({"sample": int(sample)}) + "\n" for sample in samples))
+        file.write("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+class KeptItems(Iterator[Item]):
+    """The items of a stream that are not left out.
+
+    Args:
+        items: from a position on.
+        position: items before the first of these.
+        left_out: returns the samples that are left out now.
+
+    Attributes:
+        position: items before the next one, those that are left out included.
+    """
+
+    def __init__(self, items: Iterator[Item], position: int, left_out: Callable[[], Set[Sample]]) -> None:
+        self._items, self.position, self._left_out = items, position, left_out
+
+    def __next__(self) -> Item:
+        while True:
+            item = next(self._items)
+            self.position += 1
+            if not self._is_left_out(item):
+                return item
+
+    def pass_over(self, number: int, *, stop: int) -> bool:
+        """Reads so many items, but none at or after a position; returns False if the stream has ended."""
+        position = self.position
+        while number > 0 and self.position < stop:
+            try:
+                item = next(self._items)
+            except StopIteration:
+                break
+            self.position += 1
+            number -= not self._is_left_out(item)
+        return self.position > position
+
+    def _is_left_out(self, item: Item) -> bool:
+        left_out = self._left_out()
+        if not left_out:
+            return False
+        if self.position - 1 in left_out:
+            return True
+        columns = {one[0] for one in left_out if isinstance(one, tuple)}
+        try:
+            values = [(column, item[column]) for column in columns]
+            return any((name, one.item() if hasattr(one, "item") else one) in left_out for name, one in values)
+        except (KeyError, TypeError, IndexError):
+            raise DataError(
+                f"{QUARANTINE_NAME} names samples by {' and '.join(sorted(columns))}, which a row of the stream does "
+                "not have (remove_unused_columns=True removes what the model does not take)."
+            ) from None
 
 
 def substitutes(left_out: Collection[int], num_samples: int) -> dict[int, int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, JSONObject, Model, Trial, has_length, is_count
 from trainwright.callbacks.dispatch import CallbackHandler
@@ -27,7 +28,7 @@ from trainwright.data.cursor import Cursor, WindowSize, plan_resume
 from trainwright.data.loader import Loader
 from trainwright.data.positions import position_of
 from trainwright.data.prepared_dataloader import make_prefetcher
-from trainwright.data.quarantine import QUARANTINE_NAME, add_to_quarantine, read_quarantine
+from trainwright.data.quarantine import QUARANTINE_NAME, Sample, add_to_quarantine, read_quarantine
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError, NestedCallError
 from trainwright.guard.incidents import Incident, NullRecorder
@@ -93,7 +94,7 @@ class TrainingRun:
         self.changed_args: list[str] = []  # what differs from them, as lines
         self.lease: Lease | NullLease = NullLease()  # its claim on the directory where it saves
         self.eval_mode_guard: model_modes.EvalModeGuard | None = None  # how training left the model, until a step
-        self.quarantined: set[int] = set()  # samples that are left out since it began
+        self.quarantined: set[Sample] = set()  # samples that are left out since it began
         self.flops = FlopEstimator()  # estimates the operations of a micro-batch
         self.driven_steps: DrivenSteps[Any] | None = None  # of `fit_step`, under way or at their end
         self._data_wait: DataWait | None = None
@@ -176,13 +177,14 @@ class TrainingRun:
         left_out = engine.agree(lambda: read_quarantine(args.output_dir))
         if not left_out:
             return
-        position = position_of(dataloader)
-        position.leave_out(left_out, len(dataset))
+        position, num_samples = position_of(dataloader), len(dataset) if has_length(dataset) else 0
+        position.leave_out(left_out, num_samples)
+        what = " Epochs are counted without them." if position.num_left_out else ""
+        if not what and not isinstance(dataset, IterableDataset):
+            what = " The order is a sampler's or one of batches formed by length: an epoch keeps its number of batches."
         logger.warning(
-            "%d samples are in quarantine (%s in %s), of %d in the training data. %s",
-            len(left_out), QUARANTINE_NAME, args.output_dir, len(dataset),
-            "Epochs are counted without them." if position.num_left_out else
-            "The order is a sampler's or one of batches formed by length: an epoch keeps its number of batches.",
+            "%d samples are in quarantine (%s in %s)%s.%s", len(left_out), QUARANTINE_NAME, args.output_dir,
+            f", of {num_samples} in the training data" if num_samples else "", what,
         )  # fmt: skip
 
     @property
@@ -217,19 +219,27 @@ class TrainingRun:
             plan.num_examples, epoch + 1, plan.max_steps, before.max_steps,
         )  # fmt: skip
 
-    def quarantine(self, samples: Iterable[int], args: Any, dataset: DatasetLike) -> None:
+    def quarantine(self, samples: Iterable[Any], args: Any, dataset: DatasetLike, column: str | None) -> None:
         """Adds samples to the quarantine, of this run too; see `Trainer.quarantine`."""
-        samples = sorted(set(samples))
         num_samples = len(dataset) if has_length(dataset) else 0
-        wrong = [sample for sample in samples if not (is_count(sample) and sample < num_samples)]
-        if wrong:
-            raise DataError(f"{wrong[0]!r} is not the index of a sample: the training dataset has {num_samples}.")
+        is_endless = num_samples == 0 and isinstance(dataset, IterableDataset)
+        found: dict[Sample, None] = {}  # each once, in this order
+        for sample in samples:
+            if column is not None and type(sample) in (int, str):
+                found[column, sample] = None
+            elif column is None and is_count(sample) and (is_endless or sample < num_samples):
+                found[int(sample)] = None
+            else:
+                kind = f"a value of the column {column!r}" if column is not None else "the index of a sample"
+                has = "" if is_endless or column is not None else f": the training dataset has {num_samples}"
+                raise DataError(f"{sample!r} is not {kind}{has}.")
         if self.is_training:
             assert self.loader is not None
-            self.quarantined = read_quarantine(args.output_dir) | self.quarantined | set(samples)
-            self.loader.position.leave_out(self.quarantined, num_samples)
+            quarantined = read_quarantine(args.output_dir) | self.quarantined | set(found)
+            self.loader.position.leave_out(quarantined, num_samples)
+            self.quarantined = quarantined
         if args.should_save:
-            add_to_quarantine(args.output_dir, samples)
+            add_to_quarantine(args.output_dir, found)
 
     def load_record(
         self, checkpoint: str | None, args: Any, engine: Engine, *, stateful: list[Any], folder: str, is_own: bool

@@ -10,6 +10,7 @@ from typing import NoReturn
 from tqdm.auto import tqdm
 
 from trainwright._types import Item
+from trainwright.data.quarantine import KeptItems
 from trainwright.data.samplers import ChunkPart, RankShare
 from trainwright.data.streaming.lookahead_buffer import BatchFormer, LookaheadBuffer, State, next_lookahead
 from trainwright.data.streaming.stream_state import StreamPlace
@@ -20,7 +21,7 @@ from trainwright.errors import DataError
 class OpenStream:
     """A stream from which items are read."""
 
-    items: Iterator[Item]  # from here on
+    items: KeptItems  # from here on
     at: int  # items before the first of these
     place: StreamPlace  # behind what is trained
     begin: Callable[[int], None]  # seeds what is drawn while the portion with a number is read
@@ -48,41 +49,40 @@ class Chunk:
 
 
 def chunks_of_items(opened: OpenStream, share: RankShare, *, drop_last: bool, may_end: bool = False) -> Iterator[Chunk]:
-    """Chunks of so many items. Reads past what is trained at once, and the chunks when they are asked for.
+    """Chunks of so many items that are not left out. Reads past what is trained at once, and chunks when asked for.
 
     A last chunk that is smaller is left out with `drop_last`, unless it is the only one. Raises DataError where the
     stream has become shorter than what is trained; with `may_end` there are no chunks then.
     """
-    size, position, stop = share.chunk_size, opened.at, opened.place.samples
+    size, items, stop = share.chunk_size, opened.items, opened.place.samples
     with opened.bar(stop) as bar:
-        while position < stop:
+        while (position := items.position) < stop:
             if position > 0:
                 opened.begin(position // size)
-            number = sum(1 for _ in itertools.islice(opened.items, min(size, stop - position)))
-            if number == 0:
+            if not items.pass_over(size, stop=stop):
                 if may_end:
                     break
                 _raise_shorter(position, stop)
-            position += number
-            bar.update(number)
-    return _chunks_of_items(opened, size, position, drop_last=drop_last)
+            bar.update(items.position - position)
+    return _chunks_of_items(opened, size, drop_last=drop_last)
 
 
-def _chunks_of_items(opened: OpenStream, size: int, position: int, *, drop_last: bool) -> Iterator[Chunk]:
+def _chunks_of_items(opened: OpenStream, size: int, *, drop_last: bool) -> Iterator[Chunk]:
     while True:
+        before = position = opened.items.position
         if position > 0:  # before the first one the iterator was started
             opened.begin(position // size)
         items: list[Item] = []
         items += itertools.islice(opened.items, size)  # after an error it has what was read, for `bad_sample.py`
         if not items or (len(items) < size and drop_last and position > 0):
             return
-        position += len(items)
+        position = opened.items.position
         state = opened.state()
         yield Chunk(
             length=len(items),
             rows=_slicer(items),
             place=StreamPlace(samples=position, state=state, state_at=0 if state is None else position),
-            size=len(items),
+            size=position - before,
             number=position // size,
         )
         if len(items) < size:

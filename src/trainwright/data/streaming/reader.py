@@ -27,6 +27,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from trainwright._types import Batch, DatasetLike, Item, TailBatch
 from trainwright.data.prepared_dataloader import PreparedDataLoader
+from trainwright.data.quarantine import NO_PLACES, KeptItems, Sample
 from trainwright.data.samplers import ChunkPart, RankShare
 from trainwright.data.seeding import seed_from, seed_of
 from trainwright.data.streaming.chunks import Chunk, OpenStream, chunks_of_batches, chunks_of_items
@@ -69,6 +70,7 @@ class StreamItems(IterableDataset[BatchItems]):
         # A look-ahead is read again by a resume, and what is drawn in it must be the same then.
         self.seeds_always = self.seeds_always or self.former is not None
         self.start = (-1, EpochProgress())  # an epoch, and what of it is trained
+        self.left_out: frozenset[Sample] = frozenset()  # samples in quarantine
         # Shared memory: workers that persist see the epoch of the main process.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
@@ -79,7 +81,8 @@ class StreamItems(IterableDataset[BatchItems]):
         return getattr(self.source, name)
 
     def __len__(self) -> int:
-        return len(self.source)
+        num_samples = len(self.source)
+        return num_samples - sum(isinstance(one, int) and one < num_samples for one in self.left_out)
 
     @property
     def chunk_size(self) -> int:
@@ -136,7 +139,7 @@ class StreamDataLoader(PreparedDataLoader):
     def __len__(self) -> int:
         if not self.items.is_counted:
             raise TypeError("How many batches these are is known when the stream has ended.")
-        num_items = len(self.items.source)
+        num_items = len(self.items)
         return self.items.share.num_batches(num_items, drop_last=self.items.drop_last) or min(num_items, 1)
 
     def host_batches(self) -> Iterator[Batch]:
@@ -206,8 +209,11 @@ class StreamReader:
         if place.state is not None and self.has_state:
             source.load_state_dict(place.state)
             position = place.state_at
+        items = self._start_iterator(position)
+        if self.splits_itself and any(isinstance(one, int) for one in self.stream.left_out):
+            raise DataError(NO_PLACES)
         return OpenStream(
-            items=self._start_iterator(position),
+            items=KeptItems(items, position, lambda: self.stream.left_out),
             at=position,
             place=place,
             begin=lambda number: self._seed(number, self._whose, 0),
@@ -257,7 +263,7 @@ class StreamReader:
         rows = BatchItems(chunk.rows(part))
         is_full = part is None or (part.weight == 1.0 and chunk.length == share.chunk_size)
         rows.origin = BatchOrigin(
-            size=chunk.size,
+            size=chunk.size if self.stream.split.is_whole else chunk.length,
             worker=self.worker if self.splits_itself else 0,
             num_workers=self.num_workers if self.splits_itself else 1,
             place=chunk.place,

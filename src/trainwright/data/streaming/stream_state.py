@@ -141,6 +141,11 @@ def is_hf_stream(dataset: object) -> bool:
     return is_instance_of(dataset, "datasets", "IterableDataset")
 
 
+def is_shuffled_stream(dataset: object) -> bool:
+    """Returns True if a `datasets` stream is shuffled, so that each epoch has an order of its own."""
+    return is_hf_stream(dataset) and _has_buffer(getattr(dataset, "_ex_iterable", None))
+
+
 def check_is_whole(dataset: object, num_processes: int, *, purpose: str) -> None:
     """Raises DataError where a stream, of which `purpose` needs the whole, was split between the processes before."""
     if num_processes > 1 and not _split_of(dataset).is_whole:
@@ -173,7 +178,7 @@ def keeps_state(dataset: object) -> bool:
     A `datasets` stream with a shuffle buffer loses what is in the buffer, so it is read again.
     """
     tells = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
-    return tells and not (is_hf_stream(dataset) and _has_buffer(getattr(dataset, "_ex_iterable", None)))
+    return tells and not is_shuffled_stream(dataset)
 
 
 def _has_buffer(source: object) -> bool:
