@@ -77,6 +77,8 @@ class Interrupts:
             yield
         finally:
             self._is_open = False
+            if threading.current_thread() is not threading.main_thread():  # a `fit_step` run that is collected there
+                self._grace_s, previous = -1.0, {}  # the handlers stay, and the next signal ends the process
             for number, handler in previous.items():
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
