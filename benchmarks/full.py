@@ -35,7 +35,7 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
     "start": (
         "Before the first step",
         "",
-        "Promised: the import takes at most 1.1 times as long as `import torch` and 1.05 times its memory; `train()` "
+        "Promised: the import takes at most 1.08 times as long as `import torch` and 1.03 times its memory; `train()` "
         "gets to the end of its first step in at most twice the time of a loop by hand.",
     ),
     "data_order": (

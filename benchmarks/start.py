@@ -104,9 +104,9 @@ def by_hand(*, is_alone: bool = False) -> tuple[float, float, float]:
     return 0.0, time.perf_counter() - start, time.process_time()
 
 
-def by_trainer(name: str) -> tuple[float, float, float]:
+def by_trainer(name: str, *, is_alone: bool = False) -> tuple[float, float, float]:
     """Seconds of the constructor, of the way to the end of the first step, and of the CPU from the process's start."""
-    from step_overhead import BATCH, LEARNING_RATE, Mlp, vectors
+    from step_overhead import BATCH, LEARNING_RATE, Mlp, own_collator, vectors
 
     library, ended, used = importlib.import_module(name), list[float](), list[float]()
 
@@ -122,7 +122,8 @@ def by_trainer(name: str) -> tuple[float, float, float]:
         )  # fmt: skip
         model, items = Mlp(), vectors(256)
         start = time.perf_counter()
-        trainer = library.Trainer(model=model, args=args, train_dataset=items, callbacks=[TellsTheFirst()])
+        own = {"data_collator": own_collator} if is_alone else {}
+        trainer = library.Trainer(model=model, args=args, train_dataset=items, callbacks=[TellsTheFirst()], **own)
         built = time.perf_counter()
         with silence():
             trainer.train()
@@ -179,7 +180,7 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.first_step_of:
         name = asked.first_step_of
-        *_, used = by_hand(is_alone=True) if name == "hand" else by_trainer(name)
+        *_, used = by_hand(is_alone=True) if name == "hand" else by_trainer(name, is_alone=True)
         print(used)
         return 0
     turns = 3 if asked.quick else 9

@@ -387,7 +387,10 @@ def by_trainer(library: Any, work: Work, watch: Watch) -> None:
     model, items = work.model_and_items()
     own = {"data_collator": work.collator()} if row.data in ("own", "padded") else {}
     evaluates = {"eval_strategy": "steps", "eval_steps": row.eval_steps} if row.eval_steps else {}
-    ours = row.settings if library.__name__ == "trainwright" else {}
+    is_ours = library.__name__ == "trainwright"
+    more = dict(row.settings) if is_ours else {}
+    if row.checkpointing:
+        more["activation_checkpointing" if is_ours else "gradient_checkpointing"] = True
     with tempfile.TemporaryDirectory() as output_dir:
         args = library.TrainingArguments(
             output_dir=output_dir,
@@ -398,7 +401,6 @@ def by_trainer(library: Any, work: Work, watch: Watch) -> None:
             per_device_train_batch_size=BATCH,
             per_device_eval_batch_size=BATCH,
             gradient_accumulation_steps=row.accumulation,
-            gradient_checkpointing=row.checkpointing,
             max_steps=work.num_steps,
             learning_rate=LEARNING_RATE,
             logging_steps=min(row.logging_steps, work.num_steps),  # a run that never logs is refused
@@ -406,7 +408,7 @@ def by_trainer(library: Any, work: Work, watch: Watch) -> None:
             remove_unused_columns=row.data != "transformed",
             log_level="warning",  # below it a log is not printed, and the loop by hand prints too
             **evaluates,
-            **ours,
+            **more,
         )
         own |= {"eval_dataset": work.eval_items()} if row.eval_steps else {}
         tells = TellsBatches() if row.evaluates else TellsSteps()
@@ -477,9 +479,14 @@ def subjects(row: Row, num_steps: int) -> dict[str, Subject]:
 
 
 def steps_to_count(row: Row) -> tuple[int, int]:
-    """The steps between whose ends is counted: whole intervals of logs and evaluations; spikes have a full window."""
+    """The steps between whose ends is counted: whole intervals of logs and evaluations; spikes have a full window.
+
+    Of the larger models fewer, where a log is a hundredth of a step, and valgrind takes seconds for one.
+    """
     if row.settings.keys() & {"on_spike", "on_nonfinite"}:
         return 150, 350
+    if row.model in ("gpt2", "llama") and not row.evaluates:
+        return (2, 4) if row.accumulation > 1 else (2, 12)
     return 10, 10 + max(row.logging_steps, 10 if row.accumulation > 1 else 20)
 
 
