@@ -276,7 +276,7 @@ def by_hand(work: Work, watch: Watch) -> None:
         sum_of_losses(model, work.loader(items, shuffle=False), watch)
         return
     if row.checkpointing:
-        model.gradient_checkpointing_enable()
+        (getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable)()
     wrapped = nn.parallel.DistributedDataParallel(model) if row.processes > 1 else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / work.num_steps))

@@ -44,6 +44,7 @@ def test_all_guards_take_a_hundredth_of_a_step(benchmark: Any) -> None:
 
 
 @pytest.mark.costly
+@pytest.mark.filterwarnings("ignore")  # as the benchmarks are run: `python -W ignore`
 def test_each_row_of_the_benchmark_trains_in_each_subject(benchmark: Any) -> None:
     """A few steps of each, so that no row fails only where it is measured."""
 
