@@ -29,7 +29,7 @@ def test_a_step_takes_no_more_instructions_than_its_row_allows(benchmark: Any) -
     counts = benchmark.count(list(limits), ["hand", "trainwright"])
     assert counts.keys() == limits.keys()
     ratios = {name: of_row["trainwright"] / of_row["hand"] for name, of_row in counts.items()}
-    assert all(of_row["hand"] > 0.5 for of_row in counts.values())  # millions: something was counted
+    assert all(of_row["hand"] > 0.3 for of_row in counts.values())  # millions: something was counted
     assert {name: ratio for name, ratio in ratios.items() if ratio > limits[name] + ROOM} == {}
 
 
