@@ -84,7 +84,7 @@ def one_batch_by_hand(rows: int = 32) -> tuple[list[torch.Tensor], list[float]]:
         losses.append(loss.item())
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= 0.1 * parameter.grad
+                parameter.sub_(0.1 * parameter.grad)
                 parameter.grad = None
     return list(model.parameters()), losses
 

@@ -142,9 +142,9 @@ class LossAverage:
     """
 
     values: list[torch.Tensor] = field(default_factory=list)
-    weights: list[torch.Tensor | int] = field(default_factory=list)
+    weights: list[torch.Tensor | float] = field(default_factory=list)
 
-    def add(self, loss: torch.Tensor, weight: torch.Tensor | int) -> None:
+    def add(self, loss: torch.Tensor, weight: torch.Tensor | float) -> None:
         loss = loss.detach() if loss.dtype is torch.float32 else loss.detach().float()
         self.values.append(loss if loss.dim() == 0 else loss.mean())
         self.weights.append(weight)
