@@ -102,12 +102,33 @@ def compute_loss_func(folder: Path) -> None:
     assert trainer.state.log_history[0]["loss"] == 7.0
 
 
+def steps(folder: Path) -> None:
+    trainer = doubles.trainer(folder)
+    for step in trainer.steps():
+        for batch in step.batches:
+            loss = trainer.compute_loss(step.model, batch, num_items_in_batch=step.num_items)
+            step.backward(LossOutput(loss, num_items=4, metrics={"mine": 2.0}))
+        step.update()
+    plain = trained(folder)
+    assert doubles.same(doubles.weights(trainer), doubles.weights(plain))
+    assert [entry.get("mine") for entry in trainer.state.log_history] == [2.0, 2.0, 2.0, None]
+
+
+def fit_step(folder: Path) -> None:
+    trainer, numbers = doubles.trainer(folder), []
+    while (result := trainer.fit_step()) is not None:
+        numbers.append(result.step)
+    assert numbers == [1, 2, 3]
+
+
 HOOKS: dict[str, Callable[[Path], None]] = {
     "record": record,
     "_metrics": metrics_of_a_batch,
     "LossOutput": loss_output,
     "columns": columns,
     "required_columns": required_columns,
+    "steps": steps,
+    "fit_step": fit_step,
     "compute_loss": lambda folder: is_called(folder, "compute_loss", 6, "model", "inputs", "num_items_in_batch"),
     "compute_loss_func": compute_loss_func,
     "training_step": lambda folder: is_called(folder, "training_step", 6, "model", "inputs", "num_items_in_batch"),

@@ -120,7 +120,7 @@ class DrivenStep:
         """Computes the gradients of a micro-batch's loss, adds them to those of the window, and logs the loss.
 
         Args:
-            loss: a scalar with its graph, or a `LossOutput`. It is divided as what `compute_loss` returned in `train()`.
+            loss: a scalar with its graph, or a `LossOutput`; divided as `train()` divides what `compute_loss` returned.
             is_scaled: for a loss of your own, True if it is scaled for the whole window (a sum over the micro-batch,
                 divided by `num_items`), False if it is the mean of its micro-batch; None: as `compute_loss` returns it.
 
