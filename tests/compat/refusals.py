@@ -462,7 +462,7 @@ NOT_RUN: dict[str, str] = {
     "config.resolve._per_process": "accelerate's BatchSamplerShard raises for a batch that the processes do not divide",
     "config.deepspeed_config.settled": "HfTrainerDeepSpeedConfig raises: values that mismatch TrainingArguments",
     "distributed.collectives._check_alike": "the processes wait for each other until torch's timeout",
-    "distributed.process_group._answer_all": "init_process_group raises after its timeout",
+    "distributed.elastic_store._answer_all": "init_process_group raises after its timeout",
     "distributed.watchdog.raise_first": "the other processes wait until torch's timeout, then raise",
     "distributed.world._check_ranks": "init_process_group waits for processes that do not come, then raises",
     "engine.accelerate_setup._missing_recipe_explained": "accelerate raises: this passes its error on, with a remedy",

@@ -26,6 +26,7 @@ OURS = (
     "config.coerce.parse_duration", "config.coerce._of_text", "config.coerce.parse_steps",  # lengths of time, steps
     "data.length_sampler.check_lengths",  # lengths that a batch holds
     "evaluation.eval_loop.StreamingMetric.result",  # metrics by batch
+    "evaluation.eval_loop.PredictionAccumulator.output",  # a recorded number with the name of a metric
     "loss_kernels",
     "loop.driven", "checks.check_drives_itself", "loop.fit.prepared_window",  # loops and windows of one's own
     "checkpoint.training_state.states_of_items", "checkpoint.training_state._check_plain_state",  # objects of one's own
@@ -35,7 +36,7 @@ OURS = (
 INTERNAL = (
     "_types", "config.fields.setting", "config.rules.stages.rule", "config.parser.string_to_bool",
     "config.parser._members", "state", "tensor_tree",
-    "checks.need_optimizer", "data.length_sampler._known_lengths",
+    "checks.need_optimizer", "data.length_sampler.LengthGroupedSampler.__init__",
 )  # fmt: skip
 # Packages and services that are not installed or not set up: transformers needs the same ones.
 MISSING = ("trackers", "errors.needs_package")
