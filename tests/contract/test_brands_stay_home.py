@@ -21,6 +21,7 @@ DEMANDED = {
     "compat/helpers.py": {"ShardedDDPOption", "_ShardedDDPOption", "FairScale is not used; write fsdp=True"},
     "trainer.py": {"is_deepspeed_enabled", "is_fsdp_enabled", "deepspeed"},
     "_types.py": {"FSDP_MODEL_NAME", "pytorch_model_fsdp"},
+    "patches.py": {"optimize_ddp"},  # a setting of torch's compiler
     "optim/optimizer_table.py": {"adamw_torch_xla", "torch_xla", "torch_xla.amp.syncfree:AdamW"},  # a row of a package
 }
 
