@@ -132,7 +132,7 @@ def test_what_differs_is_printed_once_and_nothing_else(tmp_path: Path, capsys: p
     names = [line.split()[1] for line in said]
     assert names == ["num_train_epochs", "learning_rate", "logging_steps", "save_strategy", "save_steps", "length"]
     assert "learning_rate 0.01 -> 0.005: from here on, with the schedule's position kept" in said[1]
-    assert "length 14 -> 21 steps; the rate goes on from where it stands" in said[-1]
+    assert "length 14 -> 21 steps; the rate continues from where it stands" in said[-1]
     resumed(
         tmp_path,
         str(tmp_path / "checkpoint-6"),

@@ -1,16 +1,27 @@
-"""Hooks of mkdocs: the tables of arguments are derived from the declarations of the fields."""
+"""Hooks of mkdocs: tables of arguments from the declarations of the fields, the architecture from CONTRIBUTING.md."""
 
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
-PLACE = "<!-- arguments -->"
-HEAD = "| field | type | default | | on a resume |\n|---|---|---|---|---|"
+HEAD = "| argument: type = default | meaning, and what a change does to a resume |\n|---|---|"
+SECTIONS = ("Architecture", "One batch, walking through", "One checkpoint, walking through", "Resuming a stream")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    return markdown.replace(PLACE, arguments()) if PLACE in markdown else markdown
+    for place, made in (("<!-- arguments -->", arguments), ("<!-- architecture -->", architecture)):
+        markdown = markdown.replace(place, made()) if place in markdown else markdown
+    return markdown
+
+
+def architecture() -> str:
+    """The sections of CONTRIBUTING.md that describe the code."""
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    parts = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL))
+    return "\n".join(f"## {title}\n{parts[title]}" for title in SECTIONS)
 
 
 def arguments() -> str:
@@ -27,8 +38,9 @@ def arguments() -> str:
 
 def _row(name: str, kind: str, one: Any) -> str:
     default = one.default if one.factory is None else one.factory()
-    kind = kind.removesuffix(" | None").replace(" | Any", "")
-    cells = [f"`{name}`", f"`{kind}`", f"`{default!r}`", _help(one), one.on_resume or "not compared"]
+    kind = kind.removesuffix(" | None").replace(" | Any", "").replace("enums.", "").replace(" | ", " or ")
+    resumed = "" if one.on_resume is None else f" On a resume: {one.on_resume.replace('on a resume: ', 'since ')}."
+    cells = [f"`{name}`: `{kind}` = `{default!r}`", _help(one) + resumed]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

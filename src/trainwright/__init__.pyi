@@ -99,10 +99,7 @@ from trainwright.evaluation.outputs import (
     denumpify_detensorize,
     metrics_format,
 )
-from trainwright.loss_normalization import (
-    LabelSmoother,
-    LossOutput,
-)
+from trainwright.loss_normalization import LabelSmoother
 from trainwright.optim.factory import is_optimizer_factory
 from trainwright.optim.own_optimizers import (
     LayerWiseDummyOptimizer,
@@ -246,7 +243,6 @@ __all__ = [
     "LayerWiseDummyOptimizer",
     "LayerWiseDummyScheduler",
     "LengthGroupedSampler",
-    "LossOutput",
     "MLflowCallback",
     "NeptuneCallback",
     "OptimizerNames",

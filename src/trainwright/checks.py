@@ -33,7 +33,7 @@ def check_metrics(args: Any, compute_metrics: Any) -> None:
 
 
 def raise_no_loss(model: Model, inputs: Mapping[str, Any], outputs: Any, loss: object, *, made_by: object) -> NoReturn:
-    """Raises ModelError for a loss, of the outputs or `made_by` the user's function, that is no tensor."""
+    """Raises ModelError for a loss, of the outputs or `made_by` the user's function, that is not a tensor."""
     if made_by is not None or loss is not None:
         _raise_no_tensor(loss, "compute_loss_func" if made_by is not None else type(model).__name__)
     returned = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
@@ -78,7 +78,7 @@ def _raise_no_tensor(loss: object, maker: str, error: Exception | None = None) -
         cure = "Return the loss (is a return statement missing?)."
     elif isinstance(loss, (Mapping, list, tuple)):
         cure = "Return one scalar tensor; compute_loss returns a tuple (loss, outputs) only for return_outputs=True."
-    raise ModelError(f"{maker} returned a {type(loss).__name__} as the loss, which is no tensor. {cure}") from error
+    raise ModelError(f"{maker} returned a {type(loss).__name__} as the loss, which is not a tensor. {cure}") from error
 
 
 def check_models(model: Model, model_init: Any) -> None:
@@ -168,7 +168,7 @@ def need_optimizer(optimizer: Any) -> Any:
 
 
 def need_best_metric(metric_for_best_model: str, metrics: Mapping[str, float]) -> float:
-    """The metric that decides which model is the best, or MetricError; NaN, with a warning, where it is no number."""
+    """The metric that decides which model is the best, or MetricError; NaN and a warning for what is not a number."""
     name = metric_for_best_model if metric_for_best_model.startswith("eval_") else f"eval_{metric_for_best_model}"
     if name not in metrics:
         raise MetricError(

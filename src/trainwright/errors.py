@@ -122,7 +122,7 @@ class ProcessFailedError(TrainwrightError, RuntimeError):
 
 
 class TrainwrightWarning(UserWarning):
-    """Something is probably not what the user meant; training goes on."""
+    """Something is probably not what the user meant; training continues."""
 
 
 class LegacyNameWarning(FutureWarning):

@@ -7,13 +7,22 @@ has its own; the handlers of `trainwright` are called before those of the root l
 from __future__ import annotations
 
 import logging
+import re
 import sys
 
 from trainwright._types import printable, without_tokens
 
 
 class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the stream of the moment
-    """Shows messages on stderr while the script has not configured logging; Python itself drops those of level info."""
+    """Shows messages on stderr while the script has not configured logging; Python itself drops those of level info.
+
+    Those from level warning on begin with the level and the package's name.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line or lines of a record."""
+        start = f"{record.levelname} {__name__.partition('.')[0]}: " if record.levelno >= logging.WARNING else ""
+        return start + super().format(record)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Cleans a record; shows it if the root logger has no handler."""
@@ -36,8 +45,8 @@ def _clean(record: logging.LogRecord) -> None:
 
 
 def for_log(text: str) -> str:
-    """Returns text of several lines without control characters and without what looks like a key."""
-    return without_tokens(printable(text, lines=True))
+    """Returns text of several lines without control characters, what looks like a key, and numbers of system errors."""
+    return without_tokens(printable(re.sub(r"\[Errno -?\d+\] ", "", text), lines=True))
 
 
 def install() -> None:

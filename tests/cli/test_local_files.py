@@ -122,7 +122,7 @@ def test_a_directory_for_each_label_is_a_table_of_images(tmp_path: Path) -> None
     ("name", "text", "said"),
     [
         ("a.csv", "text,label\na,b,c\n", "a.csv:2: it has 3 columns; the lines before it have 2"),
-        ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2: this is no JSON"),
+        ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2: this is not JSON"),
         ("a.jsonl", "[1]\n", "a.jsonl:1: an object belongs on each line"),
         ("a.json", '{"a": 1}\n{"a": 2}\n', "data.format: jsonl"),
         ("a.json", "3", "holds no list of objects"),

@@ -93,7 +93,7 @@ def test_scalars_are_read_as_people_mean_them() -> None:
         (("eval_strategy: no", "bf16: perhaps"), 9, "training.bf16: 'perhaps' is neither true nor false."),
         (("eval_strategy: no", "max_length: 5"), 9, "Did you mean data.max_length?"),
         (("eval_strategy: no", "learning_rate: 1"), 9, "training.learning_rate is there twice."),
-        (("  eval_strategy: no", " eval_strategy: no"), 9, "this is no YAML"),
+        (("  eval_strategy: no", " eval_strategy: no"), 9, "this is not YAML"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_line(change: tuple[str, str], line: int, said: str) -> None:
@@ -235,7 +235,7 @@ HOSTILE = {
     "tag of a set": (GOOD + "x: !!set {a, b}", 11, "the tag !!set is not read"),
     "key that is a list": (GOOD + "? [a, b]\n: 1", 11, "a name belongs before the colon"),
     "bomb as a key": (BOMB + "? *j\n: 1", 10, "aliases (*name) make more than"),
-    "control character": (GOOD + "x: a\0b", 11, "this is no YAML: special characters are not allowed"),
+    "control character": (GOOD + "x: a\0b", 11, "this is not YAML: special characters are not allowed"),
 }
 
 
@@ -251,7 +251,7 @@ def test_a_file_that_is_made_to_hurt_is_refused_with_its_line(name: str) -> None
     ("value", "said"),
     [
         ("!!python/name:os.system", "the tag !!python/name:os.system is not read"),
-        ("[1, 2", "this is no YAML"),
+        ("[1, 2", "this is not YAML"),
         ("&a [*a]", "stands inside of what it names"),
         ("[" * 3000, "nested deeper than 32 levels"),
         ("9" * 6000, "a number of 6000 digits"),

@@ -175,7 +175,7 @@ def test_a_token_is_not_in_an_error_either():
 def test_print_shows_first_what_differs():
     args = TrainingArguments("out", learning_rate=1e-3, seed=7, gradient_accumulation_steps=4)
     plan, head, *groups = str(args).split("\n\n")
-    assert "8 per device x 4 accumulated x 1 processes = 32 samples" in plan
+    assert "8 per device x 4 accumulated x 1 process = 32 samples" in plan
     assert "learning_rate=0.001" in head
     assert "weight_decay" not in head
     assert len(groups) == len(grouped(TrainingArguments))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from .._support.subprocesses import run_python
 from ..parity import data, models
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "```python" in path.read_text(encoding="utf-8"))
+ALL = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
+PAGES = [path for path in ALL if "```python" in path.read_text(encoding="utf-8")]
 # Their blocks are shown by tests of their own: other libraries take their imports from a fresh process, and searches go
 # to tests/search.
 SHOWN_ELSEWHERE = {"compat.md", "search.md"}
@@ -52,11 +55,53 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         example.evaluate()
 
 
+def test_the_index_lists_every_page() -> None:
+    pages = {str(path.relative_to(ROOT / "docs")) for path in ALL[:-1]} - {"index.md"}
+    listed = re.findall(r"\]\(([\w/]+\.md)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(pages)
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
+    assert sorted(re.findall(r"- ([\w/]+\.md)", navigation)) == sorted({*pages, "index.md"})
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 150
+    links = re.findall(r'(?:\]\(|src="|srcset=")(?!https?:|#)([^)"]+)', text)
+    assert "docs/pictures/train-light.svg" in links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert "reproduce=" in text.partition("## Install")[0]
+
+
+# What reads as a translation; "there is no" is fine.
+STRANGE = re.compile(
+    r"goes on\b|\btold of\b|comes of it|(?<!here )\b(is|are) no (?!longer|more|less)\w"
+    r"|\| there \||\bas there\b|; here it"
+)
+
+
+def test_pages_and_messages_are_plain_english() -> None:
+    found = [
+        f"{path.name}:{number}: {line}"
+        for path in ALL
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if STRANGE.search(line)
+    ]
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+        found += [f"{path.name}:{one.lineno}: {one.value}" for one in texts
+                  if id(one) not in prose and STRANGE.search(str(one.value))]  # fmt: skip
+    assert found == []
+
+
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="the theme is not installed: pip install -e .[test] -c constraints.txt")
     command = ("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path))
     run_python(*command, cwd=ROOT, timeout_s=290)
     pages = {name: (tmp_path / f"reference/{name}/index.html").read_text() for name in ("trainer", "arguments")}
+    assert "Trainer._inner_training_loop" in (tmp_path / "architecture/index.html").read_text()
     assert all(f"<code>{field.name}</code>" in pages["arguments"] for field in fields(TrainingArguments))
     assert "hyperparameter_search" in pages["trainer"]

@@ -46,13 +46,13 @@ def test_whole_tensors_come_back(tmp_path: Path) -> None:
 def test_a_description_that_would_run_code_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "model", a=torch.ones(1))
     (folder / ".metadata").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
-    with pytest.raises(CheckpointError, match="is no part of one"):
+    with pytest.raises(CheckpointError, match="is not part of one"):
         read(folder, under="model")
     assert not (tmp_path / "sprung").exists()
 
 
 def test_a_value_that_would_run_code_is_refused(tmp_path: Path) -> None:
-    """What is no tensor is pickled by torch, and torch would unpickle it."""
+    """What is not a tensor is pickled by torch, and torch would unpickle it."""
     folder = written(tmp_path / "model", a=torch.ones(1), b=3)
     data = next(folder.glob("*.distcp"))
     stored, trap = io.BytesIO(), io.BytesIO()

@@ -65,7 +65,7 @@ def test_no_targets_at_all(targets: Any) -> None:
 
 
 def test_a_pattern_that_is_none() -> None:
-    with pytest.raises(ArgumentError, match=r"'\(' is no regular expression"):
+    with pytest.raises(ArgumentError, match=r"'\(' is not a regular expression"):
         target_parameters(Net(), "(", optimizer="apollo_adamw")
 
 

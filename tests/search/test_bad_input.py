@@ -25,7 +25,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"hp_space": lambda t: {"weight_decay": t.suggest_categorical("weight_decay", [0.1, 0.2, "none"])}},
         "weight_decay='none' is of type str",
     ),
-    "no numbers of trials": ({"n_trials": 0}, "n_trials=0 is no number of trials"),
+    "no numbers of trials": ({"n_trials": 0}, "n_trials=0 is not a number of trials"),
     "no dict": ({"hp_space": lambda t: [1e-3]}, "hp_space returned list; it must return a dict"),
     "no function": ({"hp_space": {"learning_rate": 1e-3}}, "cannot be called; pass a function"),
     "an unknown direction": ({"direction": "min"}, "use 'minimize' or 'maximize'"),
@@ -34,7 +34,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown way to fail": ({"failed_trials": "ignore"}, "Allowed: 'continue', 'stop'"),
     "threads": ({"n_jobs": 2}, "trials in threads would share one trainer"),
     "nothing to resume from": ({"resume_search": True}, "resume_search=True needs a storage"),
-    "an unknown backend": ({"backend": "hyperopt"}, "'hyperopt' is no backend of a search"),
+    "an unknown backend": ({"backend": "hyperopt"}, "'hyperopt' is not a backend of a search"),
     "a service that is gone": ({"backend": "sigopt"}, "SigOpt's service was shut down"),
 }  # fmt: skip
 

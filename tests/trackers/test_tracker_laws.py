@@ -162,7 +162,7 @@ def test_a_tracker_that_hangs_does_not_hold_up_the_training(
     trainer = make_trainer(tmp_path / "run", report_to=[service.name], **SETTINGS)
     train(trainer)
     assert trainer.state.global_step == 6
-    assert "goes on in the background" in caplog.text
+    assert "continues in the background" in caplog.text
     is_over.set()
     tracker = next(c for c in trainer.callback_handler.callbacks if isinstance(c, kind))
     assert tracker._guard.flush(60)

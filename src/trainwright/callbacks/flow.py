@@ -114,6 +114,12 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.check_metric_value(args, state, control, metrics[name])
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
+            if state.is_world_process_zero:
+                logger.warning(
+                    "Early stopping at step %d: %s has not improved for %d evaluation%s; the best was %s.",
+                    state.global_step, name, self.early_stopping_patience_counter,
+                    "" if self.early_stopping_patience_counter == 1 else "s", state.best_metric,
+                )  # fmt: skip
 
     def state(self) -> JSONObject:  # JSON
         """Returns the settings and the counter, for a checkpoint."""

@@ -44,7 +44,7 @@ class SlurmRequeue(TrainerCallback):
         job = self.job or os.environ.get("SLURM_JOB_ID")
         if not job:
             logger.warning(
-                "slurm_requeue=True, and SLURM_JOB_ID is not set: this is no job of Slurm. Nothing is queued"
+                "slurm_requeue=True, and SLURM_JOB_ID is not set: this is not a job of Slurm. Nothing is queued"
             )
             return
         try:

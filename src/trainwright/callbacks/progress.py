@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import sys
 import time
 from collections import defaultdict
@@ -136,9 +138,7 @@ class ProgressCallback(TrainerCallback):
             if (words := latest(logs)) and "loss" in logs:
                 self.training_bar.set_postfix_str(words, refresh=False)
         elif not _can_redraw():
-            total = "" if known_steps(state) is None else f"/{state.max_steps}"
-            line = f"step {state.global_step}{total} {shown}" if state.max_steps else str(shown)
-            print(printable(line), flush=True)
+            print(line_of(state, shown), flush=True)
 
     def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._close("training_bar")
@@ -154,13 +154,23 @@ class ProgressCallback(TrainerCallback):
 
 
 class PrinterCallback(TrainerCallback):
-    """Prints the logs, one line each; used where the bar is turned off."""
+    """Prints the logs, one line each as in a file; used where the bar is turned off."""
 
     def on_log(
         self, args: Arguments, state: TrainerState, control: TrainerControl, logs: Logs = NO_LOGS, **kwargs: object
     ) -> None:
         if state.is_local_process_zero and not is_quiet(args):
-            print(printable(str(readable(logs))), flush=True)
+            print(line_of(state, readable(logs)), flush=True)
+
+
+def line_of(state: TrainerState, shown: Mapping[str, object]) -> str:
+    """Returns a log as one line that people and tools read: `step=10/75 loss=0.457 epoch=0.4`; other text is quoted."""
+    total = known_steps(state)
+    step = {"step": f"{state.global_step}/{total}" if total else state.global_step} if state.max_steps else {}
+    texts = ((name, str(value)) for name, value in (step | dict(shown)).items())
+    is_word = re.compile(r"[^\s=]+").fullmatch
+    pairs = ((name, value if is_word(value) else json.dumps(value, ensure_ascii=False)) for name, value in texts)
+    return printable(" ".join(f"{name}={value}" for name, value in pairs))
 
 
 def known_steps(state: TrainerState) -> int | None:

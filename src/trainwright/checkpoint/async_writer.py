@@ -203,7 +203,7 @@ class CheckpointWriter:
             return
         if not (self._goes_on and isinstance(error, CheckpointWriteError)):
             raise error
-        logger.error("%s Training goes on (save_failure='continue').", error)
+        logger.error("%s Training continues (save_failure='continue').", error)
 
 
 def _staging(

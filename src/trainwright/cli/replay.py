@@ -88,7 +88,7 @@ def checked(folder: Path) -> JSONObject:
         unlisted = [path.name for path in folder.iterdir() if path.name not in {*manifest.files, MANIFEST_NAME}]
         problem = f"{unlisted[0]} is not in {MANIFEST_NAME}" if unlisted else None
     if problem is not None:
-        raise BundleError(f"{folder} is no intact incident bundle: {problem}.")
+        raise BundleError(f"{folder} is not an intact incident bundle: {problem}.")
     about = bundle.read_object(folder, bundle.INCIDENT)
     if about.get("format") != 1:
         raise BundleError(f"{folder / bundle.INCIDENT} has format {about.get('format')!r}; this version reads 1.")
@@ -160,7 +160,7 @@ def _from_config(folder: Path, about: JSONObject, found: Mapping[str, torch.Tens
     name = str(about.get("model_class"))
     if not about.get("is_pretrained") or not (folder / "config.json").is_file():
         raise ModelError(
-            f"The model of {folder} is a {name}, which is no model of transformers. Name a function that makes it, "
+            f"The model of {folder} is a {name}, which is not a model of transformers. Name a function that makes it, "
             "without arguments: --model module:function."
         )
     if found is None and not weight_files(folder):

@@ -219,9 +219,9 @@ def parse_duration(value: object) -> float:
     elif isinstance(value, str):
         result = _of_text(value.strip().lower())
     else:
-        raise ValueError(f"{value!r} is no length of time. {DURATIONS}")
+        raise ValueError(f"{value!r} is not a length of time. {DURATIONS}")
     if not 0 < result < math.inf:
-        raise ValueError(f"{value!r} is no length of time above 0. {DURATIONS}")
+        raise ValueError(f"{value!r} is not a length of time above 0. {DURATIONS}")
     return result
 
 
@@ -234,9 +234,10 @@ def _of_text(text: str) -> float:
     rest = _PART.sub("", text).strip()
     unknown = sorted({part["unit"] for part in parts} - set(SECONDS))
     if unknown:
-        raise ValueError(f"{text!r}: {', '.join(unknown)} is no unit of time; s, min (or m), h and d are. {DURATIONS}")
+        known = f"is not a unit of time; s, min (or m), h and d are. {DURATIONS}"
+        raise ValueError(f"{text!r}: {', '.join(unknown)} {known}")
     if rest or not parts:
-        raise ValueError(f"{text!r} is no length of time. {DURATIONS}")
+        raise ValueError(f"{text!r} is not a length of time. {DURATIONS}")
     return sum(float(part["number"]) * SECONDS[part["unit"]] for part in parts)
 
 

@@ -43,7 +43,7 @@ def read(config: Mapping[str, Any] | str) -> JSONObject:
         return dict(json.loads(base64.urlsafe_b64decode(config).decode()))
     except (ValueError, binascii.Error, OSError) as error:
         raise ArgumentError(
-            f"deepspeed={config!r} is no file with a JSON object ({error}). Give the path of one, or a dict."
+            f"deepspeed={config!r} is not a file with a JSON object ({error}). Give the path of one, or a dict."
         ) from error
 
 

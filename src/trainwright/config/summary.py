@@ -115,9 +115,9 @@ def _comparable(value: Any) -> Any:
 
 def run_summary(args: Arguments, plan: StepPlan, state: Any, *, device: Any, num_replicas: int) -> list[str]:
     """One line each for batches, steps, optimizer and rhythm, and one for what else differs from the defaults."""
-    total = f"{', about' if batch_formers(args) else ' ='} {plan.total_batch_size} samples a step"
+    total = f"{', about' if batch_formers(args) else ' ='} {counted(plan.total_batch_size, 'sample')} a step"
     batch = f"{plan.micro_batches} accumulated x {_replicas(args, num_replicas)}{total}"
-    warmup = f"{args.get_warmup_steps(plan.max_steps)} warm-up steps, on {device}"
+    warmup = f"{counted(args.get_warmup_steps(plan.max_steps), 'warm-up step')}, on {device}"
     lines = _lines(args, batch=batch, length=_length(args, plan), warmup=warmup, steps=state)
     summarized = {name for name, one in SETTINGS.items() if one.summarized}
     others = [f"{name}={value!r}" for name, value in differing(args).items() if name not in summarized]
@@ -139,19 +139,20 @@ def _replicas(args: Arguments, number: int) -> str:
     if args.n_gpu > 1:
         return f"{args.n_gpu} devices of one process"
     if number == args.world_size:
-        return f"{number} processes"
-    return f"{number} {'group' if number == 1 else 'groups'} of {args.world_size // number} processes"
+        return counted(number, "process")
+    return f"{number} {'group' if number == 1 else 'groups'} of {counted(args.world_size // number, 'process')}"
 
 
 def arguments_summary(args: Arguments) -> list[str]:
     """The same lines as far as arguments alone tell: the number of samples is not known to them."""
     micro_batches = resolve.micro_batches(args)
-    total = f" = {args.per_device_train_batch_size * micro_batches * args.world_size} samples a step"
-    batch = f"{micro_batches} accumulated x {args.world_size} processes{'' if batch_formers(args) else total}"
-    warmup = f"{args.warmup_steps:g} warm-up steps,"
+    total = f" = {counted(args.per_device_train_batch_size * micro_batches * args.world_size, 'sample')} a step"
+    processes = counted(args.world_size, "process")
+    batch = f"{micro_batches} accumulated x {processes}{'' if batch_formers(args) else total}"
+    warmup = f"{counted(args.warmup_steps, 'warm-up step')},"
     if 0 < args.warmup_steps < 1:
         warmup = f"a warm-up of {args.warmup_steps:g} of all steps,"
-    length = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
+    length = counted(args.max_steps, "step") if args.max_steps > 0 else counted(args.num_train_epochs, "epoch")
     return _lines(args, batch=batch, length=length, warmup=warmup, steps=args)
 
 
@@ -167,18 +168,25 @@ def _batch(args: Arguments) -> str:
 
 def _length(args: Arguments, plan: StepPlan) -> str:
     if plan.has_open_end:
-        return f"until the data ends, {args.num_train_epochs:g} passes over data of unknown length"
+        return f"until the data ends, {counted(args.num_train_epochs, 'pass')} over data of unknown length"
     if args.max_steps > 0:
-        return f"{plan.max_steps} steps, by max_steps"
-    each = f"{plan.steps_per_epoch} steps over {plan.num_examples} samples"
-    return f"{plan.max_steps} steps, {args.num_train_epochs:g} epochs of {each}"
+        return f"{counted(plan.max_steps, 'step')}, by max_steps"
+    each = f"{counted(plan.steps_per_epoch, 'step')} over {counted(plan.num_examples, 'sample')}"
+    return f"{counted(plan.max_steps, 'step')}, {counted(args.num_train_epochs, 'epoch')} of {each}"
+
+
+def counted(number: float, thing: str) -> str:
+    """Returns a number with the singular or the plural of a thing: "1 step", "2 processes"."""
+    return f"{number:g} {thing}" if number == 1 else f"{number:.12g} {thing}{'es' if thing.endswith('s') else 's'}"
 
 
 def _rhythm(args: Arguments, steps_of: object, name: str) -> str:
     kind, steps = word(getattr(args, f"{name}_strategy")), getattr(steps_of, f"{name}_steps")
     if kind == "steps" and steps is not None and steps < 1:
         return f"every {steps:g} of all steps"
-    return {"no": "never", "epoch": "every epoch", "best": "at each best evaluation"}.get(kind, f"every {steps} steps")
+    return {"no": "never", "epoch": "every epoch", "best": "at each best evaluation"}.get(
+        kind, "every step" if steps == 1 else f"every {steps} steps"
+    )
 
 
 # -- differences from the arguments of the checkpoint that a run resumes from ------------------------------------------

@@ -149,7 +149,7 @@ def plan_resume(
     if before == now:
         return plan, ""
     return plan, (
-        f"steps are now of {now} samples instead of {before}: it goes on with sample {cursor.samples + 1} of "
+        f"steps are now of {now} samples instead of {before}: it continues with sample {cursor.samples + 1} of "
         f"{plan.num_examples} in epoch {cursor.epoch + 1}, with {plan.max_steps - step} steps to go"
     )
 

@@ -236,7 +236,7 @@ class _Unpickler(pickle.Unpickler):
             return getattr(torch, name)
         if module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath"):
             return PurePosixPath  # where it was written; unused
-        raise CheckpointError(f"its description names {module}.{name}, which is no part of one")
+        raise CheckpointError(f"its description names {module}.{name}, which is not part of one")
 
 
 def _places(metadata: Metadata, under: str) -> StateDict:

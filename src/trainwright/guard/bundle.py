@@ -94,7 +94,7 @@ def read_batches(folder: Path) -> list[Batch]:
     try:
         batches = [_decode(one, tensors, MAX_DEPTH) for one in structure]  # type: ignore[union-attr]  # checked here
         if not all(isinstance(batch, dict) for batch in batches):
-            raise TypeError("a batch is no dict")
+            raise TypeError("a batch is not a dict")
     except (TypeError, KeyError, ValueError, IndexError) as error:
         raise BundleError(f"{folder / STRUCTURE} holds what no run writes: {error!r}.") from error
     return batches
@@ -118,7 +118,7 @@ def _encode(value: Any, place: str, tensors: dict[str, torch.Tensor], lost: list
 
 def _decode(value: Any, tensors: Mapping[str, torch.Tensor], depth: int) -> Any:
     if depth == 0 or not isinstance(value, dict):
-        raise ValueError("it is nested too deeply, or a value is no object")
+        raise ValueError("it is nested too deeply, or a value is not an object")
     if "tensor" in value:
         return tensors[value["tensor"]]
     if "dict" in value:

@@ -133,7 +133,7 @@ class Outbox:
                 try:
                     found.append(Upload(folder, Ticket(**read_json(folder / TICKET_NAME, max_bytes=TICKET_BYTES))))
                 except (OSError, ValueError, TypeError) as error:
-                    logger.warning("%s is no upload that can be read, and is left where it is: %s", folder, error)
+                    logger.warning("%s is not an upload that can be read, and is left where it is: %s", folder, error)
         return found
 
     def remove(self, uploads: Iterable[Upload]) -> None:

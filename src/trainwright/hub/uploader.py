@@ -154,7 +154,7 @@ class Uploader:
             if is_permanent_error(error):
                 raise
             logger.warning(
-                "The Hub cannot be reached (%s). Training goes on; uploads wait in %s and are tried again when it "
+                "The Hub cannot be reached (%s). Training continues; uploads wait in %s and are tried again when it "
                 "ends.", _words(error), self._outbox.folder,
             )  # fmt: skip
             return self._name
@@ -246,7 +246,7 @@ class Uploader:
                 done = self._upload(self._api, upload.root, ticket)
         except Exception as error:
             words = _words(error)
-            note = "The upload of %r failed: %s. Training goes on; it is tried again when it ends."
+            note = "The upload of %r failed: %s. Training continues; it is tried again when it ends."
             logger.warning(note, ticket.message, words)
             self._tell(**about, error=words)
             raise

@@ -166,7 +166,7 @@ def spec_of(args: Arguments) -> tuple[str, OptimizerSpec]:
     """Returns the name in `args.optim` and its row of the table."""
     name = str(getattr(args.optim, "value", args.optim))
     if name not in OPTIMIZERS:
-        raise ArgumentError(f"optim={name!r} is no optimizer. There are: {', '.join(sorted(OPTIMIZERS))}.")
+        raise ArgumentError(f"optim={name!r} is not an optimizer. There are: {', '.join(sorted(OPTIMIZERS))}.")
     return name, OPTIMIZERS[name]
 
 
@@ -236,7 +236,7 @@ def parse_optim_args(text: str | None) -> dict[str, str]:
     for item in filter(None, (text or "").replace(" ", "").split(",")):
         name, sep, value = item.partition("=")
         if not sep:
-            raise ArgumentError(f"optim_args={text!r}: {item!r} is no name=value. Write 'name=value,name=value'.")
+            raise ArgumentError(f"optim_args={text!r}: {item!r} must be name=value. Write 'name=value,name=value'.")
         values[name] = value
     return values
 
@@ -311,7 +311,7 @@ def _plain_projectors(optimizer: Foreign, model: nn.Module) -> None:
 def _unpacked(packed: State, device: torch.device) -> Foreign:
     kind = packed["class"]
     if kind not in PROJECTORS:
-        raise ValueError(f"{kind!r} is no projector of GaLore or APOLLO")
+        raise ValueError(f"{kind!r} is not a projector of GaLore or APOLLO")
     module, _, name = kind.partition(":")
     cls = getattr(importlib.import_module(module), name)
     projector = cls.__new__(cls)

@@ -152,7 +152,7 @@ def check_patterns(patterns: Sequence[str], *, field: str) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ArgumentError(f"{field}: {pattern!r} is no regular expression ({error}).") from None
+            raise ArgumentError(f"{field}: {pattern!r} is not a regular expression ({error}).") from None
 
 
 def nearest(wanted: str | Sequence[str], names: Sequence[str], *, count: int = 4) -> str:

@@ -34,7 +34,7 @@ def log_run_header(
     """
     from trainwright.config.summary import run_summary
 
-    for message in rules.advise(args):
+    for message in rules.advise(args) if args.should_log else ():
         logger.warning("%s", message)
     start = context.start
     lines = run_summary(args, context.plan, state, device=engine.device, num_replicas=engine.num_replicas)
@@ -44,7 +44,7 @@ def log_run_header(
         where = f"step {state.global_step}, {start.batches} batches into epoch {start.epoch + 1}"
         lines.append(f"resumes   {start.checkpoint}: {where}")
         if note:
-            lines.append(f"goes on   {note}")
+            lines.append(f"resume    {note}")
     logger.info("***** Running training *****")  # as in transformers: tools look for it in the logs
     show_lines(args, lines)
     show_lines(args, (f"changed   {change}" for change in changed_args), level=logging.WARNING)
@@ -53,13 +53,13 @@ def log_run_header(
 def check_run(args: Any, facts: RunFacts) -> None:
     """Raises what is wrong with the settings of a run, in one ArgumentError; shows once what it cannot make use of."""
     rules.check_run(args, facts)
-    for message in rules.cautions(args, facts):
+    for message in rules.cautions(args, facts) if args.should_log else ():
         logger.warning("%s", message)
 
 
 def show_lines(args: Any, lines: Iterable[str], *, level: int = logging.INFO) -> None:
-    """Lines for the person who watches; into the log where nobody does, or where only errors are shown."""
-    shown = args.should_log and not args.disable_tqdm and logger.isEnabledFor(logging.WARNING)
+    """Lines for the person who watches, with a bar or without; into the log where only errors are shown."""
+    shown = args.should_log and logger.isEnabledFor(logging.WARNING)
     for line in lines:
         if shown:
             print(printable(line), flush=True)

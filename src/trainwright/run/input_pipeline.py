@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -89,9 +89,9 @@ def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Mo
     )  # fmt: skip
 
 
-def keeps_all_columns(args: Any, model: Model, named: Sequence[str]) -> bool:
-    """Returns whether every entry of a sample goes to the model; `named` are the columns that the trainer names."""
-    return not args.remove_unused_columns or (not named and model_facts.takes_any_input(model))
+def keeps_all_columns(args: Any, model: Model) -> bool:
+    """Returns whether every entry of a sample goes to the model."""
+    return not args.remove_unused_columns or model_facts.takes_any_input(model)
 
 
 def make_dataloader(
@@ -130,7 +130,7 @@ def random_states(args: Any) -> Any:
 
 
 def raise_no_input(batch: Any, model: Model, kept: list[str] | None) -> NoReturn:
-    """Raises DataError for a batch that is no dict, or an empty one: it cannot be a model's input."""
+    """Raises DataError for a batch that is not a dict, or an empty one: it cannot be a model's input."""
     if not isinstance(batch, Mapping):
         raise DataError(
             f"A batch is a {type(batch).__name__}; it must be a dict from the model's inputs to tensors. Let the "

@@ -384,10 +384,29 @@ def apply_new_settings(
     if not is_own:
         length = then.num_steps if num_steps == OPEN_END else num_steps  # without a length no rate depends on one
         continue_schedule(scheduler, args, before=then.num_steps, now=length, is_new=is_new)
+        if length > then.num_steps > 0:
+            warn_small_rate(scheduler, args, before=then.num_steps, now=length)
     if num_steps != then.num_steps and then.num_steps > 0 and OPEN_END not in (num_steps, then.num_steps):
-        how = "" if is_own or is_new else "; the rate goes on from where it stands towards the new end, without a jump"
+        how = "" if is_own or is_new else "; the rate continues from where it stands to the new end, without a jump"
         lines.append(f"length {then.num_steps} -> {num_steps} steps{how}")
     return lines
+
+
+SMALL_RATE = 0.02  # of the base rate
+
+
+def warn_small_rate(scheduler: Any, args: Any, *, before: int, now: int) -> None:
+    """Says that a longer run continues at a rate near 0, where its schedule had nearly ended, and what changes that."""
+    rates: list[float] = getattr(scheduler, "get_last_lr", list)()
+    bases = getattr(getattr(scheduler, "scheduler", scheduler), "base_lrs", [])
+    if not rates or not bases or rates[0] > SMALL_RATE * bases[0] or not args.should_log:
+        return
+    logger.warning(
+        "The run has %d steps instead of %d, and its schedule had nearly ended: training continues at a learning rate "
+        "of %.3g, %.1f %% of %.3g, and will change little. For the schedule of %d steps, computed anew, pass another "
+        "warmup_steps, as warmup_steps=%d.",
+        now, before, rates[0], 100 * rates[0] / bases[0], bases[0], now, int(args.get_warmup_steps(now)) + 1,
+    )  # fmt: skip
 
 
 def continue_schedule(scheduler: Any, args: Any, *, before: int, now: int, is_new: bool = False) -> None:

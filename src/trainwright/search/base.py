@@ -211,7 +211,7 @@ def make_plan(
         if own.get(name, allowed[0]) not in allowed:
             raise SearchSpaceError(f"{name}={own[name]!r} is not allowed. Allowed: {', '.join(map(repr, allowed))}.")
     if isinstance(num_trials, bool) or not isinstance(num_trials, int) or num_trials < 1:
-        raise SearchSpaceError(f"n_trials={num_trials!r} is no number of trials; it must be a whole one, at least 1.")
+        raise SearchSpaceError(f"n_trials={num_trials!r} is not a number of trials: a whole one, at least 1.")
     for name, thing in (("hp_space", space), ("compute_objective", compute_objective)):
         if thing is not None and not callable(thing):
             raise SearchSpaceError(f"{name}={thing!r} cannot be called; pass a function.")
@@ -318,7 +318,7 @@ def select_backend(name: object) -> tuple[HPSearchBackend, SearchBackend]:
     """Returns the backend of a name, or the first installed one for None; unknown or missing ones are errors."""
     chosen = _installed() if name is None else str(getattr(name, "value", name))
     if chosen not in BACKENDS:
-        reason = f": {GONE[chosen]}" if chosen in GONE else " is no backend of a search"
+        reason = f": {GONE[chosen]}" if chosen in GONE else " is not a backend of a search"
         raise ArgumentError(f"backend={chosen!r}{reason}. Use {', '.join(map(repr, BACKENDS))}.")
     needed, module, kind, package = BACKENDS[chosen]
     if find_spec(needed) is None:

@@ -86,7 +86,7 @@ class SearchRecord:
             trials = [TrialRecord(**trial) for trial in values.pop("trials")]
             return cls(**values, trials=trials)
         except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{Path(folder) / SEARCH_NAME} is no record of a search: {error}") from error
+            raise ValueError(f"{Path(folder) / SEARCH_NAME} is not a record of a search: {error}") from error
 
 
 def finished(id: str, params: JSONObject, outcome: TrialResult) -> TrialRecord:

@@ -209,7 +209,7 @@ class TrainerState:
             if name in values and values[name] is None:
                 raise ValueError(f"{name} is null")
         if not all(isinstance(entry, dict) for entry in values.get("log_history") or ()):
-            raise ValueError("log_history has an entry that is no JSON object")
+            raise ValueError("log_history has an entry that is not a JSON object")
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
 

@@ -153,7 +153,9 @@ class TrackerThread:
             try:
                 call()
             except Exception as error:
-                self._warn(f"{self.name} failed: {type(error).__name__}: {error}. Training goes on; it is tried again.")
+                self._warn(
+                    f"{self.name} failed: {type(error).__name__}: {error}. Training continues, with another try."
+                )
                 time.sleep(PAUSE_S * 2**attempt if attempt + 1 < NUM_TRIES else 0)
             else:
                 return True
@@ -306,7 +308,7 @@ class TrackerCallback(TrainerCallback):
             self._guard.submit(lambda: self._backfill(args, state, kwargs.get("model")))
         self._guard.submit(lambda: self.close(args, state, **kwargs) if self._initialized else None)
         if not (is_done and self._guard.flush()):
-            note = "%s has not taken everything yet; it goes on in the background while this process lives. "
+            note = "%s has not taken everything yet; it continues in the background while this process lives. "
             logger.warning(note + "All values are in %s.", self.name, record.JOURNAL_NAME)
         elif self._missed:
             logger.warning(

@@ -93,7 +93,7 @@ def get_reporting_integration_callbacks(report_to: str | Sequence[str] | None) -
     unknown = [name for name in names if name not in TRACKERS]
     if unknown:
         raise ArgumentError(
-            f"report_to={unknown[0]!r} is no tracker. Choose of {', '.join(sorted(TRACKERS))}, all, or none."
+            f"report_to={unknown[0]!r} is not a tracker. Choose of {', '.join(sorted(TRACKERS))}, all, or none."
         )
     rows = (TRACKERS[name] for name in names)
     return [getattr(import_module(f"trainwright.trackers.{module}"), kind) for module, kind, _ in rows]

@@ -48,7 +48,7 @@ KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "t
 
 
 def read_tree(file: FilePath, overrides: Sequence[str] = (), typed: Sequence[str] = ()) -> Tree:
-    """Reads a file and applies overrides; RecipeError: it is no YAML, or one names nothing known.
+    """Reads a file and applies overrides; RecipeError: it is not YAML, or one names nothing known.
 
     Args:
         file: the configuration file.
@@ -258,7 +258,7 @@ def _contradictions(recipe: Recipe) -> Found:
     if recipe.lora is not None and (model.path is None or model.from_scratch):
         yield ("lora",), "lora adapts pretrained weights, and this model has none. Name model.path, or take lora out."
     if recipe.lora is not None and not 0 <= recipe.lora.dropout < 1:
-        yield ("lora", "dropout"), f"lora.dropout: {recipe.lora.dropout} is no share: it must be from 0 to below 1."
+        yield ("lora", "dropout"), f"lora.dropout: {recipe.lora.dropout} must be a share from 0 to below 1."
     if model.quantization is not None and recipe.lora is None:
         said = "quantised weights cannot be trained; an adapter on them can. Add `lora: {}`."
         yield ("model", "quantization"), f"model.quantization: {said}"
@@ -271,7 +271,7 @@ def _contradictions(recipe: Recipe) -> Found:
     if not has_one and "image" not in spec.needs:
         yield ("model",), "a model from scratch needs model.tokenizer, or model.learn_tokenizer."
     if data.eval is None and data.dataset is None and not 0 <= data.eval_share < 1:
-        yield ("data", "eval_share"), f"data.eval_share: {data.eval_share} is no share: it must be from 0 to below 1."
+        yield ("data", "eval_share"), f"data.eval_share: {data.eval_share} must be a share from 0 to below 1."
     if data.encoding is not None:
         try:
             codecs.lookup(data.encoding)
@@ -280,7 +280,7 @@ def _contradictions(recipe: Recipe) -> Found:
     if data.delimiter is not None and len(data.delimiter) != 1:
         yield ("data", "delimiter"), f"data.delimiter: {data.delimiter!r} is not one character."
     if not 0 < data.mask_share < 1:
-        yield ("data", "mask_share"), f"data.mask_share: {data.mask_share} is no share: it must be above 0 and below 1."
+        yield ("data", "mask_share"), f"data.mask_share: {data.mask_share} must be a share above 0 and below 1."
     roles = (*spec.needs, *spec.takes)
     for role in data.columns:
         if role not in roles:

@@ -107,7 +107,7 @@ def parse(text: str, name: str) -> Tree:
 
 
 def scalar(text: str) -> Any:  # of YAML's types
-    """Parses a value as in a file; RecipeError: it is no YAML, or none that a file may have."""
+    """Parses a value as in a file; RecipeError: it is not YAML, or none that a file may have."""
     tree = Tree("value", lines=text.splitlines())
     return _value(tree, text)
 
@@ -127,10 +127,10 @@ def _value(tree: Tree, text: str) -> Any:  # of YAML's types
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         tree.places[("",)] = 1 if mark is None else mark.line + 1
-        raise RecipeError(tree.said(("",), f"this is no YAML: {error.problem or error.context}.")) from None
+        raise RecipeError(tree.said(("",), f"this is not YAML: {error.problem or error.context}.")) from None
     except yaml.reader.ReaderError as error:
         tree.places[("",)] = text.count("\n", 0, error.position) + 1
-        raise RecipeError(tree.said(("",), f"this is no YAML: {error.reason}.")) from None
+        raise RecipeError(tree.said(("",), f"this is not YAML: {error.reason}.")) from None
 
 
 def _walk(

@@ -183,7 +183,7 @@ def read_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = ()) 
     run_folder = folder.parent if is_checkpoint else folder
     path = run_folder / RECIPE_NAME
     if not path.is_file():
-        raise RecipeError(f"{run_folder} has no {RECIPE_NAME}, so it is no run that `trainwright train` began.")
+        raise RecipeError(f"{run_folder} has no {RECIPE_NAME}, so it is not a run that `trainwright train` began.")
     tree = read_tree(path, overrides, typed)
     where = str(folder) if is_checkpoint else "auto"
     tree.set(("training", "resume_from_checkpoint"), where, origin="trainwright resume")

@@ -296,7 +296,9 @@ def _json(path: Path, data: DataPart) -> Iterator[Row]:
         try:
             value = json.load(file)
         except ValueError as error:
-            raise DataError(f"{path} is no JSON: {error}. If each line is an object, say data.format: jsonl.") from None
+            raise DataError(
+                f"{path} is not JSON: {error}. If each line is one object, set data.format: jsonl."
+            ) from None
     if isinstance(value, dict):  # one list among other things, as {"version": ..., "data": [...]}
         value = next((inner for inner in value.values() if isinstance(inner, list)), None)
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
@@ -311,7 +313,7 @@ def _jsonl(path: Path, data: DataPart) -> Iterator[Row]:
                 try:
                     row = json.loads(line)
                 except ValueError as error:
-                    raise DataError(f"{path}:{number}: this is no JSON: {error}.") from None
+                    raise DataError(f"{path}:{number}: this is not JSON: {error}.") from None
                 if not isinstance(row, dict):
                     raise DataError(f"{path}:{number}: an object belongs on each line, and this is none.")
                 yield row

@@ -85,7 +85,7 @@ def _number(material: TaskSource, cell: Any) -> float:
         number = math.nan
     if not math.isfinite(number):
         column = material.recipe.column("label")
-        material.wrong(f"{cell!r} in the column {column!r} is no number.", "data", "columns", "label")
+        material.wrong(f"{cell!r} in the column {column!r} is not a number.", "data", "columns", "label")
     return number
 
 

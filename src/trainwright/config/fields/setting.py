@@ -19,7 +19,7 @@ NOT_SET: Any = object()
 HERE = "takes effect from here on"
 RATE = "from here on, with the schedule's position kept"
 SHAPE = "the new schedule from here on, at the rate that it has for this step"
-LENGTH = "the new length; the rate goes on from where it stands towards the new end"
+LENGTH = "the new length; the rate continues from where it stands towards the new end"
 SIZE = "from here on; each sample of the epoch under way is still seen once"
 ORDER = "from the next epoch on; an epoch that is under way is finished in the checkpoint's order"
 PER_START = None  # differs between starts of one run, and nothing follows from it: not compared
@@ -42,7 +42,8 @@ class Range:
         if value is None and self.optional:
             return None
         if not isinstance(value, Integral if self.whole else Real):
-            text = " It is text; YAML reads 5e-5 as text, write 5.0e-5." if isinstance(value, str) else ""
+            is_yaml = isinstance(value, str) and re.fullmatch(r"[-+]?\d+[eE][-+]?\d+", value) is not None
+            text = " It is text; YAML reads 5e-5 as text, write 5.0e-5." if is_yaml else ""
             return f"{name}={value!r} is not {'a whole' if self.whole else 'a'} number.{text}"
         if self.only_warns or self.allows(float(value)):
             return None

@@ -335,7 +335,7 @@ class SeedFields(FieldGroup, group="Run"):
     data_seed: int | None = tunable(
         None,
         "Seed of the order of samples (None: seed).",
-        on_resume="no effect on a resume: the checkpoint's order of samples goes on",
+        on_resume="no effect on a resume: the checkpoint's order of samples is kept",
         limits=Range(0, 2**64 - 1, whole=True, optional=True, only_warns=True),
     )
     use_cpu: bool = fixed(

@@ -207,12 +207,12 @@ def rates_by_pattern(args: Arguments) -> str | None:
         return None
     example = "Write {pattern: rate or factor}, for example {'classifier': 1e-3, 'encoder': '0.1x'}."
     if not isinstance(groups, Mapping) or not all(isinstance(pattern, str) for pattern in groups):
-        return f"lr_groups={groups!r} is no dict of patterns. {example}"
+        return f"lr_groups={groups!r} is not a dict of patterns. {example}"
     for pattern, value in groups.items():
         try:
             re.compile(pattern)
         except re.error as error:
-            return f"lr_groups: {pattern!r} is no regular expression ({error})."
+            return f"lr_groups: {pattern!r} is not a regular expression ({error})."
         is_rate = _is_number(value) and not isinstance(value, bool) and value >= 0
         if not is_rate and parse_factor(value) is None:
             return f"lr_groups: {value!r} of {pattern!r} is neither a rate nor a factor. {example}"

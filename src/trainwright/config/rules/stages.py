@@ -66,7 +66,7 @@ def rule(stage: Stage, *names: str, called: str | None = None) -> Callable[[Chec
     A function that several rules call, each with other arguments in a `partial`, is `called` by the name of each rule.
     """
     if unknown := set(names) - set(SETTINGS):
-        raise ValueError(f"A rule is about {sorted(unknown)}, which are no fields.")
+        raise ValueError(f"A rule is about {sorted(unknown)}, which are not fields.")
 
     def register(check: Check) -> Check:
         RULES.append(Rule(called or check.__name__, stage, frozenset(names), check))

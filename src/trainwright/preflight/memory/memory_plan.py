@@ -95,5 +95,5 @@ def parse_size(text: int | float | str | None) -> int | None:
         return None if text is None else int(text)
     found = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", text)
     if found is None or found[2].upper() not in UNITS:
-        raise ArgumentError(f"budget={text!r} is no size of memory; give bytes as a number, or '24GB', '80GiB'.")
+        raise ArgumentError(f"budget={text!r} is not a size of memory; give bytes as a number, or '24GB', '80GiB'.")
     return int(float(found[1]) * UNITS[found[2].upper()])
