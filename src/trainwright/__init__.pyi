@@ -99,7 +99,10 @@ from trainwright.evaluation.outputs import (
     denumpify_detensorize,
     metrics_format,
 )
-from trainwright.loss_normalization import LabelSmoother
+from trainwright.loss_normalization import (
+    LabelSmoother,
+    LossOutput,
+)
 from trainwright.optim.factory import is_optimizer_factory
 from trainwright.optim.own_optimizers import (
     LayerWiseDummyOptimizer,
@@ -243,6 +246,7 @@ __all__ = [
     "LayerWiseDummyOptimizer",
     "LayerWiseDummyScheduler",
     "LengthGroupedSampler",
+    "LossOutput",
     "MLflowCallback",
     "NeptuneCallback",
     "OptimizerNames",

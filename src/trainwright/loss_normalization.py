@@ -22,6 +22,10 @@ An auxiliary loss that a model adds to its own (a mixture of experts' balance) i
 share of the window's sum: it is weighted by the micro-batch's share of the window's samples, so that a window's
 auxiliary loss does not grow with the number of its micro-batches.
 
+    LossOutput  the loss function itself says over how many items its mean is taken: a `LossOutput` with `num_items`.
+                The window's total is known when its last micro-batch is done, so gradients of loss x items are added
+                up and divided by the items of all micro-batches and processes before they are clipped.
+
 With P processes that average gradients, a counted loss was divided by the items of all processes, so it is multiplied
 by P to undo the averaging. The tail of an epoch may give them unequal parts: a mean is then weighted by its part, and a
 batch that only stands in, to keep a process in step, weighs nothing and none of its items is counted.
@@ -30,14 +34,63 @@ batch that only stands in, to keep a process in step, weighs nothing and none of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.utils import _pytree
 
 from trainwright._types import IGNORE_INDEX, Batch, Nested, TailBatch, output_logits
+
+# Factor of losses that are multiplied by their items until their sum is known, for the range of fp16. A power of two
+# rounds nothing.
+ITEM_SCALE = 2.0**-10
+
+
+@dataclass
+class LossOutput:
+    """Loss of a micro-batch that says how it is normalised; `compute_loss`, `compute_loss_func` or a model returns it.
+
+    The loss of a step is the mean over the items of all its micro-batches and processes, and that of an evaluation the
+    mean over the items of all batches. No setting of the arguments or the trainer changes that.
+
+    Args:
+        loss: mean over `num_items`, a scalar with its graph.
+        num_items: items of this micro-batch that the mean is taken over: a number, or a scalar tensor, which is not
+            read back. None: nothing is said, and the loss counts as a tensor without a `LossOutput` does.
+        metrics: name -> number for `Trainer.record`, or a dict of its arguments. A number is a mean over `num_items`.
+        outputs: of a model, what it returns besides its loss, for predictions: a mapping, or one value.
+
+    Example:
+        >>> return LossOutput(losses[mask].mean(), num_items=mask.sum(), metrics={"margin": margin})
+    """
+
+    loss: torch.Tensor
+    num_items: torch.Tensor | float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # numbers, scalar tensors, and dicts of arguments
+    outputs: Any = None  # of the user's model
+
+    def predictions(self) -> Mapping[str, Any]:
+        """Returns `outputs` by name."""
+        return self.outputs if isinstance(self.outputs, Mapping) else {"outputs": self.outputs}
+
+    def recorded(self) -> dict[str, dict[str, Any]]:
+        """Returns the arguments of `record` for each metric."""
+        weight = {} if self.num_items is None else {"weight": self.num_items}
+        return {
+            name: dict(value) if isinstance(value, Mapping) else {"value": value, **weight}
+            for name, value in self.metrics.items()
+        }
+
+
+_pytree.register_pytree_node(  # so that wrappers of models (FSDP, DDP) find the tensors
+    LossOutput,
+    lambda one: ([one.loss, one.num_items, dict(one.metrics), one.outputs], None),
+    lambda values, _: LossOutput(*values),
+    serialized_type_name="trainwright.LossOutput",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +119,7 @@ class LossRule:
     def weight(self, batch: Batch, label_names: Sequence[str], batch_size: int) -> torch.Tensor | int:
         """Over how many items the mean loss of an evaluation batch was taken: label items, or samples without them."""
         labels = batch.get("labels") if "labels" in label_names or not label_names else batch.get(label_names[0])
-        if _stands_in(batch):
+        if stands_in(batch):
             return 0
         if not isinstance(labels, torch.Tensor) or labels.is_floating_point() or "labels" not in batch:
             return batch_size
@@ -89,7 +142,7 @@ class LossRule:
         `share` is below 1 for a part of a micro-batch that was cut because it did not fit: its part of the samples.
         """
         if self._arrives_scaled(num_items):
-            return loss * 0.0 if _stands_in(batch) else loss
+            return loss * 0.0 if stands_in(batch) else loss
         if self.weights_items and num_items is not None:
             if micro_batches == share == self.num_processes == 1:
                 return loss
@@ -139,7 +192,7 @@ class LossRule:
 
     def _num_items(self, batch: Batch) -> torch.Tensor:
         count = self._targets(batch).ne(IGNORE_INDEX).sum()
-        return count * 0 if self.num_processes > 1 and _stands_in(batch) else count
+        return count * 0 if self.num_processes > 1 and stands_in(batch) else count
 
     def _targets(self, batch: Batch) -> torch.Tensor:
         if "shift_labels" in batch:  # already shifted by the collator
@@ -148,7 +201,8 @@ class LossRule:
         return labels[..., 1:] if self.shifts_labels else labels
 
 
-def _stands_in(batch: Batch) -> bool:
+def stands_in(batch: object) -> bool:
+    """Returns whether a batch only keeps its process in step, so that nothing of it counts."""
     return isinstance(batch, TailBatch) and batch.num_samples == 0
 
 

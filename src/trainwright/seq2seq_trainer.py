@@ -205,8 +205,8 @@ class Seq2SeqTrainer(Trainer):
         # In half precision, smoothing rounds otherwise where it divides by the items instead of averaging over them.
         num_items = None if smooths else self._get_num_items_in_batch([batch], self.args.device)
         with torch.no_grad(), self.compute_loss_context_manager():
-            loss: torch.Tensor = self.compute_loss(model, dict(batch), num_items_in_batch=num_items)
-        return loss.detach().mean()
+            loss = self.compute_loss(model, dict(batch), num_items_in_batch=num_items)
+        return self._run.evaluated_loss(loss).detach().mean()
 
     def _padded(self, rows: torch.Tensor, task: generation.Task, settings: Settings) -> torch.Tensor:
         config = getattr(self.model, "generation_config", None)

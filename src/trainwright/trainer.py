@@ -43,7 +43,7 @@ from trainwright.loop.context import NULL_OBSERVER
 from trainwright.loop.driven import DrivenSteps, StepResult, result_of
 from trainwright.loop.fit import epochs, saving_last_step, steps_of_epoch
 from trainwright.loop.step import Step
-from trainwright.loss_normalization import LossRule
+from trainwright.loss_normalization import LossOutput, LossRule
 from trainwright.optim import schedules
 from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERNS, get_parameter_names
 from trainwright.run import build, checkpointing, console, input_pipeline, resume
@@ -111,6 +111,11 @@ class Trainer:
     loss_is_scaled_for_ga: bool | None = None
     """Whether `compute_loss` returns a loss scaled for the whole window: True as it is, False a mean per micro-batch,
     None (default): scaled if the model or `compute_loss_func` was given `num_items_in_batch`."""
+
+    columns: Sequence[str] = ()
+    """Columns of the data that are kept, in place of those that `forward` takes. Those that a collator names as its
+    `required_columns` are kept too. A name that the data lacks is an error before step 1; data that is not for training
+    may lack labels."""
 
     # -- published attributes that the run or this process owns --------------------------------------------------------
 
@@ -760,9 +765,16 @@ class Trainer:
         return input_pipeline.grouped_evaluation(self.args, eval_dataset, length_of) or SequentialSampler(eval_dataset)
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Fills `_signature_columns`: the entries of a sample that `forward` takes, and labels."""
+        """Fills `_signature_columns`: `columns`, or what `forward` takes and labels; and what the collator requires."""
         if self._signature_columns is None:
-            self._signature_columns = model_facts.signature_columns(self.model, self.label_names)
+            names = list(self.columns) or model_facts.signature_columns(self.model, self.label_names)
+            self._signature_columns = list(dict.fromkeys([*names, *columns.named_columns(self, self.data_collator)]))
+
+    def _named_columns(self, description: str | None) -> dict[str, str]:
+        """The columns that the data must have, with who names each."""
+        labels = () if description == "Training" else self.label_names
+        named = columns.named_columns(self, self.data_collator)
+        return {name: who for name, who in named.items() if name not in labels}
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
         """Returns the data without the columns that `forward` does not take.
@@ -777,8 +789,9 @@ class Trainer:
         Raises:
             DataError: no column is left.
         """
-        if input_pipeline.keeps_all_columns(self.args, self.model):
+        if input_pipeline.keeps_all_columns(self.args, self.model, self.columns):
             return dataset
+        columns.check_named(self._named_columns(description), dataset.column_names, description)
         self._set_signature_columns_if_needed()
         kept: Any = self._signature_columns
         name, is_own = type(self.model).__name__, columns.is_own(self.data_collator)
@@ -794,12 +807,13 @@ class Trainer:
         Returns:
             A collator; the same object where `remove_unused_columns=False`.
         """
-        if input_pipeline.keeps_all_columns(self.args, self.model):
+        if input_pipeline.keeps_all_columns(self.args, self.model, self.columns):
             return data_collator
         self._set_signature_columns_if_needed()
         kept: Any = self._signature_columns
         name = type(self.model).__name__
-        return columns.RemoveColumnsCollator(data_collator, kept, columns.module_logger, name, description)
+        named = self._named_columns(description)
+        return columns.RemoveColumnsCollator(data_collator, kept, columns.module_logger, name, description, named)
 
     def num_examples(self, dataloader: Any) -> int:
         """Counts the samples behind a dataloader that are not in quarantine; estimates them without a length.
@@ -1227,7 +1241,7 @@ class Trainer:
         return batch
 
     def _differentiate(
-        self, loss: torch.Tensor, inputs: Batch, num_items: Items, *, is_scaled: bool | None = None
+        self, loss: torch.Tensor | LossOutput, inputs: Batch, num_items: Items, *, is_scaled: bool | None = None
     ) -> torch.Tensor:
         """Backward pass of the loss of a micro-batch, divided as the run does; returns what enters the window's sum.
 
@@ -1241,22 +1255,26 @@ class Trainer:
             engine.empty_cache()
         micro_batches, share = self.current_gradient_accumulation_steps, progress.part_of_micro_batch
         rule = run.loss_rule or self._loss_rule()
-        if is_scaled is not None:
+        if is_scaled is not None and not isinstance(loss, LossOutput):
             rule = replace(rule, is_scaled=is_scaled)
             loss = rule.undo_averaging(loss, None, num_items) if is_scaled else loss
         try:
-            first = run.guard.first_gradient(loss)
-            if micro_batches > 1 and first is None and rule.only_divides(inputs, num_items, share=share):
-                progress.clock.mark(BACKWARD)
-                if engine.backward_of_share(loss, micro_batches):
-                    return torch.div(loss.detach(), micro_batches)
-            loss = rule.apply(loss, inputs, num_items, micro_batches=micro_batches, share=share)
+            if isinstance(loss, LossOutput):
+                loss, added = run.weigh(loss, rule, inputs, num_items, engine=engine, micro_batches=micro_batches)
+                first = run.guard.first_gradient(loss)
+            else:
+                first = run.guard.first_gradient(loss)
+                if micro_batches > 1 and first is None and rule.only_divides(inputs, num_items, share=share):
+                    progress.clock.mark(BACKWARD)
+                    if engine.backward_of_share(loss, micro_batches):
+                        return torch.div(loss.detach(), micro_batches)
+                loss = added = rule.apply(loss, inputs, num_items, micro_batches=micro_batches, share=share)
             progress.clock.mark(BACKWARD)
             engine.backward(loss, gradient=first)
         except (AttributeError, TypeError, RuntimeError) as error:
             checks.explain_loss(loss, self.model, error)
             raise
-        return loss.detach()
+        return added.detach()
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
         """Returns a batch as the model gets it: on the device.
@@ -1348,7 +1366,8 @@ class Trainer:
                 A loss divided by it counts as scaled for the window.
 
         Returns:
-            A scalar on the model's device with its graph, or a tuple of that and the model's output.
+            A scalar on the model's device with its graph, or a `LossOutput`; with `return_outputs` a tuple of that and
+            the model's output.
 
         Raises:
             ModelError: the model returned no loss.
@@ -1368,6 +1387,9 @@ class Trainer:
         else:
             loss = output_loss(outputs)
         if not isinstance(loss, torch.Tensor):
+            said = loss if isinstance(loss, LossOutput) else outputs
+            if isinstance(said, LossOutput):
+                return (said, outputs if said is loss else said.predictions()) if return_outputs else said
             checks.raise_no_loss(model, inputs, outputs, loss, made_by=self.compute_loss_func)
         rule = run.loss_rule or self._loss_rule()
         loss = rule.undo_averaging(loss, outputs, num_items_in_batch)
@@ -1765,7 +1787,8 @@ class Trainer:
 
         def loss_and_outputs(batch: Batch) -> tuple[torch.Tensor, Any]:
             num_items = self._get_num_items_in_batch([batch], self._engine.device)
-            return self._loss_in_contexts(model, batch, num_items, return_outputs=True)  # type: ignore[no-any-return]
+            loss, outputs = self._loss_in_contexts(model, batch, num_items, return_outputs=True)
+            return self._run.evaluated_loss(loss), outputs
 
         def outputs_only(batch: Batch) -> Any:
             with self.compute_loss_context_manager():

@@ -177,6 +177,46 @@ def test_a_step_around_a_model_of_transformers_is_quiet(tmp_path: Path, monkeypa
     )
 
 
+class Records(trainwright.Trainer):
+    """Records numbers, and says over how many items its loss is a mean."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **how: Any) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, True, **how)
+        items = (inputs["labels"] > 0.1).sum()
+        self.record("mean", outputs["logits"].mean(), weight=items)
+        self.record("largest", outputs["logits"].max(), reduce="max")
+        loss = trainwright.LossOutput(loss, num_items=items, metrics={"mine": loss})
+        return (loss, outputs) if return_outputs else loss
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_recording_is_quiet(accumulation: int, tmp_path: Path) -> None:
+    settings = {"gradient_accumulation_steps": accumulation}
+    train_quietly(tmp_path, Records, settings=settings, train_dataset=doubles.samples(400))
+
+
+def read_backs_of_a_log(output_dir: Path, cls: Any) -> int:
+    """Numbers of calls that wait for the device, in a log."""
+    calls: list[str] = []
+
+    class Counts(cls):  # type: ignore[misc]
+        def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+            with pytest.MonkeyPatch.context() as patch:
+                for name in ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__"):
+                    original = getattr(torch.Tensor, name)
+                    patch.setattr(torch.Tensor, name, lambda *a, n=name, f=original: (calls.append(n), f(*a))[1])
+                super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    trainer = doubles.trainer(output_dir, Counts, settings={"max_steps": 4, "logging_steps": 4})
+    trainer.train()
+    assert ("mine" in trainer.state.log_history[0]) == (cls is Records)
+    return len(calls)
+
+
+def test_a_log_of_recorded_numbers_reads_no_more_often(tmp_path: Path) -> None:
+    assert read_backs_of_a_log(tmp_path, Records) == read_backs_of_a_log(tmp_path, trainwright.Trainer) == 2
+
+
 @pytest.mark.parametrize(
     "look",
     [

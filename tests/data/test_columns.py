@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 from torch import nn
 from transformers import DataCollatorWithPadding, default_data_collator
 
-from trainwright import RemoveColumnsCollator
+from trainwright import RemoveColumnsCollator, Trainer
 from trainwright.data.columns import DatasetWithExtras, is_columnar, remove_unused
 from trainwright.errors import DataError
 
 from .._support.small import OURS, REFERENCE, data, differing, make_trainer, models, module
+from ..contract import doubles
 
 ITEMS = [{"x": 1, "labels": 0, "text": "a", "index": 7}, {"x": 2, "labels": 1, "text": "b", "index": 8}]
 
@@ -286,3 +288,70 @@ def test_label_names_say_what_a_label_is(tmp_path: Path) -> None:
                            compute_metrics=lambda p: {"sum": float(p.label_ids.sum())})  # fmt: skip
     trainer.train()
     assert trainer.evaluate(data.hf_dataset(items))["eval_sum"] == 1.0
+
+
+# -- columns that a trainer or a collator names ------------------------------------------------------------------------
+
+
+class Reads:
+    """A collator that says which column it reads."""
+
+    required_columns = ("index",)
+
+    def __init__(self) -> None:
+        self.seen: list[set[str]] = []
+
+    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        self.seen.append(set(samples[0]))
+        return default_data_collator([{k: v for k, v in one.items() if k != "index"} for one in samples])
+
+
+class Named(Trainer):
+    columns = ("x", "labels")
+
+
+@pytest.mark.parametrize("is_hf", [True, False])
+def test_columns_that_a_trainer_and_its_collator_name_are_kept(is_hf: bool, tmp_path: Path) -> None:
+    items = [{**row, "index": i, "text": "a", "head": 1.0} for i, row in enumerate(doubles.samples(8))]
+    rows = data.hf_dataset(items).with_format("torch") if is_hf else items
+    collator = Reads()
+    trainer = doubles.trainer(tmp_path, Named, data_collator=collator, train_dataset=rows)
+    trainer.train()
+    assert all(names == {"x", "labels", "index"} for names in collator.seen)
+    assert trainer._signature_columns == ["x", "labels", "index"]
+    plain = doubles.trainer(tmp_path, data_collator=collator, train_dataset=rows)
+    plain.train()
+    assert plain._signature_columns == ["x", "labels", "label", "label_ids", "index"]
+
+
+@pytest.mark.parametrize("is_hf", [True, False])
+def test_a_named_column_that_the_data_lacks_is_an_error_before_step_1(is_hf: bool, tmp_path: Path) -> None:
+    rows = data.hf_dataset(doubles.samples(8)) if is_hf else doubles.samples(8)
+    wrong = type("Wrong", (Trainer,), {"columns": ("x", "label")})
+    trainer = doubles.trainer(tmp_path, wrong, train_dataset=rows)
+    message = "Wrong.columns names the column 'label', which the training data lacks: it has x, labels. Did you mean "
+    with pytest.raises(DataError, match=re.escape(f"{message}labels?")):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    trainer = doubles.trainer(tmp_path, Named, data_collator=Reads(), train_dataset=rows)
+    with pytest.raises(DataError, match=r"Reads\.required_columns names the column 'index'"):
+        trainer.train()
+    text = doubles.trainer(tmp_path, type("Text", (Trainer,), {"columns": "x"}), train_dataset=rows)
+    with pytest.raises(DataError, match=r"Text.columns is the text 'x'; write a tuple of names: \('x',\)"):
+        text.train()
+
+
+def test_data_to_predict_on_may_lack_labels(tmp_path: Path) -> None:
+    trainer = doubles.trainer(tmp_path, Named)
+    rows = [{"x": row["x"]} for row in doubles.samples(4)]
+    assert trainer.predict(rows).predictions.shape == (4,)
+
+
+def test_columns_are_chosen_for_a_model_that_takes_anything_too(tmp_path: Path) -> None:
+    class Anything(doubles.Regressor):
+        def forward(self, x: torch.Tensor, labels: Any = None, **kwargs: Any) -> Any:
+            assert not kwargs.keys() - {"num_items_in_batch"}
+            return super().forward(x, labels)
+
+    rows = [{**row, "more": 1.0} for row in doubles.samples(8)]
+    doubles.trainer(tmp_path, Named, model=doubles.model(Anything), train_dataset=rows).train()

@@ -82,6 +82,15 @@ def test_nothing_is_sent_between_steps(done: Done, name: str, each_step: list[st
         assert ("all_gather" in calls) == after_a_log
 
 
+def test_a_loss_that_says_its_items_is_the_one_that_is_told_the_items_of_the_window(done: Done) -> None:
+    name = "counted, accumulated"
+    for told in done.told:
+        assert_close(told["by_items"], told[name])
+        for mine, other in zip(told["by_items"]["log"], told[name]["log"], strict=True):
+            assert mine == pytest.approx(other, rel=1e-4, abs=1e-6)
+        assert told["judged_by_items"]["metrics"] == pytest.approx(told[f"{name}: judged"]["metrics"], rel=1e-5)
+
+
 def test_recorded_numbers_are_those_of_both_processes_and_send_nothing_more(done: Done) -> None:
     first, second = done.told
     assert first["recorded_log"] == second["recorded_log"]

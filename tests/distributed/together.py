@@ -21,7 +21,7 @@ from tests.parity.models import llama, seeded
 from torch.utils.data import Dataset, IterableDataset
 from transformers import DataCollatorForTokenClassification
 
-from trainwright import Trainer, TrainerCallback, TrainingArguments
+from trainwright import LossOutput, Trainer, TrainerCallback, TrainingArguments
 from trainwright._types import TailBatch
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data import sampler_factory
@@ -136,6 +136,19 @@ def recorded() -> None:
         recorded=trained, recorded_log=log, recorded_collectives=counts.by_step, recorded_in_evaluation=kept,
         recorded_metrics=metrics, recorded_after_resume=resumed.state.log_history[:-1],
     )  # fmt: skip
+
+
+def by_items() -> None:
+    """A loss that says over how many items it is a mean, where `num_items_in_batch` is not asked for."""
+
+    def compute_loss(self: Any, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        outputs = model(**inputs)
+        said = LossOutput(outputs["loss"], num_items=(inputs["labels"] != -100).sum())
+        return (said, outputs) if return_outputs else said
+
+    trainer = trainer_of("counted, accumulated", FOLDER / "by_items", 2, eval_strategy="epoch")
+    trainer.compute_loss = partial(compute_loss, trainer)
+    tell(by_items=outcome(trainer), judged_by_items=judged(trainer))
 
 
 def checkpoints() -> None:
@@ -267,6 +280,7 @@ for name in ("means", "counted"):
     trainer.train()
     tell(**{f"{name}: collectives": counts.by_step})
 recorded()
+by_items()
 dispatching()
 formed()
 checkpoints()

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from torch.utils.data import Dataset
 
 from trainwright._types import Batch, DatasetLike, Item, is_instance_of, optional_class
-from trainwright.errors import DataError
+from trainwright.errors import DataError, did_you_mean
 
 module_logger = logging.getLogger(__name__)
 
@@ -27,11 +27,36 @@ def is_columnar(dataset: object) -> bool:
     return cls is not None and isinstance(dataset, cls)
 
 
-def is_own(collator: object) -> bool:
-    """Returns True if the user wrote a collator: then it may read columns that the model does not take."""
+def named_columns(trainer: object, collator: object) -> dict[str, str]:
+    """Returns the columns that a trainer (`columns`) and a collator (`required_columns`) name, with who names each."""
+    named: dict[str, str] = {}
+    for owner, attribute in ((trainer, "columns"), (_function_of(collator), "required_columns")):
+        names: Sequence[str] = getattr(owner, attribute, ())
+        who = f"{getattr(owner, '__name__', type(owner).__name__)}.{attribute}"
+        if isinstance(names, str):
+            raise DataError(f"{who} is the text {names!r}; write a tuple of names: ({names!r},).")
+        named = {**dict.fromkeys(names, who), **named}
+    return named
+
+
+def check_named(named: Mapping[str, str], found: Collection[str], description: str | None) -> None:
+    """Raises DataError for the first of the `named` columns that the data lacks."""
+    for name in (name for name in named if name not in found):
+        raise DataError(
+            f"{named[name]} names the column {name!r}, which the {(description or 'given').lower()} data lacks: it has "
+            f"{', '.join(map(str, found))}.{did_you_mean(name, found)}"
+        )
+
+
+def _function_of(collator: object) -> object:
     while isinstance(collator, functools.partial):
         collator = collator.func
-    return module_of(collator).partition(".")[0] not in ("transformers", "torch", "trainwright")
+    return collator
+
+
+def is_own(collator: object) -> bool:
+    """Returns True if the user wrote a collator: then it may read columns that the model does not take."""
+    return module_of(_function_of(collator)).partition(".")[0] not in ("transformers", "torch", "trainwright")
 
 
 def module_of(thing: object) -> str:
@@ -74,6 +99,7 @@ class RemoveColumnsCollator:
         logger: told once which entries were dropped.
         model_name: named in that message.
         description: of the data, named in that message.
+        named: columns that somebody names, with who does; a DataError at the first batch if samples lack one.
     """
 
     def __init__(
@@ -83,6 +109,7 @@ class RemoveColumnsCollator:
         logger: logging.Logger | None = None,
         model_name: str | None = None,
         description: str | None = None,
+        named: Mapping[str, str] | None = None,
     ) -> None:
         self.data_collator = data_collator
         self.signature_columns = signature_columns
@@ -90,10 +117,15 @@ class RemoveColumnsCollator:
         self.model_name = model_name
         self.description = description
         self.message_logged = False
+        self._named = named
         self._kept = frozenset(signature_columns)
         self._is_own = is_own(data_collator)
 
     def __call__(self, features: list[Item]) -> Batch:
+        if self._named:
+            if isinstance(features[0], Mapping):
+                check_named(self._named, features[0], self.description)
+            self._named = None
         if type(features[0]) is dict and self._kept.issuperset(chain.from_iterable(features)):  # nothing to drop
             return self.data_collator(features)
         try:

@@ -165,6 +165,10 @@ class Engine:
         self._scaler.update()
         return bool(self._scaler.get_scale() >= scale)  # the scaler lowers its scale when it skips
 
+    def scale_gradients(self, factor: torch.Tensor) -> None:
+        """Multiplies the accumulated gradients, which `backward` has averaged over processes, by a scalar."""
+        self._gradients.scale(factor)
+
     def zero_grad(self) -> None:
         """Clears the gradients."""
         self._gradients.clear()

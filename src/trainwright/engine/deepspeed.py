@@ -28,7 +28,7 @@ from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, MakeOptimizer, MakeScheduler
 from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.precision import DTYPES
-from trainwright.errors import ArgumentError
+from trainwright.errors import ArgumentError, ModelError
 
 if TYPE_CHECKING:
     from accelerate.utils import DeepSpeedPlugin
@@ -205,6 +205,12 @@ class DeepSpeedEngine(DistributedEngine):
     def step(self, optimizer: Optimizer) -> bool:
         self._update()
         return bool(self._was_applied)
+
+    def scale_gradients(self, factor: torch.Tensor) -> None:
+        raise ModelError(
+            "A LossOutput with num_items in several micro-batches or processes needs the gradients before the update, "
+            "which DeepSpeed keeps to itself. Divide the loss by num_items_in_batch, or use FSDP."
+        )
 
     def zero_grad(self) -> None:
         """DeepSpeed clears gradients when it has used them."""

@@ -73,6 +73,12 @@ class Gradients:
         scale.value *= limit
         return None if scale.value >= 1.0 else self._scale
 
+    def scale(self, factor: torch.Tensor) -> None:
+        """Multiplies all gradients by a scalar on their device."""
+        with torch.no_grad():
+            for grads in of_one_kind(p.grad for p in self.parameters if p.grad is not None):
+                torch._foreach_mul_(grads, factor)
+
     def clear(self) -> None:
         """Sets all gradients to None."""
         for parameter in self.parameters:

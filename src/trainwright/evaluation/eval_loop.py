@@ -87,7 +87,7 @@ def _collect(
         counts = not isinstance(inputs, TailBatch) or inputs.num_samples > 0
         rows = find_batch_size(inputs) or 0
         num_seen += rows if counts else 0
-        run.recorded.batch = inputs
+        run.recorded.batch, run.recorded.items = inputs, None
         step = hooks.prediction_step(session.model, inputs, session.loss_only, ignore_keys=session.ignore_keys)
         run.recorded.batch = None
         found_labels = found_labels or step[2] is not None
@@ -142,9 +142,9 @@ class LossAverage:
     """
 
     values: list[torch.Tensor] = field(default_factory=list)
-    weights: list[torch.Tensor | int] = field(default_factory=list)
+    weights: list[torch.Tensor | float] = field(default_factory=list)
 
-    def add(self, loss: torch.Tensor, weight: torch.Tensor | int) -> None:
+    def add(self, loss: torch.Tensor, weight: torch.Tensor | float) -> None:
         loss = loss.detach() if loss.dtype is torch.float32 else loss.detach().float()
         self.values.append(loss if loss.dim() == 0 else loss.mean())
         self.weights.append(weight)
@@ -201,13 +201,14 @@ class PredictionAccumulator:
     def add(self, inputs: Batch, step: Step, *, rows: int, shown: Nested, counts: bool, is_last: bool) -> None:
         """Adds loss, logits and labels of so many rows, and inputs to show; nothing of a batch that does not count."""
         session, (loss, logits, labels) = self.session, step
+        items = self._recorded.items
         repeated = None  # three operations, so only where somebody asks
         if loss is not None and (session.plan.averages_batches or "loss" in session.plan.include):
             repeated = loss.detach().mean().repeat(session.loss_rows or rows)
-        if repeated is not None and session.plan.averages_batches:
+        if repeated is not None and session.plan.averages_batches and items is None:
             self._rows.append(session.gather(repeated if counts else repeated[:0]))
         elif loss is not None and counts:
-            self._mean.add(loss, session.rule.weight(inputs, session.label_names, rows))
+            self._mean.add(loss, session.rule.weight(inputs, session.label_names, rows) if items is None else items)
         if logits is None and labels is None and not session.plan.include:  # nothing but the loss
             return
         losses = repeated if "loss" in session.plan.include else None

@@ -14,6 +14,7 @@ import torch
 from trainwright._types import Batch, Model
 from trainwright.errors import StepOrderError
 from trainwright.loop.step import Step
+from trainwright.loss_normalization import LossOutput
 
 Output = TypeVar("Output")
 
@@ -24,7 +25,12 @@ class DriveHooks(Protocol):
     def _begin_forward(self, model: Model, inputs: Batch) -> Batch: ...
     def compute_loss_context_manager(self) -> AbstractContextManager[object]: ...
     def _differentiate(
-        self, loss: torch.Tensor, inputs: Batch, num_items: torch.Tensor | int | None, *, is_scaled: bool | None = None
+        self,
+        loss: torch.Tensor | LossOutput,
+        inputs: Batch,
+        num_items: torch.Tensor | int | None,
+        *,
+        is_scaled: bool | None = None,
     ) -> torch.Tensor: ...
 
 
@@ -110,11 +116,11 @@ class DrivenStep:
                 )
         self._is_read = True
 
-    def backward(self, loss: torch.Tensor, *, is_scaled: bool | None = None) -> None:
+    def backward(self, loss: torch.Tensor | LossOutput, *, is_scaled: bool | None = None) -> None:
         """Computes the gradients of a micro-batch's loss, adds them to those of the window, and logs the loss.
 
         Args:
-            loss: a scalar with its graph. It is divided as `train()` divides what `compute_loss` returned.
+            loss: a scalar with its graph, or a `LossOutput`; divided as `train()` divides what `compute_loss` returned.
             is_scaled: for a loss of your own, True if it is scaled for the whole window (a sum over the micro-batch,
                 divided by `num_items`), False if it is the mean of its micro-batch; None: as `compute_loss` returns it.
 

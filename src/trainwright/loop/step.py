@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from trainwright._types import Batch
+from trainwright.errors import ModelError
 from trainwright.hooks import TrainHooks
 from trainwright.loop.context import LoopContext
 from trainwright.loop.micro_batch_retry import Snapshot, parts_of
+from trainwright.loss_normalization import ITEM_SCALE
 from trainwright.state.run_state import FORWARD, OPTIMIZER, OTHER, RunState
 
 
@@ -129,6 +131,8 @@ def within(*contexts: AbstractContextManager[object]) -> Iterator[None]:
 def update_weights(session: LoopContext, run: RunState, hooks: TrainHooks) -> Update:
     """Clips, steps the optimizer and the schedule, and clears the gradients."""
     model, events = session.model, session.events
+    if run.meter.by_items:
+        divide_by_items(session, run)
     if run.state.global_step == run.first_step:
         session.first_look.gradients(run.meter.total)
     run.clock.mark(OPTIMIZER)
@@ -160,3 +164,17 @@ def after_step(session: LoopContext, run: RunState, hooks: TrainHooks, update: U
         run.start_time,
         learning_rate=update.learning_rate,
     )
+
+
+def divide_by_items(session: LoopContext, run: RunState) -> None:
+    """Divides gradients and losses of a window by its items over all processes, where each loss has said its own."""
+    losses, engine = run.meter.by_items, session.engine
+    if run.num_parts == 1 and len(losses) != len(run.window.batches):
+        raise ModelError(
+            f"{len(losses)} of the {len(run.window.batches)} micro-batches of step {run.state.global_step + 1} have a "
+            "LossOutput with num_items. Return one for each micro-batch, or for none."
+        )
+    num_items = torch.stack([items for *_, items in losses]).sum()
+    num_items = (engine.sum(num_items) if engine.num_replicas > 1 else num_items).clamp(min=torch.finfo().tiny)
+    engine.scale_gradients(engine.num_replicas / (num_items * ITEM_SCALE))
+    run.meter.divide_by_items(num_items, engine.num_replicas)

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright import model_facts
 from trainwright._types import Batch, Optimizer
 from trainwright.checkpoint import async_writer
 from trainwright.checkpoint.rng import unchanged_random_states
@@ -29,7 +28,7 @@ from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight import data_checks, model_checks  # noqa: F401 -- registers their checks
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was, losses_of_window
-from trainwright.run import build
+from trainwright.run import build, input_pipeline
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +172,7 @@ def _columns(copied: AnyTrainer) -> tuple[tuple[str, ...] | None, frozenset[str]
         names = list(sample) if isinstance(sample, dict) else None
     if names is None:
         return None, None
-    keeps_all = not copied.args.remove_unused_columns or model_facts.takes_any_input(copied.model)
+    keeps_all = input_pipeline.keeps_all_columns(copied.args, copied.model, copied.columns)
     if keeps_all or columns.is_own(copied.data_collator):
         return tuple(names), frozenset(names)
     copied._set_signature_columns_if_needed()

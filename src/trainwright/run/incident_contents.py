@@ -25,6 +25,7 @@ from trainwright.guard.random_rewind import States
 from trainwright.journal import record
 from trainwright.loop.micro_batch_retry import MicroBatchPart, parts_of
 from trainwright.loop.step import Window
+from trainwright.loss_normalization import LossOutput
 from trainwright.run.training import TrainingRun
 from trainwright.tensor_tree import find_batch_size
 
@@ -80,6 +81,10 @@ def _loss(hooks: LossHooks, run: TrainingRun, model: Any, window: Window, part: 
     with run.progress.recording_apart(run.progress.meter.total.device), hooks.compute_loss_context_manager():
         inputs = hooks._prepare_inputs(part.inputs)
         loss = hooks.compute_loss(model, inputs, num_items_in_batch=window.num_items)
+    if isinstance(loss, LossOutput):
+        if loss.num_items is not None:
+            return loss.loss
+        loss = loss.loss
     num = len(window.batches)
     return run.loss_rule.apply(loss, part.inputs, window.num_items, micro_batches=num, share=part.of_micro_batch)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -89,9 +89,9 @@ def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Mo
     )  # fmt: skip
 
 
-def keeps_all_columns(args: Any, model: Model) -> bool:
-    """Returns whether every entry of a sample goes to the model."""
-    return not args.remove_unused_columns or model_facts.takes_any_input(model)
+def keeps_all_columns(args: Any, model: Model, named: Sequence[str]) -> bool:
+    """Returns whether every entry of a sample goes to the model; `named` are the columns that the trainer names."""
+    return not args.remove_unused_columns or (not named and model_facts.takes_any_input(model))
 
 
 def make_dataloader(

@@ -38,7 +38,7 @@ from trainwright.hooks import Events, FirstStepObserver, Recorder, StepGuard
 from trainwright.loop.context import LoopContext, RunStart
 from trainwright.loop.driven import DrivenSteps
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
-from trainwright.loss_normalization import LossRule
+from trainwright.loss_normalization import ITEM_SCALE, LossOutput, LossRule, stands_in
 from trainwright.optim import schedules
 from trainwright.run import input_pipeline, resume
 from trainwright.run.build import Services, time_limits
@@ -406,6 +406,41 @@ class TrainingRun:
     def _fresh_forward(self) -> Forward:
         fresh: Callable[[], Forward] | None = getattr(self.forward, "fresh", None)
         return self.forward if fresh is None else fresh()
+
+    def weigh(
+        self, output: LossOutput, rule: LossRule, batch: Batch, num_items: Any, *, engine: Engine, micro_batches: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss to differentiate, and its share of the window as it is logged until the window's items are known."""
+        progress, loss = self.progress, output.loss
+        if not stands_in(batch):
+            self.record(output)
+        share = progress.part_of_micro_batch
+        if output.num_items is None:
+            weighed = rule.apply(loss, batch, num_items, micro_batches=micro_batches, share=share)
+            return weighed, weighed
+        if micro_batches == share == engine.num_replicas == 1:
+            return loss, loss
+        items: Any = 0 if stands_in(batch) else output.num_items
+        items = items.detach() if isinstance(items, torch.Tensor) else torch.full((), items, device=loss.device)
+        items = items.to(loss.device, torch.float32)
+        loss = torch.where(items > 0, loss, 0.0)  # a mean over no items may be NaN
+        added = loss.detach() * (share / micro_batches)
+        progress.meter.by_items.append((added, loss.detach() * items, items))
+        return loss * (items * ITEM_SCALE), added
+
+    def evaluated_loss(self, loss: torch.Tensor | LossOutput) -> torch.Tensor:
+        """Returns the loss of an evaluation batch; what a `LossOutput` says of it is kept for the evaluation."""
+        if not isinstance(loss, LossOutput):
+            return loss
+        self.record(loss)
+        self.progress.recorded.items = loss.num_items
+        return loss.loss
+
+    def record(self, output: LossOutput) -> None:
+        """Records the metrics of a loss."""
+        if self.is_training or self.is_evaluating:
+            for name, given in output.recorded().items():
+                self.progress.recorded.add(name, **given, step=self.progress.step_under_way)
 
     def drain_loss(self, *, num_workers: int) -> tuple[float, int, dict[str, float]]:
         """Mean loss of a step since the last log, non-finite ones, recorded numbers; logs the wait for data."""

@@ -57,6 +57,8 @@ class LossMeter:
         self._collect = collect  # stacks a tensor of each process along a new first dimension; None: one process
         self._losses: list[torch.Tensor] = []
         self._packed: list[torch.Tensor] = []
+        # Of the window, where losses say their items: the loss as it was added, loss x items, items.
+        self.by_items: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self._num_steps: list[int] = []  # losses added before each step ended, to know "steps so far" at a loss
         self._known: torch.Tensor | None = None  # `total` as `add` saw it last
         self._total_at: c_float | None = None  # its memory; None: of a device
@@ -112,8 +114,17 @@ class LossMeter:
         """Number of losses added since the last drain."""
         return len(self._losses) + COMPACT_AFTER * len(self._packed)
 
+    def divide_by_items(self, num_items: torch.Tensor, num_processes: int) -> None:
+        """Corrects the losses of the window, which are those `by_items`, to their share in the mean over all items."""
+        for added, loss, _ in self.by_items:
+            exact = (loss * num_processes / num_items).to(added.dtype)
+            self.total += exact - added
+            added.copy_(exact)
+        self.by_items, self.step_loss = [], None
+
     def rewind(self, count: int) -> None:
         """Removes the losses of a window that is given up or tried again: the newest ones, down to a count."""
+        self.by_items = []
         losses = [*(loss for packed in self._packed for loss in packed), *self._losses]
         self._packed, self._losses = [], []
         self.total.zero_()

@@ -82,6 +82,7 @@ class RecordedMetrics:
 
     Attributes:
         batch: the micro-batch under way; what is recorded of one that only stands in does not count.
+        items: over which the loss of an evaluation's batch is a mean, where a `LossOutput` says it.
         agreed_bytes: size of a process's message in the next exchange.
     """
 
@@ -94,6 +95,7 @@ class RecordedMetrics:
         self._packed: list[torch.Tensor] = []
         self._totals: dict[str, Total] = {}
         self.batch: Batch | None = None
+        self.items: torch.Tensor | float | None = None
         self.agreed_bytes = 0
 
     def add(
