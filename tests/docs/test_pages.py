@@ -90,7 +90,7 @@ def test_pages_and_messages_are_plain_english() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
-        found += [f"{path.name}:{one.lineno}: {one.value}" for one in texts
+        found += [f"{path.name}:{one.lineno}: {one.value!s}" for one in texts
                   if id(one) not in prose and STRANGE.search(str(one.value))]  # fmt: skip
     assert found == []
 
