@@ -151,8 +151,8 @@ def test_lines_and_plan_name_no_total(tmp_path: Path, capsys: pytest.CaptureFixt
     trainer.train()
     shown = capsys.readouterr().out
     assert "until the data ends" in shown
-    assert "step 6 {" in shown
-    assert "step 7/7 {" in shown
+    assert "step=6 " in shown
+    assert "step=7/7 " in shown
     assert "9223372036854775807" not in shown
 
 

@@ -137,13 +137,16 @@ def test_stopped_again_before_that_epoch_ends(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["permutation, feistel", "random, sequential", "column of lengths"])
-def test_it_is_said(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_said(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     before, now = CHANGES[name]
     trained(tmp_path, stop_at=2, **before)
     with caplog.at_level("INFO", "trainwright.run"):
         trained(tmp_path, stop_at=3, resumes=True, **now)
-    assert "from the next epoch on; an epoch that is under way is finished in the checkpoint's order" in caplog.text
-    assert "epoch 1 is finished in the order it was begun in" in caplog.text
+    shown = capsys.readouterr().out
+    assert "from the next epoch on; an epoch that is under way is finished in the checkpoint's order" in shown
+    assert "epoch 1 is finished in the order it was begun in" in shown
 
 
 # -- what cannot be finished -----------------------------------------------------------------------------------------
@@ -202,7 +205,9 @@ def test_lengths_that_are_others_now_are_refused(tmp_path: Path) -> None:
         other.train(resume_from_checkpoint=True)
 
 
-def test_an_older_checkpoint_does_not_say_its_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_older_checkpoint_does_not_say_its_order(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is resumed as ever: in the order of the arguments."""
     first = trained(tmp_path, stop_at=2)
     manifest = tmp_path / "checkpoint-2" / "manifest.json"
@@ -215,5 +220,5 @@ def test_an_older_checkpoint_does_not_say_its_order(tmp_path: Path, caplog: pyte
     sign_again(tmp_path / "checkpoint-10", without=("order",))
     with caplog.at_level("INFO", "trainwright.run"):
         third = trained(tmp_path, resumes=True, **FEISTEL)
-    assert "does not name its order: epoch 2 is finished in this run's" in caplog.text
+    assert "does not name its order: epoch 2 is finished in this run's" in capsys.readouterr().out
     assert third.seen == trained(tmp_path / "whole", **FEISTEL).seen[len(seen) :]

@@ -93,13 +93,13 @@ def test_a_run_of_so_many_steps_takes_so_many(tmp_path: Path) -> None:
     assert len(diary.reads) == 6 + 10 * 13
 
 
-def test_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
     make_trainer(tmp_path, callbacks=[StopAt(3)]).train()
     second = make_trainer(tmp_path, per_device_train_batch_size=7)
     with caplog.at_level("INFO", "trainwright.run"):
         second.train(resume_from_checkpoint=True)
     said = "steps are now of 7 samples instead of 4: it continues with sample 13 of 26 in epoch 1, with 6 steps to go"
-    assert said in caplog.text
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("size", "epoch", "skipped"), [(20, 1, 12), (30, 1, 12), (10, 2, 0)])

@@ -22,7 +22,7 @@ from trainwright.errors import RecipeError
 
 from .commands import call, done
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 TALK = [
     {"role": "system", "content": "be kind"},

@@ -495,5 +495,5 @@ PROTECTED: list[tuple[str, tuple[str, ...]]] = [
         "rules.parts_keep_their_type")),
     ("An `output_dir` with the checkpoints of another run", ("run.checkpointing", "run.training", "checkpoint.lease")),
     ("20 steps in a row whose loss or gradient is not finite", ("guard.incidents",)),
-    ("A name in the space of a search that is no field", ("search", "config.overrides")),
+    ("A name in the space of a search that is not a field", ("search", "config.overrides")),
 ]  # fmt: skip

@@ -663,6 +663,6 @@ def test_what_a_script_without_logging_shows(verbosity: int, given: str, expecte
     done = forked.run(["-c", SCRIPT.format(out=str(tmp_path), given=given, verbosity=verbosity)])
     assert done.returncode == 0, done.stderr
     shown = done.stdout + done.stderr
-    marks = {"loss": "loss=", "warning": "a line of level warning", "info": "a line of level info"}
+    marks = {"loss": " loss=", "warning": "a line of level warning", "info": "a line of level info"}
     assert {name for name, mark in marks.items() if mark in shown} == expected
     assert all(shown.count(mark) <= 2 for mark in marks.values())

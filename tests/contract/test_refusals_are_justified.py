@@ -28,6 +28,8 @@ OURS = (
     "evaluation.eval_loop.StreamingMetric.result",  # metrics by batch
     "evaluation.eval_loop.PredictionAccumulator.output",  # a recorded number with the name of a metric
     "loss_kernels",
+    "data.columns.named_columns", "data.columns.check_named",  # columns that a class or a collator names
+    "loop.step.divide_by_items", "engine.deepspeed.DeepSpeedEngine.scale_gradients",  # losses with their items
     "loop.driven", "checks.check_drives_itself", "loop.fit.prepared_window",  # loops and windows of one's own
     "checkpoint.training_state.states_of_items", "checkpoint.training_state._check_plain_state",  # objects of one's own
     "checkpoint.training_state.load_items",

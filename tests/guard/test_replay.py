@@ -253,7 +253,7 @@ def test_a_damaged_bundle_is_refused_with_the_name_of_the_file(damage: str, inta
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (None, "no model of transformers. Name a function"),
+        (None, "not a model of transformers. Name a function"),
         ("nowhere:make", "No module named 'nowhere'. Write it as module:function"),
         ("json:make", "has no attribute 'make'. Write it as module:function"),
         ("json", "Write it as module:function"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,14 +65,13 @@ def row_of(choice: speed.Choice, name: str) -> speed.Row:
 
 
 def test_a_lever_that_helps_is_kept_for_the_run_and_its_resume(
-    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(loss_kernels.KERNELS, "chunked", kernel_that_takes(clock, -0.5))
     saves = {"save_strategy": "steps", "save_steps": 2}
     trainer = made(tmp_path / "auto", clock, **saves, log_level="info")
-    with caplog.at_level(logging.INFO, logger="trainwright"):
-        trainer.train()
-    assert "speed     loss_kernel=chunked: a step in 0.50 x the time" in caplog.text
+    trainer.train()
+    assert "speed     loss_kernel=chunked: a step in 0.50 x the time" in capsys.readouterr().out
     assert (trainer.args.loss_kernel, trainer.args.speed) == (None, "auto"), "the user's arguments are as they were"
 
     by_hand = made(tmp_path / "hand", clock, speed=None, loss_kernel="chunked", **saves)

@@ -163,14 +163,19 @@ class PrinterCallback(TrainerCallback):
             print(line_of(state, readable(logs)), flush=True)
 
 
+is_word = re.compile(r"[^\s=]+").fullmatch
+
+
 def line_of(state: TrainerState, shown: Mapping[str, object]) -> str:
     """Returns a log as one line that people and tools read: `step=10/75 loss=0.457 epoch=0.4`; other text is quoted."""
-    total = known_steps(state)
-    step = {"step": f"{state.global_step}/{total}" if total else state.global_step} if state.max_steps else {}
-    texts = ((name, str(value)) for name, value in (step | dict(shown)).items())
-    is_word = re.compile(r"[^\s=]+").fullmatch
-    pairs = ((name, value if is_word(value) else json.dumps(value, ensure_ascii=False)) for name, value in texts)
-    return printable(" ".join(f"{name}={value}" for name, value in pairs))
+    words = []
+    if state.max_steps:
+        total = known_steps(state)
+        words.append(f"step={state.global_step}/{total}" if total else f"step={state.global_step}")
+    for name, value in shown.items():
+        text = str(value)
+        words.append(f"{name}={text if is_word(text) else json.dumps(text, ensure_ascii=False)}")
+    return printable(" ".join(words))
 
 
 def known_steps(state: TrainerState) -> int | None:

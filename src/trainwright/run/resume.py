@@ -399,7 +399,7 @@ def warn_small_rate(scheduler: Any, args: Any, *, before: int, now: int) -> None
     """Says that a longer run continues at a rate near 0, where its schedule had nearly ended, and what changes that."""
     rates: list[float] = getattr(scheduler, "get_last_lr", list)()
     bases = getattr(getattr(scheduler, "scheduler", scheduler), "base_lrs", [])
-    if not rates or not bases or rates[0] > SMALL_RATE * bases[0] or not args.should_log:
+    if not rates or not bases or not bases[0] or rates[0] > SMALL_RATE * bases[0] or not args.should_log:
         return
     logger.warning(
         "The run has %d steps instead of %d, and its schedule had nearly ended: training continues at a learning rate "
