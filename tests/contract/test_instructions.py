@@ -12,6 +12,8 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ROOM = 0.03  # another CPU's kernels of torch take more or fewer
 MISSED = {"loss of mlp": 1.09}  # where the limit of the row is not reached, as benchmarks/RESULTS.md says; held here
+HELD = ("mlp", "mlp x 8", "own", "own x 8", "gpt2", "llama", "loss of mlp", "own, 2 processes")
+NOT_COUNTED_YET = ("gpt2 x 8", "llama x 8", "loss of gpt2")  # ten minutes each
 
 
 @pytest.fixture
@@ -20,17 +22,15 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("step_overhead")
 
 
-@pytest.mark.slow  # minutes: valgrind runs twenty trainings, thirty times slower than the machine does
+@pytest.mark.slow  # minutes: valgrind runs two trainings, thirty times slower than the machine does
 @pytest.mark.timeout(2400)
-def test_a_step_takes_no_more_instructions_than_its_row_allows(benchmark: Any) -> None:
+@pytest.mark.parametrize("name", HELD)
+def test_a_step_takes_no_more_instructions_than_its_row_allows(name: str, benchmark: Any) -> None:
     if not benchmark.instructions.can_count():
         pytest.skip("valgrind counts them, on x86-64 Linux")
-    limits = {name: row.limit for name, row in benchmark.ROWS.items() if row.limit is not None} | MISSED
-    counts = benchmark.count(list(limits), ["hand", "trainwright"])
-    assert counts.keys() == limits.keys()
-    ratios = {name: of_row["trainwright"] / of_row["hand"] for name, of_row in counts.items()}
-    assert all(of_row["hand"] > 0.3 for of_row in counts.values())  # millions: something was counted
-    assert {name: ratio for name, ratio in ratios.items() if ratio > limits[name] + ROOM} == {}
+    counts = benchmark.count([name], ["hand", "trainwright"])[name]
+    assert counts["hand"] > 0.3  # millions: something was counted
+    assert counts["trainwright"] / counts["hand"] <= MISSED.get(name, benchmark.ROWS[name].limit) + ROOM
 
 
 @pytest.mark.slow  # two trainings under valgrind, of 350 steps
@@ -55,6 +55,7 @@ def test_each_row_of_the_benchmark_trains_in_each_subject(benchmark: Any) -> Non
         def step_done(self, step: int) -> None:
             self.last = step
 
+    assert {name for name, row in benchmark.ROWS.items() if row.limit is not None} == {*HELD, *NOT_COUNTED_YET}
     kinds = {(row.model, row.data, row.bar, row.evaluates, row.checkpointing): row
              for row in benchmark.ROWS.values() if row.processes == 1 and row.num_workers == 0}  # fmt: skip
     for row in kinds.values():
