@@ -86,16 +86,17 @@ def counted(command: list[str]) -> dict[str, dict[str, float]]:
                 [*valgrind, sys.executable, "-W", "ignore", *command], text=True, stdout=subprocess.PIPE, stderr=stderr,
                 env={**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
             )  # fmt: skip
-        assert running.stdout is not None
-        for line in running.stdout:
-            if line.startswith("["):
-                row, subject, steps, process, status = json.loads(line)
-                if status != 0:
-                    raise RuntimeError(f"{row}, {subject} failed:\n{errors.read_text()[-5000:]}")
-                text = Path(folder, f"counts.{process}.1").read_text()
-                (total,) = re.findall(r"^totals: (\d+)", text, re.M)
-                found.setdefault(row, {})[subject] = int(total) / steps / 1e6
-                print(f"{row}, {subject}: {found[row][subject]:.3f} million", file=sys.stderr, flush=True)
+        with running:
+            assert running.stdout is not None
+            for line in running.stdout:
+                if line.startswith("["):
+                    row, subject, steps, process, status = json.loads(line)
+                    if status != 0:
+                        raise RuntimeError(f"{row}, {subject} failed:\n{errors.read_text()[-5000:]}")
+                    text = Path(folder, f"counts.{process}.1").read_text()
+                    (total,) = re.findall(r"^totals: (\d+)", text, re.M)
+                    found.setdefault(row, {})[subject] = int(total) / steps / 1e6
+                    print(f"{row}, {subject}: {found[row][subject]:.3f} million", file=sys.stderr, flush=True)
         if running.wait() != 0 or not found:
             raise RuntimeError(errors.read_text()[-5000:])
     return found
