@@ -31,7 +31,7 @@ _CLEARS: dict[str, tuple[str, ...]] = {
 }
 
 
-def is_own(callback: Callback) -> bool:
+def is_of_package(callback: Callback) -> bool:
     """Returns True for a callback of this package: the time that it takes is the trainer's, not the user's."""
     return type(callback).__module__.partition(".")[0] == __name__.partition(".")[0]
 
@@ -123,7 +123,7 @@ class CallbackHandler(TrainerCallback):
     def rebuild(self) -> None:
         """Builds the table of listeners; needed after `callbacks` was changed other than through the methods."""
         heard = [(c, LOGGING) for c in self.watchers]
-        heard += [(c, LOGGING if is_own(c) else f"{CALLBACKS}.{type(c).__name__}") for c in self.callbacks]
+        heard += [(c, LOGGING if is_of_package(c) else f"{CALLBACKS}.{type(c).__name__}") for c in self.callbacks]
         self._table = {e: [(getattr(c, e), phase) for c, phase in heard if overrides(c, e)] for e in EVENTS}
 
     def watch(self, watcher: Callback) -> None:

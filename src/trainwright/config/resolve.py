@@ -89,7 +89,7 @@ def engine(args: Arguments, layout: ModelLayout | None = None) -> plans.EnginePl
 
 
 def compiles_blocks(args: Arguments) -> bool:
-    """Whether torch_compile="regional" compiles blocks; DataParallel copies them in each step, so it compiles all."""
+    """Returns True if blocks are compiled (torch_compile="regional"); DataParallel copies them, so it compiles all."""
     return args.torch_compile == "regional" and args.n_gpu <= 1
 
 

@@ -70,7 +70,7 @@ class Lever:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of one lever."""
+    """One lever, its measurement and its result."""
 
     lever: str
     settings: JSONObject
@@ -362,7 +362,7 @@ class _Measurement:
         return replace(row, result="rejected: it is not faster"), None
 
     def _unused(self, kernel: str) -> str | None:
-        """Why the model's loss cannot be computed by a kernel."""
+        """Returns the reason why a kernel cannot compute the model's loss; None if it can."""
         obstacle, keeps = self._trainer._engine.changes_layers, self._trainer._uses_outputs()
         with without_logits(self._trainer.model, kernel, keeps_outputs=keeps, obstacle=obstacle) as reason:
             return reason

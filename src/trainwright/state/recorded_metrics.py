@@ -39,14 +39,14 @@ COMPACT_AFTER = 1024  # scalars held as one tensor each before they are packed i
 
 
 class Total(NamedTuple):
-    """What is known of one name."""
+    """The values recorded under one name, reduced."""
 
     reduce: str
     value: float  # of a mean, the weighted sum
     weight: float  # sum of the weights; of other reductions, the number of values
 
     def joined(self, other: Total) -> Total:
-        """This total with a later one."""
+        """Returns this total with a later one added."""
         if self.reduce in ("mean", "sum"):
             value = self.value + other.value
         elif self.reduce == "max":
@@ -57,7 +57,7 @@ class Total(NamedTuple):
 
     @property
     def result(self) -> float:
-        """What is logged."""
+        """The number that is logged."""
         return self.value / self.weight if self.reduce == "mean" else self.value
 
 

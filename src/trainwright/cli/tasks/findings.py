@@ -12,12 +12,12 @@ from trainwright.cli.tasks.conversations import ConversationError, Shape, is_con
 Column = Callable[[str], Iterable[object]]  # name of a column -> its cells, in the order of the rows
 TEXTS = ("text", "text_pair", "source", "target")
 MOST = 5  # rows, or labels, that a line names
-MOST_LABELS = 1000  # more of them are no labels but numbers or texts
+MOST_LABELS = 1000  # with more of them, a column has numbers or texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What is odd in the rows, and the entry of the recipe that it belongs to."""
+    """A problem in the rows, and the entry of the recipe that it belongs to."""
 
     path: tuple[str, ...]
     text: str
