@@ -8,6 +8,7 @@ import logging
 import math
 import pickle
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -95,19 +96,13 @@ def save_guard(state: JSONObject, folder: Path) -> None:
 
 def load_guard(folder: Path) -> JSONObject:
     """Returns what guards remembered; empty where no file says anything; CheckpointError for what no run writes."""
-    path = folder / GUARD_STATE_NAME
-    if not path.is_file():
-        return {}
-    try:
-        state: JSONObject = read_json(path, max_bytes=MAX_GUARD_BYTES)
+
+    def is_sound(state: JSONObject) -> bool:
         values = [value for history in state.get("accepted", {}).values() for value in history]
         counts = [state.get(name, 0) for name in ("skipped_in_a_row", "left_out_steps")]
-        is_sound = all(map(is_count, counts)) and all(isinstance(one, float) and math.isfinite(one) for one in values)
-    except (ValueError, TypeError, AttributeError):
-        is_sound = False
-    if not is_sound:
-        raise CheckpointError(f"{path} holds values that no run writes. Name another checkpoint, or delete the file.")
-    return state
+        return all(map(is_count, counts)) and all(isinstance(one, float) and math.isfinite(one) for one in values)
+
+    return _load_checked(folder / GUARD_STATE_NAME, is_sound)
 
 
 def save_recorded(state: JSONObject, folder: Path) -> None:
@@ -118,20 +113,25 @@ def save_recorded(state: JSONObject, folder: Path) -> None:
 
 def load_recorded(folder: Path) -> JSONObject:
     """Returns the totals of recorded numbers; empty without a file; CheckpointError for what no run writes."""
-    path = folder / RECORDED_METRICS_NAME
-    if not path.is_file():
-        return {}
-    try:
-        state: JSONObject = read_json(path, max_bytes=MAX_GUARD_BYTES)
-        is_sound = all(
+
+    def is_sound(state: JSONObject) -> bool:
+        return all(
             reduce in REDUCTIONS and isinstance(value, float) and isinstance(weight, float)
             for reduce, value, weight in state.values()
         )
-    except (ValueError, TypeError, AttributeError):
-        is_sound = False
-    if not is_sound:
-        raise CheckpointError(f"{path} holds values that no run writes. Name another checkpoint, or delete the file.")
-    return state
+
+    return _load_checked(folder / RECORDED_METRICS_NAME, is_sound)
+
+
+def _load_checked(path: Path, is_sound: Callable[[JSONObject], bool]) -> JSONObject:
+    """Returns the values of a JSON file, empty without one; CheckpointError where they are not sound."""
+    if not path.is_file():
+        return {}
+    with suppress(ValueError, TypeError, AttributeError):  # of another shape: no run wrote it
+        state: JSONObject = read_json(path, max_bytes=MAX_GUARD_BYTES)
+        if is_sound(state):
+            return state
+    raise CheckpointError(f"{path} holds values that no run writes. Name another checkpoint, or delete the file.")
 
 
 # -- items: named objects of the user's ------------------------------------------------------------------------------
