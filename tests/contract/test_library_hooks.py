@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,72 @@ def fit_step(folder: Path) -> None:
     assert numbers == [1, 2, 3]
 
 
+class Counts:
+    """A checkpoint item."""
+
+    def __init__(self) -> None:
+        self.uses = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"uses": self.uses}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.uses = state["uses"]
+
+
+class Repeats(Trainer):
+    """Trains the first micro-batch of each window twice, and counts windows in a checkpoint item."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.counts = self.checkpoint_items["counts"] = Counts()
+        self.windows: list[int] = []
+
+    def prepare_window(self, batches: list[Any]) -> list[Any]:
+        self.counts.uses += 1
+        self.windows.append(len(batches))
+        return [batches[0], batches[0]]
+
+
+def prepare_window(folder: Path) -> None:
+    assert list(inspect.signature(Trainer.prepare_window).parameters) == ["self", "batches"]
+    trainer = trained(folder, Repeats, settings={"gradient_accumulation_steps": 4})
+    assert trainer.windows == [4, 4, 4]
+    assert trainer.state.log_history[0]["loss"] == trained(folder).state.log_history[0]["loss"]  # one batch, twice
+
+
+def checkpoint_items(folder: Path) -> None:
+    assert Trainer(args=doubles.arguments(folder), model=doubles.model()).checkpoint_items == {}
+    trained(folder, Repeats, settings={"save_strategy": "steps", "save_steps": 2})
+    resumed = doubles.trainer(folder, Repeats)
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert (resumed.counts.uses, resumed.windows) == (3, [1])
+
+
+def step_contexts(folder: Path) -> None:
+    assert list(inspect.signature(Trainer.step_contexts).parameters) == ["self"]
+    depths: list[int] = []
+
+    class Inside(Trainer):
+        depth = 0
+
+        @contextmanager
+        def entered(self) -> Iterator[None]:
+            self.depth += 1
+            yield
+            self.depth -= 1
+
+        def step_contexts(self) -> Any:
+            return [self.entered(), self.entered()]
+
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            depths.append(self.depth)
+            return super().compute_loss(*args, **kwargs)
+
+    trainer = trained(folder, Inside, settings={"gradient_accumulation_steps": 2})
+    assert (depths, trainer.depth) == ([2] * 6, 0)
+
+
 HOOKS: dict[str, Callable[[Path], None]] = {
     "record": record,
     "_metrics": metrics_of_a_batch,
@@ -129,6 +196,9 @@ HOOKS: dict[str, Callable[[Path], None]] = {
     "required_columns": required_columns,
     "steps": steps,
     "fit_step": fit_step,
+    "prepare_window": prepare_window,
+    "checkpoint_items": checkpoint_items,
+    "step_contexts": step_contexts,
     "compute_loss": lambda folder: is_called(folder, "compute_loss", 6, "model", "inputs", "num_items_in_batch"),
     "compute_loss_func": compute_loss_func,
     "training_step": lambda folder: is_called(folder, "training_step", 6, "model", "inputs", "num_items_in_batch"),

@@ -18,6 +18,7 @@ from trainwright._types import ITEMS_NAME
 from trainwright.checkpoint.manifest import find_problem
 from trainwright.errors import ArgumentError, CheckpointError
 
+from .._support import forked
 from .._support.small import differing, make_trainer, sign_again, weights
 
 
@@ -107,6 +108,38 @@ def test_a_generation_buffer_killed_within_a_step_resumes_bit_for_bit(
         ends.train()
     assert ends.buffer.uses == 5
     assert torch.load(tmp_path / "checkpoint-4" / ITEMS_NAME)["buffer"]["uses"] == 4
+    assert_same(resumed(tmp_path), whole)
+
+
+KILLED = """
+import os
+import signal
+import sys
+from tests._support.small import make_trainer
+from tests.loop.test_windows_and_items import SETTINGS, Generates
+
+
+class Dies(Generates):
+    num_losses = 0
+
+    def compute_loss(self, *args, **kwargs):
+        self.num_losses += (self.state.global_step, self.buffer.uses) == (2, 3)
+        if self.num_losses == 2:  # micro-batches of step 3, on what the model made in step 1
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().compute_loss(*args, **kwargs)
+
+
+make_trainer(sys.argv[1], cls=Dies, save_async=False, **SETTINGS).train()
+"""
+
+
+@pytest.mark.process
+def test_a_generation_buffer_whose_process_is_killed_within_a_window_resumes_bit_for_bit(
+    whole: Any, tmp_path: Path
+) -> None:
+    done = forked.run(["-c", KILLED, str(tmp_path)], timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-2"}
     assert_same(resumed(tmp_path), whole)
 
 
