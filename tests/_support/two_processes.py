@@ -8,6 +8,7 @@ script, `Done.told[rank]` in the test.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +45,25 @@ class Done:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return int(one.getsockname()[1])
+    """Returns a port that is free now, and that stays so until a test's server takes it.
+
+    It lies below those that the system gives to outgoing connections, of which other tests open hundreds; one process
+    never returns the same port twice, and processes that run tests at the same time begin at different ones.
+    """
+    for port in _PORTS:
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("", port))
+            return port
+    raise AssertionError("unreachable: the ports are a cycle")
+
+
+def _ports() -> Iterator[int]:
+    first, count = 10_000, 22_000  # Linux gives outgoing connections 32768 and above
+    step = 7919  # a prime: processes with neighbouring numbers begin far from each other
+    return (first + (os.getpid() * step + i) % count for i in itertools.count())
+
+
+_PORTS = _ports()
 
 
 def launch(

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 from .._support import forked
+from .._support.two_processes import free_port
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples"
@@ -128,9 +128,7 @@ def test_it_learns(example: Example, tmp_path: Path) -> None:
 
 
 def launchers() -> dict[str, list[str]]:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
+    port = free_port()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
     accelerate = [
         sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",

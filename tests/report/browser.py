@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -14,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from .._support.two_processes import free_port
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 WHY_NOT = "there is no browser: apt-get install chromium chromium-driver"
@@ -93,9 +94,7 @@ def browsing(folder: Path) -> Iterator[Browser]:
     """A browser with an empty profile in `folder`."""
     assert BROWSER, WHY_NOT
     assert DRIVER, WHY_NOT
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     driver = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"http://127.0.0.1:{port}"
     session = ""

@@ -22,7 +22,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import nn
-from torch.distributed.elastic.utils.distributed import get_free_port
+from torch._C._distributed_c10d import TCPStore
 from torch.utils.data import Subset
 
 from trainwright._types import JSONObject, has_length
@@ -371,8 +371,9 @@ def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = T
     """
     text = pickle.dumps(recipe)
     with tempfile.TemporaryDirectory() as folder:
-        port: int = get_free_port()  # type: ignore[no-untyped-call]
-        processes = [_start(rank, num_processes, port, folder) for rank in range(num_processes)]
+        # Kept by this process, as by torchrun: a free port that is only looked up may be taken when it is used.
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        processes = [_start(rank, num_processes, store.port, folder) for rank in range(num_processes)]
         try:
             for process in processes:
                 assert process.stdin is not None
@@ -397,7 +398,8 @@ def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = T
 def _start(rank: int, num_processes: int, port: int, folder: str) -> subprocess.Popen[bytes]:
     world = {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_processes, "LOCAL_WORLD_SIZE": num_processes,
-        "MASTER_ADDR": "localhost", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "CUDA_VISIBLE_DEVICES": "",
+        "MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True,
+        "OMP_NUM_THREADS": 1, "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
     env = {**os.environ, **{name: str(value) for name, value in world.items()}}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
