@@ -1,6 +1,7 @@
-"""Trainer: one flat class. It *is* the hooks that the loops call, in the order in which they are called; each is short
-and calls a component. What belongs to one `train()` is in `run.training.TrainingRun`, what belongs to this process in
-`run.build.Services`.
+"""Trainer: one flat class, the hooks that the loops call in the order in which they are called.
+
+Each is short and calls a component. What belongs to one `train()` is in `run.training.TrainingRun`, what belongs to
+this process in `run.build.Services`.
 
 The loop is `_inner_training_loop` (epochs), `_run_epoch` (steps) and `_train_on` (micro-batches, then the update); with
 `steps()` a user writes it. `loop/fit.py` asks `get_batch_samples` for the window of a step; `loop/step.py` calls

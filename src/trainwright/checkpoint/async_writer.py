@@ -331,4 +331,5 @@ def free_bytes(root: Path) -> int | None:
 
 
 def size_text(size: int) -> str:
+    """Returns bytes as text: "1.23 GB" from 0.1 GB on, "4.56 MB" below."""
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"

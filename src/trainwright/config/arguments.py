@@ -266,7 +266,7 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
 
     @property
     def mixed_precision(self) -> str:
-        """ "fp16", "bf16", or what `accelerate launch` was configured with ("no" without it)."""
+        """Precision of autocast: "fp16", "bf16", or what `accelerate launch` was configured with ("no" without it)."""
         if self.fp16 and reproduces(self) and self.device.type == "cpu":
             return "no"
         return "fp16" if self.fp16 else "bf16" if self.bf16 else configured_precision()

@@ -92,6 +92,7 @@ def get(config: Mapping[str, Any], place: str) -> Any:
 
 
 def put(config: JSONObject, place: str, value: Any) -> None:
+    """Sets a value at a place like "optimizer.params.lr"; sections that are missing are made."""
     *path, last = place.split(".")
     for key in path:
         config = config.setdefault(key, {})

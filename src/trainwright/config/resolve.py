@@ -157,6 +157,7 @@ def zero3_config(args: Arguments) -> dict[str, Any] | None:
 
 
 def loaders_of_others(args: Arguments) -> plans.LoadersOfOthers:
+    """Returns how loaders that the user made are shared out: the settings of `accelerator_config`."""
     names = [field.name for field in fields(plans.LoadersOfOthers) if field.name != "data_seed"]
     return plans.LoadersOfOthers(
         data_seed=args.data_seed, **{name: getattr(_accelerator(args), name) for name in names}
@@ -164,6 +165,7 @@ def loaders_of_others(args: Arguments) -> plans.LoadersOfOthers:
 
 
 def ddp(args: Arguments) -> plans.DDPPlan:
+    """Returns the settings of DistributedDataParallel."""
     accumulation = _accelerator(args).gradient_accumulation_kwargs or {}
     return plans.DDPPlan(
         backend=args.ddp_backend,
@@ -208,6 +210,7 @@ def loader(
 def sampling(
     args: Arguments, *, batch_size: int, seed: int, num_processes: int, length_of: str | None
 ) -> plans.SamplingPlan:
+    """Returns how rows are put in order and shared out; `length_of` names the column of lengths."""
     packs = value_of(args, "packing") is not None
     return plans.SamplingPlan(
         strategy=word(args.train_sampling_strategy),
@@ -239,6 +242,7 @@ def _per_process(args: Arguments, batch_size: int, num_processes: int) -> int:
 
 
 def checkpoint(args: Arguments) -> plans.CheckpointPlan:
+    """Returns when checkpoints are written and which are kept."""
     limit = args.save_total_limit
     by_time = [value_of(args, name) for name in ("save_every", "max_train_time")]
     requeues = bool(value_of(args, "slurm_requeue"))
@@ -267,6 +271,7 @@ def profiled(args: Arguments) -> StepRange | None:
 
 
 def evaluation(args: Arguments) -> plans.EvalPlan:
+    """Returns how an evaluation runs."""
     return plans.EvalPlan(
         batch_size=args.eval_batch_size,
         move_every=args.eval_accumulation_steps,
@@ -326,7 +331,10 @@ def parallel(
     other, so with `num_together` of them, process p has the batches of replica p // num_together.
 
     Args:
+        args: arguments of the run.
         layout: how the model came in parts; None: it is whole, or not there yet.
+        has_fsdp: FSDP shares the model out.
+        has_deepspeed: DeepSpeed does.
         num_in_copy: processes of a node that hold one copy in parts (hybrid sharding), 1 where no launcher says it.
 
     Raises:

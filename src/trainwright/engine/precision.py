@@ -99,4 +99,5 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def peak_of(device_name: str) -> float | None:
+    """Returns the peak of a device in bf16 operations per second, by its name; None: not in the table."""
     return next((flops for name, flops in PEAK_FLOPS.items() if name in device_name), None)

@@ -299,8 +299,9 @@ def is_streaming(metric: object) -> bool:
 
 
 class StreamingMetric:
-    """Runs one evaluation with an object that has `update` (or `add_batch`) and `compute`, as torchmetrics' and
-    `evaluate`'s; it gets logits, unless `preprocess_logits_for_metrics` changes them.
+    """Runs one evaluation with an object that has `update` (or `add_batch`) and `compute`.
+
+    So do torchmetrics' and `evaluate`'s; it gets logits, unless `preprocess_logits_for_metrics` changes them.
     """
 
     def __init__(self, metric: Any, device: torch.device | None = None) -> None:

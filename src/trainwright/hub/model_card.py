@@ -115,10 +115,12 @@ def is_untouched(text: str) -> bool:
 
 
 def digest(text: str) -> str:
+    """Returns 16 hexadecimal digits that say whether a text was changed."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def listed(names: Names) -> list[str]:
+    """Returns names as a list, each in one line."""
     return [] if names is None else [one_line(names)] if isinstance(names, str) else [one_line(name) for name in names]
 
 
@@ -166,6 +168,7 @@ def _results(facts: CardContent, numbers: Mapping[str, float]) -> list[EvalResul
 
 
 def body(facts: CardContent, *, has_picture: bool) -> str:
+    """Returns the card below its metadata, in Markdown."""
     base = plain(facts.base_model) if facts.base_model else "a fresh model"
     if facts.base_model and REPOSITORY.fullmatch(facts.base_model):
         base = f"[{facts.base_model}](https://huggingface.co/{facts.base_model})"
@@ -183,14 +186,17 @@ def body(facts: CardContent, *, has_picture: bool) -> str:
 
 
 def bullets(values: Mapping[str, object]) -> str:
+    """Returns values as a list in Markdown."""
     return "\n".join(f"- {plain(name)}: {shown(value)}" for name, value in values.items())
 
 
 def shown(value: object) -> str:
+    """Returns a value as the card shows it: numbers with four digits."""
     return f"{value:.4g}" if isinstance(value, float) else plain(value)
 
 
 def results_table(history: Sequence[Logs]) -> str:
+    """Returns logs as a table in Markdown, a column for each name."""
     names = list(dict.fromkeys(name for row in history for name in row))
     lines = ["| " + " | ".join(map(plain, names)) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(shown(row.get(name, "")) for name in names) + " |" for row in history]

@@ -1,5 +1,6 @@
-"""The journal of a run: one JSON object a line, appended and flushed at each log. It is the truth of what happened. It
-begins with the environment of the run: versions, commit, hardware, data, arguments without tokens.
+"""The journal of a run: one JSON object a line, appended and flushed at each log.
+
+It begins with the environment of the run: versions, commit, hardware, data, arguments without tokens.
 
 A run that is killed and resumed writes to the same file; `read` then gives what an uninterrupted run would have
 written: what a dead run logged after the step that was resumed is superseded.

@@ -154,6 +154,7 @@ def update_weights(session: LoopContext, run: RunState, hooks: TrainHooks) -> Up
 
 
 def after_step(session: LoopContext, run: RunState, hooks: TrainHooks, update: Update, *, epoch: int) -> None:
+    """Calls the hook that logs, evaluates and saves after an optimizer step."""
     hooks._maybe_log_save_evaluate(
         run.meter.total,
         update.grad_norm,

@@ -148,6 +148,7 @@ def _say_what_is_left_out(model: nn.Module, targets: Targets, linear: Sequence[s
 
 
 def check_patterns(patterns: Sequence[str], *, field: str) -> None:
+    """Raises ArgumentError for a pattern that is not a regular expression."""
     for pattern in patterns:
         try:
             re.compile(pattern)

@@ -181,10 +181,12 @@ def __getattr__(name: str) -> Any:  # a class or a function of transformers
 
 
 def flat(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
+    """Returns 1 at each step: the rate stays as it is."""
     return 1.0
 
 
 def constant(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
+    """Returns a factor that stays at 1 after the warm-up."""
     return step / max(1, num_warmup_steps) if step < num_warmup_steps else 1.0
 
 

@@ -170,6 +170,7 @@ def _check_alone(trainer: AnyTrainer) -> None:
 
 
 def resume(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
+    """Proves that a run stopped half-way and resumed ends with the weights of one that was not stopped."""
     half = max(num_steps // 2, 1)
     length: JSONObject = {"max_steps": num_steps, "warmup_steps": min(trainer.args.warmup_steps, half)}
     saves: JSONObject = {"save_strategy": "steps", "save_steps": half, "save_async": False}
@@ -212,6 +213,8 @@ def _gradients(trainer: AnyTrainer, **settings: Any) -> dict[str, torch.Tensor]:
 
 
 def accumulation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
+    """Proves that the gradients of a window do not depend on how it is cut into micro-batches."""
+
     def both(**more: Any) -> tuple[Tensors, Tensors]:
         one = _gradients(trainer, per_device_train_batch_size=1, gradient_accumulation_steps=WINDOW, **more)
         return one, _gradients(trainer, per_device_train_batch_size=4, gradient_accumulation_steps=2, **more)
@@ -239,6 +242,7 @@ def allowed_gap(trainer: AnyTrainer) -> float:
 
 
 def evaluation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
+    """Proves that the loss of an evaluation does not depend on the batch size."""
     data = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
     data = next(iter(data.values())) if isinstance(data, dict) else data
     if not has_length(data):
@@ -260,6 +264,7 @@ def evaluation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
 
 
 def processes(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
+    """Proves that two processes have the gradients of one, for the same samples."""
     alone: JSONObject = {"per_device_train_batch_size": WINDOW, "gradient_accumulation_steps": 1}
     together = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     if trainer.optimizer is not None and not trainer._created_lr_scheduler:
@@ -411,6 +416,7 @@ def _start(rank: int, num_processes: int, port: int, folder: str) -> subprocess.
 
 
 def main() -> None:
+    """Trains one step by the recipe on standard input, as one of several processes; rank 0 writes the gradients."""
     folder = Path(sys.argv[1])
     # From the process that started this one, through a pipe that nobody else can write to.
     recipe: JSONObject = pickle.load(sys.stdin.buffer)

@@ -133,6 +133,7 @@ def arguments_of_trainer(args: Any, model: Model) -> Any:
 
 
 def seed_everything(args: Any) -> None:
+    """Seeds all generators by `seed`, or makes all operations deterministic by `full_determinism`."""
     enable_full_determinism(args.seed) if args.full_determinism else set_seed(args.seed)
 
 

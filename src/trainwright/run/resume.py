@@ -124,6 +124,7 @@ def run_id_after(checkpoint: str | None, output_dir: str) -> str:
 
 
 def new_run_id() -> str:
+    """Returns a fresh id of a run."""
     return uuid.uuid4().hex
 
 

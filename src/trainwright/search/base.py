@@ -1,5 +1,6 @@
-"""Shared parts of a search: the protocol of a backend, the trainer's functions that it calls, the results; what is
-checked before the first trial, in our settings and by the backends; and the table of backends.
+"""Shared parts of a search: the protocol of a backend, the trainer's functions that it calls, the results.
+
+Also what is checked before the first trial, in our settings and by the backends, and the table of backends.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The record of a search, `search.json` in its output directory, written as a whole after each trial; and TrialRunner,
-which runs the trials of a backend one after the other and records their results.
+"""The record of a search, `search.json` in its output directory, written as a whole after each trial.
+
+TrialRunner runs the trials of a backend one after the other and records their results.
 """
 
 from __future__ import annotations

@@ -41,8 +41,10 @@ LONGEST_VALUE = 6000
 
 
 class WandbCallback(TrackerCallback):
-    """Variables: WANDB_PROJECT names the project, WANDB_LOG_MODEL uploads models ("checkpoint": each one saved, "end":
-    the last), WANDB_WATCH logs "gradients", "parameters" or "all". A resumed run goes on under its id.
+    """Logs to Weights & Biases; a resumed run continues under its id.
+
+    Variables: WANDB_PROJECT names the project, WANDB_LOG_MODEL uploads models ("checkpoint": each one saved, "end": the
+    last), WANDB_WATCH logs "gradients", "parameters" or "all".
     """
 
     name = "wandb"
@@ -198,7 +200,9 @@ class MLflowCallback(TrackerCallback):
 
 
 class DagsHubCallback(MLflowCallback):
-    """MLFLOW_TRACKING_URI names the repository (`dagshub.init()` sets it), BRANCH the branch to upload to;
+    """Logs to DagsHub, by MLflow.
+
+    Variables: MLFLOW_TRACKING_URI names the repository (`dagshub.init()` sets it), BRANCH the branch to upload to;
     HF_DAGSHUB_LOG_ARTIFACTS uploads what the training wrote, when it ends.
     """
 

@@ -38,10 +38,12 @@ is_wandb_available = partial(_found, "wandb")
 
 
 def is_tensorboard_available() -> bool:
+    """Returns True if a package that writes TensorBoard's files is installed."""
     return _found("tensorboard") or _found("tensorboardX")
 
 
 def is_mlflow_available() -> bool:
+    """Returns True if MLflow is installed and not switched off by DISABLE_MLFLOW_INTEGRATION."""
     return _found("mlflow") and os.environ.get("DISABLE_MLFLOW_INTEGRATION", "").upper() != "TRUE"
 
 

@@ -79,7 +79,9 @@ def is_comet_configured() -> bool:
 
 
 class CometCallback(TrackerCallback):
-    """Variables: COMET_MODE (get, create, get_or_create), COMET_START_ONLINE, COMET_PROJECT_NAME, COMET_EXPERIMENT_KEY;
+    """Logs to Comet.
+
+    Variables: COMET_MODE (get, create, get_or_create), COMET_START_ONLINE, COMET_PROJECT_NAME, COMET_EXPERIMENT_KEY;
     COMET_LOG_ASSETS uploads the output directory when training ends.
     """
 

@@ -84,6 +84,7 @@ class MemoryPlan:
 
 
 def in_words(size: int) -> str:
+    """Returns bytes as text with four digits: "1.234 GB"."""
     units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
     unit, name = next((one for one in units if size >= one[0]), (1, "B"))
     return f"{size / unit:.4g} {name}"
