@@ -33,7 +33,7 @@ from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
 from trainwright.config.fields import reproduces, value_of
-from trainwright.data import bad_sample, columns, length_sampler
+from trainwright.data import bad_sample, columns, length_sampler, mixture
 from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
@@ -87,7 +87,8 @@ class Trainer:
             with the loss first.
         args: the settings; default `TrainingArguments("tmp_trainer")`.
         data_collator: makes a batch of a list of samples; default pads with `processing_class`, or stacks.
-        train_dataset: samples to train on; map-style, iterable, or a `datasets.Dataset`.
+        train_dataset: samples to train on; map-style, iterable, or a `datasets.Dataset`; or a dict of several by name,
+            which are trained on together (`args.mixture`).
         eval_dataset: samples to evaluate on, or a dict of several sets by name.
         processing_class: tokenizer, image processor, feature extractor or processor; saved with the model.
         model_init: makes the model; called again for each `train()`. Takes nothing, or the trial of a search.
@@ -185,7 +186,7 @@ class Trainer:
 
         # The user's objects.
         self.model, self.model_init = model, model_init
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.train_dataset, self.eval_dataset = mixture.as_mixture(train_dataset), eval_dataset
         self.processing_class = build.one_processing_class(processing_class, tokenizer)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
@@ -215,7 +216,7 @@ class Trainer:
         # What cannot work together is refused; then callbacks, repository and directory are opened.
         checks.check_optimizers(self.args, optimizers, optimizer_cls_and_kwargs, model_init)
         own = self.lr_scheduler is not None
-        checks.check_datasets(self.args, train_dataset, eval_dataset, self.data_collator, has_own_schedule=own)
+        checks.check_datasets(self.args, self.train_dataset, eval_dataset, self.data_collator, has_own_schedule=own)
         checks.check_metrics(self.args, compute_metrics)
         self._use_callbacks(callbacks)
         if self.args.push_to_hub:
@@ -728,6 +729,7 @@ class Trainer:
         if is_columnar:
             dataset = self._remove_unused_columns(dataset, description=description)
         else:
+            dataset = columns.remove_from_sources(dataset, self._remove_unused_columns, description)
             collate = self._get_collator_with_removed_columns(collate, description=description)
         collate = input_pipeline.row_collator(self.args, sampler, collate, model, self.processing_class)
         how = {"sampler": sampler, "collate": collate, "batch_size": batch_size, "is_training": is_training}

@@ -16,6 +16,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from trainwright._types import Batch, DatasetLike, Item, is_instance_of, optional_class
+from trainwright.data.mixture import MixtureDataset
 from trainwright.errors import DataError, did_you_mean
 
 module_logger = logging.getLogger(__name__)
@@ -87,6 +88,16 @@ def remove_unused(
     return dataset.remove_columns(unused) if unused else dataset
 
 
+def remove_from_sources(dataset: DatasetLike, remove: Callable[..., DatasetLike], description: str) -> DatasetLike:
+    """Returns a mixture whose sources with columns went through `remove`; any other dataset as it is."""
+
+    def changed(source: DatasetLike) -> DatasetLike:
+        has_columns = is_columnar(source) and source.format["type"] != "custom"
+        return remove(source, description=description) if has_columns else source
+
+    return dataset.with_sources(changed) if isinstance(dataset, MixtureDataset) else dataset
+
+
 class RemoveColumnsCollator:
     """Drops the entries of each item that the model does not take, then calls the collator.
 
@@ -140,7 +151,7 @@ class RemoveColumnsCollator:
             ) from error
 
     def _remove_columns(self, feature: Item) -> Item:
-        if not isinstance(feature, dict):
+        if not isinstance(feature, dict) or isinstance(feature, Sample):  # or a row of a source whose columns are
             return feature
         if not self.message_logged:
             self.message_logged = True

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, Item
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import OrderKind
+from trainwright.data.mixture import MixtureDataset
 from trainwright.data.samplers import Order
 from trainwright.errors import DataError
 
@@ -264,6 +265,11 @@ def sample_lengths(
     A `datasets.Dataset` is not read for it: Arrow knows where each list begins. Anything else is asked by index.
     Raises DataError for items without that entry, or lengths that are none.
     """
+    if isinstance(dataset, MixtureDataset):
+        found = [
+            sample_lengths(one, name, column=column, show_progress=show_progress) for one in dataset.sources.values()
+        ]
+        return _as_lengths(np.concatenate(found))
     lengths = _of_columns(dataset, name, column) if is_columnar(dataset) else None
     if lengths is not None:
         return lengths

@@ -21,6 +21,7 @@ from trainwright.data.bad_sample import name_sample
 from trainwright.data.columns import draws_random_numbers, is_columnar
 from trainwright.data.cursor import Cursor, LoaderState
 from trainwright.data.length_sampler import BatchedDataset
+from trainwright.data.mixture import MixtureDataset
 from trainwright.data.positions import position_of
 from trainwright.data.prepared_dataloader import DevicePrefetcher, watched
 from trainwright.data.seeding import SeededItems
@@ -192,6 +193,8 @@ def seeds_this_process(dataloader: Any) -> bool:
 def _is_plain(dataset: Any) -> bool:
     """Data that lies ready: a list, tensors, or Arrow columns without a transform on the fly."""
     dataset = dataset.dataset if isinstance(dataset, BatchedDataset) else dataset
+    if isinstance(dataset, MixtureDataset):
+        return all(map(_is_plain, dataset.sources.values()))
     if is_columnar(dataset):
         return bool(dataset.format["type"] != "custom")
     return type(dataset) in (list, tuple, TensorDataset)

@@ -1,0 +1,114 @@
+"""Named sources as one dataset: a global index is a row of a source. The order of samples is made elsewhere."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+
+from torch.utils.data import Dataset, IterableDataset
+
+from trainwright._types import DatasetLike, Item, has_length, is_instance_of
+from trainwright.errors import DataError
+
+
+class MixtureDataset(Dataset[Item]):
+    """The rows of several datasets with a length, one dataset after the other; a row comes as its dataset gives it.
+
+    Args:
+        sources: the datasets by name; at least one.
+
+    Attributes:
+        sources: the same.
+        names: their names, in order.
+        offsets: the global index of the first row of each.
+
+    Raises:
+        DataError: no source, or one that has no length.
+
+    Example:
+        >>> data = MixtureDataset({"code": ["a", "b"], "chat": ["c"]})
+        >>> len(data), data[2], data.source_of(2)
+        (3, 'c', ('chat', 0))
+    """
+
+    def __init__(self, sources: Mapping[str, DatasetLike]) -> None:
+        if not sources:
+            raise DataError("train_dataset is an empty dict; it needs at least one {name: dataset}.")
+        for name, source in sources.items():
+            if not has_length(source) or isinstance(source, IterableDataset):
+                raise DataError(
+                    f"The source {name!r} of train_dataset is a {type(source).__name__} without a length, and sources "
+                    "need one."
+                )
+        self.sources = dict(sources)
+        self.names = list(sources)
+        self.offsets = [0, *accumulate(map(len, sources.values()))]
+        self._length = self.offsets.pop()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Item:
+        name, row = self.source_of(index)
+        return self.sources[name][row]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Item]:
+        """Rows by global index, in order; a source that gives several rows at once is asked once."""
+        items: list[Item] = [None] * len(indices)
+        at_once: dict[str, list[tuple[int, int]]] = {}
+        for place, index in enumerate(indices):
+            name, row = self.source_of(index)
+            if hasattr(self.sources[name], "__getitems__"):
+                at_once.setdefault(name, []).append((place, row))
+            else:
+                items[place] = self.sources[name][row]
+        for name, asked in at_once.items():
+            rows = self.sources[name].__getitems__([row for _, row in asked])
+            for (place, _), item in zip(asked, rows, strict=True):
+                items[place] = item
+        return items
+
+    def source_of(self, index: int) -> tuple[str, int]:
+        """Finds a row.
+
+        Args:
+            index: a global index, from 0.
+
+        Returns:
+            The name of its source, and its number in it.
+
+        Raises:
+            IndexError: there is no such index.
+        """
+        if not 0 <= index < self._length:
+            raise IndexError(f"index {index} is not one of {self._length} rows")
+        number = bisect_right(self.offsets, index) - 1
+        return self.names[number], index - self.offsets[number]
+
+    def with_sources(self, change: Callable[[DatasetLike], DatasetLike]) -> MixtureDataset:
+        """Makes a mixture of the same names and lengths.
+
+        Args:
+            change: returns what takes the place of a source.
+
+        Returns:
+            The mixture of what `change` returned.
+        """
+        return MixtureDataset({name: change(source) for name, source in self.sources.items()})
+
+
+def as_mixture(dataset: DatasetLike) -> DatasetLike:
+    """Returns the mixture of a dict of datasets; what is not one stays as it is.
+
+    A dict with other keys than texts is not: it may be a dataset with indices of its own. Raises DataError for the
+    splits of one dataset, which are not to be trained on together.
+    """
+    if not isinstance(dataset, Mapping) or not all(isinstance(name, str) for name in dataset):
+        return dataset
+    if is_instance_of(dataset, "datasets", "DatasetDict") or is_instance_of(dataset, "datasets", "IterableDatasetDict"):
+        raise DataError(
+            f"train_dataset is a {type(dataset).__name__} with the splits {', '.join(map(repr, dataset))}. Pass one of "
+            "them, or a plain dict of those to train on together: train_dataset={'code': a, 'chat': b}."
+        )
+    return MixtureDataset(dataset)

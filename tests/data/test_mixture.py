@@ -1,0 +1,70 @@
+"""Several named datasets trained on together: which row an index is, and in which order the rows come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainwright import Trainer
+from trainwright.data.length_sampler import sample_lengths
+from trainwright.data.mixture import MixtureDataset, as_mixture
+from trainwright.errors import DataError
+
+from .._support.small import AugmentedStream, Diary, data, make_trainer, module
+
+
+class AtOnce(list[Any]):
+    """Rows that are asked for several at a time."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [f"{self[index]}!" for index in indices]
+
+
+def test_a_global_index_is_a_row_of_a_source() -> None:
+    mixed = MixtureDataset({"code": ["a", "b"], "none": [], "chat": AtOnce("cde"), "last": []})
+    assert (len(mixed), mixed.names, mixed.offsets) == (5, ["code", "none", "chat", "last"], [0, 2, 2, 5])
+    assert [mixed.source_of(index) for index in range(5)] == [
+        ("code", 0), ("code", 1), ("chat", 0), ("chat", 1), ("chat", 2)
+    ]  # fmt: skip
+    assert [mixed[index] for index in range(5)] == [*"abcde"]
+    assert mixed.__getitems__([3, 0, 2, 1, 3]) == ["d!", "a", "c!", "b", "d!"]
+    for index in (5, -1):
+        with pytest.raises(IndexError):
+            mixed[index]
+
+
+def test_a_dict_becomes_a_mixture_unless_it_is_a_dataset_itself() -> None:
+    datasets = pytest.importorskip("datasets")
+    by_number = {0: "a", 1: "b"}
+    assert as_mixture(by_number) is by_number
+    assert as_mixture({"code": ["a"]}).names == ["code"]
+    splits = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"x": [1]})})
+    for wrong, said in ((splits, "one of them"), ({}, "at least one"), ({"code": AugmentedStream([])}, "'code'")):
+        with pytest.raises(DataError, match=said):
+            as_mixture(wrong)
+
+
+def test_lengths_are_those_of_the_sources() -> None:
+    pytest.importorskip("datasets")
+    items = [{"input_ids": [0] * (1 + i)} for i in range(4)]
+    mixed = MixtureDataset({"list": items[:3], "table": data.hf_dataset(items)})
+    assert sample_lengths(mixed, "input_ids").tolist() == [1, 2, 3, 1, 2, 3, 4]
+
+
+def test_a_union_trains_as_the_sources_one_after_the_other_do(tmp_path: Path) -> None:
+    """In an ordinary shuffled order, columns that the model does not take included."""
+    pytest.importorskip("datasets")
+    items = [{**item, "x": item["x"].tolist()} for item in data.vectors(26)]
+    table = data.hf_dataset(items[16:], text=["t"] * 10)
+    diary = Diary(items[:16])
+    mixed = make_trainer(tmp_path / "mixed", train_dataset={"list": diary, "table": table}, model=module(0.0))
+    plain = make_trainer(tmp_path / "plain", train_dataset=items, model=module(0.0))
+    for trainer in (mixed, plain):
+        trainer.train()
+    assert isinstance(mixed, Trainer)
+    assert sorted(diary.reads) == sorted([*range(16)] * 2)
+    assert [entry.get("loss") for entry in mixed.state.log_history] == [
+        entry.get("loss") for entry in plain.state.log_history
+    ]
