@@ -10,7 +10,7 @@ from tests.parity import data, models
 from tests.parity.sides import OURS, Side, without_clock
 from torch import nn
 
-from trainwright import EvalPrediction
+from trainwright import EvalPrediction, LossOutput, Trainer
 
 TOTAL = 8  # samples in a micro-batch of all processes
 ALWAYS: dict[str, Any] = {
@@ -85,6 +85,84 @@ def outcome(trainer: Any, **how: Any) -> dict[str, Any]:
         "loss": out.training_loss,
         "step": out.global_step,
     }
+
+
+# -- hooks for libraries -----------------------------------------------------------------------------------------------
+
+
+class Counts:
+    """A checkpoint item: windows that this process prepared."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.windows = rank, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"rank": self.rank, "windows": self.windows}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.rank, self.windows = state["rank"], state["windows"]
+
+
+class Library(Trainer):
+    """Replaces windows, counts them in a checkpoint item, records numbers, and says over how many items a loss is."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.counts = self.checkpoint_items["counts"] = Counts(self.args.process_index)
+
+    def prepare_window(self, batches: list[Any]) -> list[Any]:
+        self.counts.windows += 1
+        return batches[::-1]
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        outputs = model(**inputs)
+        mask, logits = inputs["labels"] != -100, outputs["logits"].detach()
+        self.record("highest", logits[mask].max() if mask.any() else -1e9, reduce="max")
+        metrics = {"logit": logits[mask].mean(), "rows": {"value": len(inputs["x"]), "reduce": "sum"}}
+        said = LossOutput(outputs["loss"], num_items=mask.sum(), metrics=metrics)
+        return (said, outputs) if return_outputs else said
+
+
+def by_train(trainer: Any, resume: Any = None) -> None:
+    trainer.train(resume_from_checkpoint=resume)
+
+
+def by_steps(trainer: Any, resume: Any = None) -> None:
+    for step in trainer.steps(resume_from_checkpoint=resume):
+        for batch in step.batches:
+            step.backward(trainer.compute_loss(step.model, batch, num_items_in_batch=step.num_items))
+        step.update()
+
+
+def by_fit_step(trainer: Any, resume: Any = None) -> None:
+    while trainer.fit_step(resume_from_checkpoint=resume) is not None:
+        pass
+
+
+def library(folder: Path, num_processes: int, **settings: Any) -> dict[str, Any]:
+    """Trains by `train`, `steps` and `fit_step`, resumes by the latter two, and says what came of it.
+
+    Whether weights and logs are the same, bit for bit; the log and the weights; counts of the resumed runs.
+    """
+    side, found, counts = Side(OURS.name, Library, OURS.arguments), [], []
+    saved = str(folder / "by_train" / "checkpoint-2")
+    ways = [by_train, by_steps, by_fit_step]
+    for how, resume in [*((how, None) for how in ways), (by_steps, saved), (by_fit_step, saved)]:
+        name = how.__name__ + ("_resumed" if resume else "")
+        trainer = trainer_of("counted, accumulated", folder / name, num_processes, side, save_strategy="steps",
+                             save_steps=2, **settings)  # fmt: skip
+        how(trainer, resume)
+        whole = trainer._engine.whole_weights(trainer.model)
+        state = trainer.model.state_dict() if whole is None else whole
+        weights = {name: value.double().flatten().tolist() for name, value in state.items()}
+        log = without_clock(trainer.state.log_history)[:-1]
+        # Without ZeRO, DeepSpeed tells no norm: it is NaN, which a checkpoint has as None.
+        log = [{key: value for key, value in entry.items() if value is not None and value == value} for entry in log]
+        found.append((weights, log))
+        counts.append([trainer.counts.rank, trainer.counts.windows])
+    weights, log = found[0]
+    return {"same": [one == found[0] for one in found], "counts": counts, "weights": weights, "log": log,
+            "step": trainer.state.global_step}  # fmt: skip
 
 
 def judged(trainer: Any) -> dict[str, Any]:

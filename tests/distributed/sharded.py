@@ -10,7 +10,7 @@ import peft
 import torch
 from tests._support.small import StopAt
 from tests._support.two_processes import tell
-from tests.distributed.cases import trainer_of
+from tests.distributed.cases import library, trainer_of
 from tests.distributed.shards import (
     CASES,
     FORMS,
@@ -56,6 +56,10 @@ def goes_on() -> None:
     )
 
 
+def hooks_for_libraries() -> None:
+    tell(library=library(FOLDER / "library", 2, fsdp=True))
+
+
 def best() -> None:
     settings = {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "save_strategy": "epoch",
                 "eval_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": "loss",
@@ -92,7 +96,7 @@ def refused() -> None:
 
 logging.getLogger("trainwright").setLevel("ERROR")
 torch.manual_seed(0)
-steps: list[Any] = [trains_like_one, goes_on, best, library_models, refused]
+steps: list[Any] = [trains_like_one, goes_on, hooks_for_libraries, best, library_models, refused]
 for step in steps:
     step()
 tell(done=True)

@@ -16,7 +16,7 @@ from trainwright.errors import CheckpointError
 from .._support.small import StopAt
 from .._support.two_processes import Done, run
 from ..parity import models
-from .cases import outcome, trainer_of
+from .cases import library, outcome, trainer_of
 from .shards import CASES, FORMS, SAVED, adapter, roberta, tied_model, tied_trainer
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -75,6 +75,17 @@ def test_evaluations_are_those_of_one_process(done: Done, tmp_path: Path) -> Non
         torch.testing.assert_close(
             torch.tensor(told["judged"]["predictions"]), torch.tensor(predicted.predictions), rtol=1e-4, atol=1e-5
         )
+
+
+def test_hooks_for_libraries(done: Done, tmp_path: Path) -> None:
+    """Loops of one's own, prepared windows, items of checkpoints, recorded numbers, and a loss that says its items."""
+    alone = library(tmp_path, 1)
+    for rank, told in enumerate(done.told):
+        assert told["library"]["same"] == [True] * 5
+        assert told["library"]["counts"] == [[rank, 4]] * 5
+    assert_same(done.told[0]["library"], alone)
+    for mine, theirs in zip(done.told[0]["library"]["log"], alone["log"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from .._support.engines import needs
 from .._support.small import REFERENCE, StopAt
 from .._support.two_processes import Done, run
-from .cases import judged, outcome, trainer_of
+from .cases import judged, library, outcome, trainer_of
 
 pytestmark = [needs("deepspeed"), pytest.mark.process, pytest.mark.timeout(600), pytest.mark.slow]
 SAVED = "means, accumulated"
@@ -67,6 +67,19 @@ def test_it_trains_as_one_process_does(
     mine, other = done[processes].told[0][f"zero {stage}: judged"], judged(trainer)
     assert mine["metrics"] == pytest.approx(other["metrics"], rel=1e-5)
     np.testing.assert_allclose(mine["predictions"], other["predictions"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_hooks_for_libraries(processes: int, done: dict[int, Done], tmp_path: Path) -> None:
+    """Loops of one's own, prepared windows, items of checkpoints, recorded numbers, and a loss that says its items."""
+    alone = library(tmp_path, 1)
+    for stage in (0, 1, 2, 3):
+        for rank, told in enumerate(done[processes].told):
+            assert told[f"library {stage}"]["same"] == [True] * 5
+            assert told[f"library {stage}"]["counts"] == [[rank, 4]] * 5
+        mine = done[processes].told[0][f"library {stage}"]
+        log = [{key: entry[key] for key in entry if stage or key != "grad_norm"} for entry in alone["log"]]
+        assert_same({**mine, "log": [*mine["log"], {}]}, {**alone, "log": [*log, {}]})
 
 
 @pytest.mark.parametrize("stage", STAGES)

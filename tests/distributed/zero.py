@@ -9,7 +9,7 @@ from typing import Any
 
 from tests._support.small import StopAt
 from tests._support.two_processes import tell
-from tests.distributed.cases import judged, outcome, trainer_of
+from tests.distributed.cases import judged, library, outcome, trainer_of
 
 FOLDER = Path(sys.argv[1])
 WORLD = int(os.environ["WORLD_SIZE"])
@@ -55,6 +55,8 @@ for stage, window in WINDOWS.items():
     for source in {mine: 0, "by_one": 0, f"zero{stage}_by1": 0}:
         again = trainer_of(SAVED, FOLDER / "again", WORLD, **zero(stage))
         tell(**{f"{stage} from {source}": told(again, resume_from_checkpoint=str(FOLDER / source / "checkpoint-2"))})
+for stage in (0, 1, 2, 3):
+    tell(**{f"library {stage}": library(FOLDER / f"library{stage}_by{WORLD}", WORLD, **zero(stage))})
 own = {"optimizer": {"type": "AdamW", "params": {
     "lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto", "torch_adam": True}},
     "scheduler": {"type": "WarmupDecayLR", "params": {

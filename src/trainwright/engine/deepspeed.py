@@ -173,8 +173,10 @@ class DeepSpeedEngine(DistributedEngine):
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         self._was_applied = None
-        if (gradient := kwargs.pop("gradient", None)) is not None:
-            loss = loss * gradient  # DeepSpeed begins the backward pass itself
+        # DeepSpeed begins the backward pass itself. The product is a new tensor: where the model returned the loss and
+        # there is no ZeRO, hooks on the model's outputs would divide its gradient by the accumulation.
+        gradient = kwargs.pop("gradient", None)
+        loss = loss * (1.0 if gradient is None else gradient)
         self._train_engine.backward(loss, scale_wrt_gas=False, **kwargs)  # the loss is normalized already
 
     def backward_of_share(self, loss: torch.Tensor, num_shares: int) -> bool:
@@ -201,16 +203,30 @@ class DeepSpeedEngine(DistributedEngine):
         if self._was_applied is None:
             self._train_engine.step()
             self._was_applied = bool(self._train_engine.was_step_applied())
+            if self._stage > 0:
+                self._train_engine.optimizer.custom_loss_scaler = False
 
     def step(self, optimizer: Optimizer) -> bool:
         self._update()
         return bool(self._was_applied)
 
     def scale_gradients(self, factor: torch.Tensor) -> None:
-        raise ModelError(
-            "A LossOutput with num_items in several micro-batches or processes needs the gradients before the update, "
-            "which DeepSpeed keeps to itself. Divide the loss by num_items_in_batch, or use FSDP."
-        )
+        """Scales them within the update: ZeRO divides gradients by its loss scale there, which is another one for it.
+
+        Reads the factor back; the update of DeepSpeed reads the norm.
+        """
+        optimizer = self._train_engine.optimizer
+        if self._stage > 0:
+            optimizer.external_loss_scale, optimizer.custom_loss_scaler = optimizer.loss_scale / float(factor), True
+        elif self._is_mixed:
+            raise ModelError(
+                "A LossOutput with num_items in several micro-batches or processes needs the gradients before the "
+                "update, which DeepSpeed keeps to itself in bf16 and fp16 without ZeRO. Set zero_optimization.stage to "
+                "1 or above, or divide the loss by num_items_in_batch."
+            )
+        else:
+            grads = [parameter.grad for group in self._groups for parameter in group if parameter.grad is not None]
+            torch._foreach_mul_(grads, factor)
 
     def zero_grad(self) -> None:
         """DeepSpeed clears gradients when it has used them."""
