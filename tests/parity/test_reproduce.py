@@ -18,7 +18,7 @@ import trainwright
 
 from .fuzz_sides import OURS, OURS_SEQ2SEQ, PLAIN, PLAIN_SEQ2SEQ, REPRODUCING, REPRODUCING_SEQ2SEQ, Facts, run
 from .fuzz_table import BEST_EPOCH, EVERY_2, FIVE_TOKENS, Case, is_t5
-from .golden import Golden, from_text, to_text
+from .golden import MARKS, Golden, from_text, to_text
 from .rows import MLM
 from .sides import Side, differing, weights
 
@@ -96,7 +96,9 @@ GOLDEN = Golden("reproduce", {row: partial(facts, case, PLAIN, PLAIN_SEQ2SEQ) fo
 
 
 @pytest.mark.parametrize("row", CASES)
-@pytest.mark.parametrize("as_original", [True, pytest.param(False, marks=pytest.mark.slow)])  # that the case shows it
+@pytest.mark.parametrize(
+    "as_original", [pytest.param(True, marks=MARKS), pytest.param(False, marks=pytest.mark.slow)]
+)  # False: that the case shows it
 def test_the_numbers_are_those_of_the_original(row: str, as_original: bool) -> None:
     sides = (REPRODUCING, REPRODUCING_SEQ2SEQ) if as_original else (OURS, OURS_SEQ2SEQ)
     ours = plain(facts(CASES[row], *sides))
