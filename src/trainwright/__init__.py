@@ -37,6 +37,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.callbacks.base": ("TrainerCallback",),
     "trainwright.callbacks.dispatch": ("CallbackHandler",),
     "trainwright.callbacks.flow": ("DefaultFlowCallback", "EarlyStoppingCallback"),
+    "trainwright.callbacks.notebook": ("NotebookProgressCallback",),
     "trainwright.callbacks.preemption": ("CheckpointManager", "JITCheckpointCallback"),
     "trainwright.callbacks.progress": (
         "DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK", "PrinterCallback", "ProgressCallback",

@@ -14,6 +14,7 @@ from trainwright.callbacks.flow import (
     DefaultFlowCallback,
     EarlyStoppingCallback,
 )
+from trainwright.callbacks.notebook import NotebookProgressCallback
 from trainwright.callbacks.preemption import (
     CheckpointManager,
     JITCheckpointCallback,
@@ -249,6 +250,7 @@ __all__ = [
     "LossOutput",
     "MLflowCallback",
     "NeptuneCallback",
+    "NotebookProgressCallback",
     "OptimizerNames",
     "ParallelMode",
     "PredictionOutput",

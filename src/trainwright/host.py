@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,13 @@ import psutil
 CGROUP = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")  # the control groups of this process
 SAME_START_S = 1.0  # start times of one process differ by less
+
+
+def in_notebook() -> bool:
+    """Returns True in the process of a Jupyter kernel, whose front end shows HTML; a fork of it cannot reach that."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    kernel = getattr(shell, "kernel", None)
+    return kernel is not None and getattr(getattr(kernel, "session", None), "pid", os.getpid()) == os.getpid()
 
 
 def available_bytes() -> int:

@@ -312,6 +312,9 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
     def __str__(self) -> str:
         return summary.describe(self, plan=summary.arguments_summary(self._typed))
 
+    def _repr_html_(self) -> str:
+        return summary.describe_html(self, plan=summary.arguments_summary(self._typed))
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in summary.differing(self).items())})"
 

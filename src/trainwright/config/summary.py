@@ -19,6 +19,7 @@ from trainwright.config.fields import ALIASES, GROUPS, SETTINGS, batch_formers, 
 from trainwright.config.fields.setting import HERE, PER_START
 from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
+from trainwright.html_table import html_section, html_table
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -85,13 +86,36 @@ def describe(args: DataclassInstance, *, plan: Sequence[str] = ()) -> str:
     """Text of all arguments: what they come to, those that differ from the defaults, then everything, by group."""
     lines = [f"{type(args).__name__}(", *(f"  # {line}" for line in plan), "", "  # differs from the defaults"]
     lines += [f"  {name}={value!r}," for name, value in differing(args).items()] or ["  # (nothing)"]
-    for title, members in grouped(type(args)).items():
-        lines += ["", f"  # {title}"]
-        for field in members:
-            value = getattr(args, field.name)
-            shown = value if value is None else stand_in(field.name, plain(value))
-            lines.append(f"  {field.name}={shown!r},")
+    for title, values in values_by_group(args).items():
+        lines += ["", f"  # {title}", *(f"  {name}={value!r}," for name, value in values.items())]
     return "\n".join([*lines, ")"])
+
+
+def describe_html(args: DataclassInstance, *, plan: Sequence[str] = ()) -> str:
+    """HTML of the same: what differs from the defaults, then everything, folded by group."""
+    rows = [(name, repr(value)) for name, value in differing(args).items()]
+    groups = [
+        html_section(title, html_table((name, repr(value)) for name, value in values.items()), is_folded=True)
+        for title, values in values_by_group(args).items()
+    ]
+    return html_section(
+        type(args).__name__,
+        html_table(line.split(maxsplit=1) for line in plan),
+        html_section("differs from the defaults", html_table(rows) or " (nothing)"),
+        html_section("all arguments", *groups, is_folded=True),
+    )
+
+
+def values_by_group(args: DataclassInstance) -> dict[str, JSONObject]:
+    """Returns the plain values of all fields by the title of their group, with marks in the place of tokens."""
+    values = {field.name: getattr(args, field.name) for field in fields(args)}
+    return {
+        title: {
+            field.name: None if (value := values[field.name]) is None else stand_in(field.name, plain(value))
+            for field in members
+        }
+        for title, members in grouped(type(args)).items()
+    }
 
 
 def _settled_defaults(kind: type) -> JSONObject:

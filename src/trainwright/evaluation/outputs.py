@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainwright._types import Batch, Nested, plain_numbers, printable, recordable, write_text
+from trainwright.html_table import html_pairs, html_section
 from trainwright.tensor_tree import nested_detach
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,9 @@ class EvalLoopOutput(NamedTuple):
     metrics: dict[str, float] | None
     num_samples: int | None
 
+    def _repr_html_(self) -> str:
+        return _html_of(self)
+
 
 class PredictionOutput(NamedTuple):
     """Result of `predict()`: arrays with one row for each sample (or tuples of them), and metrics."""
@@ -58,6 +62,9 @@ class PredictionOutput(NamedTuple):
     label_ids: Nested
     metrics: dict[str, float] | None
 
+    def _repr_html_(self) -> str:
+        return _html_of(self)
+
 
 class TrainOutput(NamedTuple):
     """Result of `train()`: optimizer steps done, mean loss, and metrics of speed."""
@@ -65,6 +72,22 @@ class TrainOutput(NamedTuple):
     global_step: int
     training_loss: float
     metrics: dict[str, float]
+
+    def _repr_html_(self) -> str:
+        return _html_of(self)
+
+
+def _html_of(output: Any) -> str:  # one of the named tuples above
+    """Returns a result as HTML: numbers as they are, arrays by shape and type, the metrics below."""
+    values = {name: _in_short(value) for name, value in output._asdict().items() if name != "metrics"}
+    return html_section(type(output).__name__, html_pairs({**values, **metrics_format(output.metrics or {})}))
+
+
+def _in_short(value: Nested) -> object:
+    if isinstance(value, (tuple, list)):
+        return ", ".join(str(_in_short(one)) for one in value)
+    shape = getattr(value, "shape", None)
+    return value if shape is None else f"{getattr(value, 'dtype', '')} of shape {tuple(shape)}"
 
 
 # -- one batch: forward, and the output split into loss, logits and labels ------------------------------------------

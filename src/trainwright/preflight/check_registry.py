@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from trainwright._types import Batch, JSONObject
 from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
+from trainwright.html_table import html_section, html_table
 from trainwright.preflight.memory.memory_plan import MemoryPlan
 
 Severity: TypeAlias = Literal["note", "warning", "error"]
@@ -82,6 +83,13 @@ class CheckReport:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[str, ...]] = [(one.severity, one.check, one.evidence, one.cure) for one in self.findings]
+        rows += [("fine", "", ", ".join(self.passed), "")] if self.passed else []
+        rows += [("not done", name, reason, "") for name, reason in self.not_done]
+        found = html_table(rows, header=("", "check", "found", "what to change"))
+        return html_section("Check", found, "" if self.memory is None else self.memory._repr_html_())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

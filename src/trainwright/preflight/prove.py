@@ -32,6 +32,7 @@ from trainwright.config.protocol import Arguments
 from trainwright.config.summary import differing as differing_arguments
 from trainwright.errors import ModelError, ProcessFailedError
 from trainwright.host import available_bytes
+from trainwright.html_table import html_section, html_table
 from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build
@@ -68,11 +69,18 @@ class ProofReport:
 
     def lines(self) -> Iterator[str]:
         """Yields the lines of the report for the console."""
+        for word, law, evidence, cure in self._rows():
+            yield f"{word:10}{law}: {evidence}"
+            if cure:
+                yield f"{'':10}-> {cure}"
+
+    def _repr_html_(self) -> str:
+        return html_section("Proofs", html_table(self._rows(), header=("", "law", "evidence", "what to change")))
+
+    def _rows(self) -> Iterator[tuple[str, str, str, str]]:
         for proof in self.proofs:
             word = {True: "holds", False: "FAILS", None: "not tried"}[proof.holds]
-            yield f"{word:10}{proof.law}: {proof.evidence}"
-            if proof.cure:
-                yield f"{'':10}-> {proof.cure}"
+            yield word, proof.law, proof.evidence, proof.cure
 
     def to_dict(self) -> JSONObject:
         """Returns plain values, as for JSON."""

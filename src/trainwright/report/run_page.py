@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import needs_package
+from trainwright.html_table import html_table
 from trainwright.journal.record import Record, flat, read
 from trainwright.search.search_record import FINISHED, PRUNED, SEARCH_NAME, SearchRecord, TrialRecord, importance
 
@@ -146,8 +147,7 @@ def tables(record: Record) -> list[str]:
 def table(title: str, rows: Sequence[Sequence[object]]) -> str:
     if not rows:
         return ""
-    body = "\n".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<h2>{html.escape(title)}</h2>\n<table>{body}</table>"
+    return f"<h2>{html.escape(title)}</h2>\n{html_table(rows)}"
 
 
 def plotly() -> Any:

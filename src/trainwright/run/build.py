@@ -33,6 +33,7 @@ from trainwright.engine.precision import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
 from trainwright.hooks import Events
+from trainwright.host import in_notebook
 from trainwright.journal.record import JournalListener
 from trainwright.loss_normalization import LabelSmoother, LossRule
 from trainwright.state.memory_tracker import TrainerMemoryTracker
@@ -160,6 +161,11 @@ def make_callbacks(
         from trainwright.callbacks.preemption import SlurmRequeue
 
         handler.add_callback(SlurmRequeue)
+    if in_notebook() and not args.disable_tqdm:
+        from trainwright.callbacks.notebook import NotebookProgressCallback
+
+        handler.add_callback(NotebookProgressCallback)
+        return handler
     from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
 
     handler.add_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)

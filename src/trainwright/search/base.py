@@ -26,6 +26,7 @@ from trainwright.errors import (
     SearchSpaceError,
     did_you_mean,
 )
+from trainwright.html_table import html_pairs, html_section
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,10 @@ class BestRun(NamedTuple):
     objective: float | list[float]
     hyperparameters: JSONObject
     run_summary: object = None
+
+    def _repr_html_(self) -> str:
+        return html_section(f"best trial: {self.run_id}", html_pairs({"objective": self.objective}),
+                            html_section("hyperparameters", html_pairs(self.hyperparameters)))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

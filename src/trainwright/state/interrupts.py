@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
+from trainwright.host import in_notebook
+
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 
 
@@ -106,6 +108,8 @@ class Interrupts:
         now = time.monotonic()
         is_over = now - min(self._seen.values(), default=now) > self._grace_s
         if is_over or (number == signal.SIGINT and number in self._seen):
+            if number == signal.SIGINT and in_notebook():  # whose process holds more than this run
+                raise KeyboardInterrupt
             text = f"{signal.Signals(number).name} again: the process ends at once; {self._lost()}.\n"
             os.write(2, text.encode())  # a handler may interrupt a print
             signal.signal(number, signal.SIG_DFL)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from trainwright.errors import ArgumentError
+from trainwright.html_table import html_section, html_table
 
 KINDS = ("weights", "buffers", "gradients", "optimizer", "activations", "batch", "other")
 UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -62,18 +63,37 @@ class MemoryPlan:
 
     def lines(self) -> Iterator[str]:
         """Yields the lines of the plan for the console."""
-        how = "measured" if self.peak.is_measured else "predicted"
-        yield f"memory of a step, {how}: {in_words(self.peak.total_bytes)} at its peak, in {self.peak.moment}"
-        for kind in KINDS:
-            if self.peak.by_kind.get(kind):
-                yield f"  {kind:14}{in_words(self.peak.by_kind[kind]):>12}"
-        for name, size in sorted(self.peak.by_module.items(), key=lambda one: -one[1])[:12]:
-            yield f"    {name or '(model)':40}{in_words(size):>12}"
+        yield self._title()
+        yield from (f"  {kind:14}{size:>12}" for kind, size in self._kinds())
+        yield from (f"    {name:40}{size:>12}" for name, size in self._modules())
         if self.budget_bytes is not None:
             yield f"budget: {in_words(self.budget_bytes)}; {self._verdict()}"
+        yield from (f"  {change}: {size} ({price})" for change, size, price in self._changes())
+
+    def _repr_html_(self) -> str:
+        budget = "" if self.budget_bytes is None else f"budget: {in_words(self.budget_bytes)}; {self._verdict()}"
+        return html_section(
+            self._title(),
+            html_table(self._kinds()),
+            html_section("activations by module", html_table(self._modules()), is_folded=True),
+            html_section(budget, html_table(self._changes(), header=("change", "peak", "price"))),
+        )
+
+    def _title(self) -> str:
+        how = "measured" if self.peak.is_measured else "predicted"
+        return f"memory of a step, {how}: {in_words(self.peak.total_bytes)} at its peak, in {self.peak.moment}"
+
+    def _kinds(self) -> list[tuple[str, str]]:
+        return [(kind, in_words(self.peak.by_kind[kind])) for kind in KINDS if self.peak.by_kind.get(kind)]
+
+    def _modules(self) -> list[tuple[str, str]]:
+        largest = sorted(self.peak.by_module.items(), key=lambda one: -one[1])[:12]
+        return [(name or "(model)", in_words(size)) for name, size in largest]
+
+    def _changes(self) -> Iterator[tuple[str, str, str]]:
         for change in self.changes:
             text = f"not known: {change.reason}" if change.peak_bytes is None else in_words(change.peak_bytes)
-            yield f"  {change}: {text} ({change.price})"
+            yield str(change), text, change.price
 
     def _verdict(self) -> str:
         if self.fits:

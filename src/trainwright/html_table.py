@@ -1,0 +1,41 @@
+"""HTML of tables, for notebooks and reports. Every value is escaped; what the rows hold is up to the caller."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+
+from trainwright._types import printable, without_tokens
+
+Row = Sequence[object]
+
+CELL = "text-align: left; vertical-align: top; padding: .15em .6em"  # also in a front end that centers cells
+
+
+def cell_text(value: object) -> str:
+    """Returns a value as text of HTML, on one line, with *** in the place of what looks like a key."""
+    return html.escape(without_tokens(printable(str(value))))
+
+
+def html_table(rows: Iterable[Row], *, header: Row = ()) -> str:
+    """Returns a table; empty text without rows."""
+    body = [_row(row, "td") for row in rows]
+    head = f"<thead>{_row(header, 'th')}</thead>" if header else ""
+    return f"<table>{head}<tbody>{''.join(body)}</tbody></table>" if body else ""
+
+
+def html_pairs(values: Mapping[str, object]) -> str:
+    """Returns a table of names and values; floats with six digits."""
+    return html_table((name, f"{value:.6g}" if isinstance(value, float) else value) for name, value in values.items())
+
+
+def html_section(title: str, *parts: str, is_folded: bool = False) -> str:
+    """Returns parts of HTML under a title; with `is_folded` they show when the title is clicked."""
+    inner = "".join(parts)
+    if is_folded:
+        return f"<details><summary>{cell_text(title)}</summary>{inner}</details>"
+    return f"<div><strong>{cell_text(title)}</strong>{inner}</div>"
+
+
+def _row(cells: Row, tag: str) -> str:
+    return "<tr>" + "".join(f'<{tag} style="{CELL}">{cell_text(cell)}</{tag}>' for cell in cells) + "</tr>"
