@@ -72,6 +72,8 @@ def llama() -> Any:
 def recorder(output_dir: Path, *callbacks: Any, cls: type[Recorder] = Recorder, **settings: Any) -> Any:
     items = [{"input_ids": [i + 1] * length, "labels": [i + 1] * length} for i, length in enumerate(LENGTHS)]
     dataset: Any = data.hf_dataset(items, length=LENGTHS, other=OTHERS)
+    if settings.pop("sources", False):
+        dataset = {"a": dataset.select(range(6)), "b": dataset.select(range(6, SIZE))}
     if settings.get("lr_scheduler_type") == "constant":
         dataset = dataset.to_iterable_dataset()
     return make_trainer(

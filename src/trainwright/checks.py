@@ -12,10 +12,12 @@ from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
 from trainwright._types import DataLoaderLike, DatasetLike, Model, has_length, is_instance_of, metric_number, printable
-from trainwright.config.fields import batch_formers
+from trainwright.config.coerce import parse_share
+from trainwright.config.fields import batch_formers, value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.start import needs_length
-from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError
+from trainwright.data.mixture import MixtureDataset
+from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError, did_you_mean
 from trainwright.hooks import is_overridden
 
 logger = logging.getLogger(__name__)
@@ -124,6 +126,7 @@ def check_datasets(
             f"eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r} asks for evaluations, "
             "and there is no eval_dataset. Pass one, or set eval_strategy='no'."
         )
+    check_mixture(args, train_dataset)
     is_formed_stream = bool(batch_formers(args)) and isinstance(train_dataset, IterableDataset)
     has_known_end = has_length(train_dataset) and not is_formed_stream
     if train_dataset is None or has_known_end or args.max_steps > 0:
@@ -139,6 +142,30 @@ def check_datasets(
             "or choose settings that do not need it (lr_scheduler_type='constant', 'constant_with_warmup' or "
             "'inverse_sqrt', intervals in whole steps): then num_train_epochs whole passes are trained."
         )
+
+
+def check_mixture(args: Any, train_dataset: DatasetLike) -> None:
+    """Raises ArgumentError for shares of sources that are not those of the data."""
+    schedule = value_of(args, "mixture_schedule")
+    field, shares = ("mixture", value_of(args, "mixture")) if schedule is None else ("mixture_schedule", schedule[0][1])
+    if shares is None or train_dataset is None:
+        return
+    if not isinstance(train_dataset, MixtureDataset):
+        raise ArgumentError(
+            f"{field} has shares of {', '.join(map(repr, shares))}, and train_dataset is a "
+            f"{type(train_dataset).__name__}. Pass a dict of datasets by these names: train_dataset={{'code': a, ...}}."
+        )
+    names = train_dataset.names
+    for name in shares:
+        if name not in names:
+            said = did_you_mean(name, names)
+            raise ArgumentError(f"{field} names {name!r}, and train_dataset has {', '.join(map(repr, names))}.{said}")
+        if len(train_dataset.sources[name]) == 0 and any(
+            parse_share(one[name])[0] for _, one in schedule or [(0, shares)]
+        ):
+            raise ArgumentError(f"{field} gives a share to {name!r}, which has no sample. Give it 0, or leave it out.")
+    if missing := [name for name in names if name not in shares]:
+        raise ArgumentError(f"{field} has no share for {missing[0]!r} of train_dataset; 0 leaves it out of training.")
 
 
 def check_optimizers(args: Any, optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any, model_init: Any) -> None:

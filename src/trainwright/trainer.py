@@ -829,7 +829,7 @@ class Trainer:
         """
         dataset = getattr(dataloader, "dataset", None)
         if has_length(dataset):
-            return len(dataset) - int(getattr(getattr(dataloader, "batch_sampler", None), "num_left_out", 0))
+            return length_sampler.num_samples(dataset, getattr(dataloader, "batch_sampler", None))
         return int(len(dataloader) * self.args.per_device_train_batch_size)
 
     @staticmethod

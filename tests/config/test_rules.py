@@ -22,6 +22,7 @@ STEPS = {"eval_strategy": "steps", "eval_steps": 5}
 BUDGET = {"max_tokens_per_batch": 64}
 PACKING = {"packing": "best_fit", "packing_length": 64}
 SIZES = {"dp_replicate_size": 1, "dp_shard_size": 1, "cp_size": 1, "sp_size": 1}
+STAGED = {"mixture_schedule": [(0, {"a": 1, "b": 0.5}), (9, {"a": 0, "b": 1})]}
 BEST = {"load_best_model_at_end": True}
 
 # rule: refused settings, words of the message, the nearest settings that are legal
@@ -56,6 +57,46 @@ ALONE = [
     ("rates_by_pattern", {"lr_groups": {"(": 0.1}}, "lr_groups '('", {"lr_groups": {"()": 0.1}}),
     ("rates_by_pattern", {"lr_groups": {"head": "1e-3"}}, "'1e-3' 'head'", {"lr_groups": {"head": "1e-3x"}}),
     ("rates_by_pattern", {"lr_groups": '{"head": -1}'}, "-1 'head'", {"lr_groups": '{"head": 0}'}),
+    ("shares_of_sources", {"mixture": 0.3}, "mixture=0.3 dict", {"mixture": {"a": 0.3}}),
+    (
+        "shares_of_sources",
+        {"mixture": {"a": "most", "b": 1}},
+        "'most' of 'a'",
+        {"mixture": {"a": "all", "b": "2 epochs"}},
+    ),
+    ("shares_of_sources", {"mixture": {"a": -1, "b": 2}}, "-1 of 'a'", {"mixture": '{"a": 0, "b": 2}'}),
+    ("shares_of_sources", {"mixture": {"a": 0.0, "b": 0}}, "no share above 0", {"mixture": {"a": 0.0, "b": 1e-3}}),
+    ("shares_of_sources", {"mixture": {"a": "all", "b": 1}}, "sum to less than 1", {"mixture": {"a": "all", "b": 0.9}}),
+    ("shares_of_sources", {"mixture": {"a": 1}, **STAGED}, "both", STAGED),
+    ("shares_of_sources", {"mixture_schedule": {"a": 1}}, "list of stages", {"mixture_schedule": '[[0, {"a": 1}]]'}),
+    (
+        "shares_of_sources",
+        {"mixture_schedule": [(0, {"a": 1}, 2)]},
+        "not a pair",
+        {"mixture_schedule": [(0, {"a": 1})]},
+    ),
+    (
+        "shares_of_sources",
+        {"mixture_schedule": [(5, {"a": 1})]},
+        "at 5 out of order",
+        {"mixture_schedule": [[0, {"a": 1}]]},
+    ),
+    ("shares_of_sources", {"mixture_schedule": [(0, {"a": 1}), (0, {"a": 2})]}, "0 after 0", STAGED),
+    ("shares_of_sources", {"mixture_schedule": [(0, {"a": 1}), (1.5, {"a": 2})]}, "1.5 1.0", STAGED),
+    (
+        "shares_of_sources",
+        {"mixture_schedule": [(0, {"a": 1}), (0.5, {"a": 2}), (7, {"a": 2})]},
+        "mixes steps",
+        {"mixture_schedule": [(0.0, {"a": 1}), (0.5, {"a": 2}), (0.7, {"a": 2})]},
+    ),
+    ("shares_of_sources", {"mixture_schedule": [(0, {"a": "all"})]}, "'all' passes", STAGED),
+    ("shares_of_sources", {"mixture_schedule": [(0, {"a": 1}), (9, {"b": 1})]}, "at 9 names b", STAGED),
+    (
+        "mixtures_have_their_order",
+        {"mixture": {"a": 1}, "train_sampling_strategy": "group_by_length"},
+        "mixture train_sampling_strategy='group_by_length'",
+        {"mixture": {"a": 1}, "train_sampling_strategy": "sequential"},
+    ),
     ("known_levers", {"speed": "fast"}, "speed 'fast' 'auto' loss_kernel", {"speed": "auto"}),
     ("known_levers", {"speed": {"lr": 1}}, "speed 'lr' optim", {"speed": {"optim": "sgd"}}),
     ("profiled_steps", {"profile": "5-3"}, "profile '5-3' last", {"profile": "3-5"}),
@@ -436,6 +477,8 @@ IDLE = [
     ("epochs_beside_steps", {"num_train_epochs": 5, "max_steps": 9}, {"max_steps": -1}),
     ("settings_of_packing", {"packing_length": 64}, {"packing": "best_fit"}),
     ("settings_of_packing", {"packing_overflow": "split"}, PACKING),
+    ("unit_of_shares", {"mixture_unit": "tokens"}, {"mixture": {"a": 1}}),
+    ("type_of_schedule", {"mixture_schedule_type": "linear"}, STAGED),
     ("last_batch_of_a_budget", {**BUDGET, "dataloader_drop_last": True}, {"max_tokens_per_batch": None}),
     ("limit_without_saves", {"save_total_limit": 1, "save_strategy": "no"}, {"save_strategy": "epoch"}),
     ("limit_without_saves", {"save_total_limit": 1, "save_strategy": "no"}, {"save_every": "20min"}),

@@ -40,6 +40,44 @@ def the_order_is_computed_instead_of_drawn(bench: Bench) -> None:
         bench.args(shuffle_method="dice")
 
 
+@shows("mixture", "mixture_unit", "mixture_schedule", "mixture_schedule_type")
+def sources_have_their_shares(bench: Bench) -> None:
+    """Ten rows of one token, and ten of three."""
+    from .our_fields import MeanOfLabels
+
+    def share(start: int, **settings: Any) -> float:
+        sets = {name: Reads() for name in ("short", "long")}
+        order: list[int] = []
+        for number, (name, rows) in enumerate(sets.items()):
+            rows[:] = [{**row, "input_ids": [0] * (1 + 2 * number)} for row in rows]
+            rows.order = Tagged(order, name)
+        bench.train(model=MeanOfLabels(), train_dataset=sets, max_steps=10, **settings)
+        found: list[Any] = order[start : start + 10]
+        return found.count("short") / 10
+
+    half = {"short": 0.5, "long": 0.5}
+    assert share(0, mixture={"short": 0.2, "long": 0.8}) == 0.2
+    assert share(0, mixture=half) == 0.5
+    # Every row is read first to measure it.
+    assert share(20, mixture=half, mixture_unit="tokens") in (0.7, 0.8)
+    staged: dict[str, Any] = {
+        "mixture_schedule": [(0, {"short": 1.0, "long": 0.0}), (1.0, {"short": 0.0, "long": 1.0})]
+    }
+    assert share(0, **staged) == 1.0
+    assert 0.5 < share(0, **staged, mixture_schedule_type="linear") < 1.0
+
+
+class Tagged(list[int]):
+    """Notes a name in place of what is appended."""
+
+    def __init__(self, notes: list[Any], name: str) -> None:
+        super().__init__()
+        self.notes, self.name = notes, name
+
+    def append(self, value: int) -> None:
+        self.notes.append(self.name)
+
+
 class Noisy(Reads):
     def __init__(self) -> None:
         super().__init__()

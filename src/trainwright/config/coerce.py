@@ -63,7 +63,7 @@ def _json_strings(args: Arguments) -> Problems:
     problems = []
     for name in getattr(args, "_VALID_DICT_FIELDS", DICT_FIELDS):
         text = getattr(args, name)
-        if not isinstance(text, str) or not text.startswith("{"):
+        if not isinstance(text, str) or not text.startswith(("{", "[")):
             continue
         try:
             setattr(args, name, _typed(json.loads(text)))
@@ -263,6 +263,19 @@ def parse_steps(value: object) -> StepRange:
     if last < 1 or (first is not None and not 1 <= first <= last):
         raise ValueError(f"{value!r} names no steps: they count from 1, and the last is not before the first.")
     return StepRange(None, last) if first is None else StepRange(first, last - first + 1)
+
+
+def parse_share(value: object) -> tuple[float, bool]:
+    """Parses what mixture asks of a source; a ValueError for what is neither a share nor a number of passes.
+
+    Returns:
+        The number; and True if it counts passes over the source ("all" is one), False if it is a share.
+    """
+    match = re.fullmatch(r"(\S+) epochs?", "1 epoch" if value == "all" else value) if isinstance(value, str) else None
+    number = float(match[1] if match else value)  # type: ignore[arg-type]
+    if isinstance(value, bool) or not 0 <= number < math.inf:
+        raise ValueError(value)
+    return number, match is not None
 
 
 def parse_factor(value: object) -> float | None:

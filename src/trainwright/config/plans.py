@@ -78,6 +78,19 @@ class LoaderPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixturePlan:
+    """Shares of the sources of a mixture, along a run."""
+
+    # each from a step (int) or a share of the run (float) on: by source a share, or a number of passes as text
+    stages: tuple[tuple[int | float, Mapping[str, float | str]], ...]
+    is_linear: bool  # shares change steadily to those of the next stage
+    unit: str  # "samples" or "tokens": what the shares are of
+    samples_per_step: int  # over all processes
+    num_steps: int | None  # of the run; None: `num_epochs` decide
+    num_epochs: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingPlan:
     """Order of samples, and which samples form a batch."""
 
@@ -94,6 +107,7 @@ class SamplingPlan:
     splits_long: bool = False  # a sample longer than a row is split over rows
     drop_last: bool = False  # leave out what does not fill the last batch or window
     show_progress: bool = False  # reading lengths shows its progress when it takes long
+    mixture: MixturePlan | None = None  # of several sources; None: each row of each once an epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,8 @@ from trainwright.errors import CheckpointError, DataError
 
 # What an order of samples depends on besides the seed, by name; "kind" says what it is.
 OrderKind: TypeAlias = dict[str, str | int | None]
-ORIGINS = ("entry", "column")  # where an order's lengths come from; its `lengths` says what they are
+# Where an order's lengths come from (its `lengths` says what they are), and what a resume takes over.
+ORIGINS = ("entry", "column", "settings", "shares")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,6 +175,14 @@ def batch_order_of(dataloader: object) -> BatchOrder | None:
     return order if isinstance(order, BatchOrder) else None
 
 
+def num_samples(dataset: DatasetLike, batches: object) -> int:
+    """Samples of the epochs of a dataloader, without those in quarantine."""
+    order = getattr(batches, "order", None)
+    if isinstance(order, Order) and order.samples_per_epoch is not None:
+        return order.samples_per_epoch
+    return len(dataset) - int(getattr(batches, "num_left_out", 0))
+
+
 def num_tokens(dataloader: DataLoaderLike) -> int | None:
     """Tokens of an epoch of this process, padding included, where the lengths tell without reading a sample."""
     order = batch_order_of(dataloader)

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from torch.utils.data import Dataset, IterableDataset
 
 from trainwright._types import DatasetLike, Item, has_length, is_instance_of
 from trainwright.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class SourceUse:
+    """What a run makes of a source."""
+
+    name: str
+    rows: int
+    share: float  # of the samples, at the beginning of the run
+    last_share: float  # and at its end
+    visits: float  # of each row, on average
 
 
 class MixtureDataset(Dataset[Item]):
@@ -85,6 +97,19 @@ class MixtureDataset(Dataset[Item]):
             raise IndexError(f"index {index} is not one of {self._length} rows")
         number = bisect_right(self.offsets, index) - 1
         return self.names[number], index - self.offsets[number]
+
+    def uses(self, num_epochs: float) -> list[SourceUse]:
+        """Says what a run makes of the sources where each row is seen once an epoch.
+
+        Args:
+            num_epochs: of the run.
+
+        Returns:
+            One entry for each source.
+        """
+        shares = [len(source) / max(self._length, 1) for source in self.sources.values()]
+        pairs = zip(self.sources.items(), shares, strict=True)
+        return [SourceUse(name, len(source), share, share, num_epochs) for (name, source), share in pairs]
 
     def with_sources(self, change: Callable[[DatasetLike], DatasetLike]) -> MixtureDataset:
         """Makes a mixture of the same names and lengths.

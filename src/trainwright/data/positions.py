@@ -159,6 +159,10 @@ class IndexedPosition(LoaderPosition):
         found = self._batches.indices_of(epoch, self._samples_before(epoch, batches), num_batches)
         return [[index for one in batch for index in (one if isinstance(one, list) else [one])] for batch in found]
 
+    def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: DatasetLike) -> str:
+        note = self._batches.order.continue_from(cursor)
+        return note or super().check_resume(cursor, before=before, now=now, dataset=dataset)
+
     def _finish_order(self, cursor: Cursor, now: OrderKind, dataset: DatasetLike) -> str:
         num_samples = len(self._batches.order)
         order = order_of_checkpoint(cursor, now, num_samples=num_samples, dataset=dataset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,10 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from trainwright._types import DatasetLike, has_length
-from trainwright.config.plans import LoaderPlan, SamplingPlan
+from trainwright.config.plans import LoaderPlan, MixturePlan, SamplingPlan
 from trainwright.data.cursor import Cursor, OrderKind, is_same_order, raise_another_order
 from trainwright.data.length_sampler import LengthGroupedSampler, Lengths, lengths_digest, sample_lengths
+from trainwright.data.mixture import MixtureDataset
 from trainwright.data.samplers import FeistelOrder, Order, SamplerOrder, ShuffledOrder
 from trainwright.errors import DataError
 
@@ -34,6 +36,8 @@ def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | N
                 "max_tokens_per_batch or packing."
             )
         return None
+    if plan.mixture is not None:
+        return _by_shares(dataset, plan, plan.mixture)
     if plan.max_tokens is not None or plan.row_length is not None:
         from trainwright.data.streaming.lookahead_buffer import formed_by_length
 
@@ -57,6 +61,24 @@ def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | N
     return RandomSampler(dataset)
 
 
+def _by_shares(dataset: MixtureDataset, plan: SamplingPlan, mixture: MixturePlan) -> Sampler[Any]:
+    from trainwright.data.mixture_order import mixture_order
+
+    is_formed = (plan.max_tokens or plan.row_length) is not None
+    lengths = _lengths(dataset, plan) if is_formed or mixture.unit == "tokens" else None
+    if not is_formed or lengths is None:
+        return mixture_order(dataset, mixture, seed=plan.seed, shuffles=plan.strategy != "sequential", lengths=lengths)
+    from trainwright.data.mixture_batches import MixtureBatches
+    from trainwright.data.streaming.lookahead_buffer import formed_by_length
+
+    example = formed_by_length(lengths, plan, seed=0, drop_last=False)
+    in_step = round(len(dataset) / len(example) * plan.micro_batches * plan.num_processes)
+    order = mixture_order(
+        dataset, replace(mixture, samples_per_step=max(in_step, 1)), seed=plan.seed, shuffles=True, lengths=lengths
+    )
+    return MixtureBatches(order, lengths, plan, example)
+
+
 def evaluation_by_length(dataset: DatasetLike, plan: SamplingPlan, generator: torch.Generator) -> LengthGroupedSampler:
     """Samples of an evaluation, those of similar length together, in an order that `generator` draws."""
     sampler = LengthGroupedSampler(plan.batch_size, lengths=_lengths(dataset, plan), generator=generator)
@@ -78,6 +100,8 @@ def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
 
     A RandomSampler stands for the shuffled order, None for the dataset's own; a batch sampler is a DataError.
     """
+    if isinstance(sampler, Order):
+        return sampler
     if isinstance(sampler, BatchSampler):
         raise DataError(
             f"The sampler is a batch sampler ({type(sampler).__name__}), which gives whole batches, and "
@@ -109,6 +133,10 @@ def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dat
         order = SamplerOrder(RandomSampler(range(num_samples)), lambda: {"kind": "random_sampler"})
     elif before["kind"] == "length_grouping":
         order = _length_grouped_again(before, dataset)
+    elif seed is not None and before["kind"] == "mixture" and isinstance(dataset, MixtureDataset):
+        from trainwright.data.mixture_order import order_again
+
+        order = order_again(before, dataset, num_samples=num_samples, seed=seed)
     elif seed is not None and before["kind"] in ("permutation", "feistel_permutation"):
         order = (ShuffledOrder if before["kind"] == "permutation" else FeistelOrder)(num_samples, seed)
     if order is None or now["kind"] not in _SINGLE or len(order) != num_samples:
@@ -118,7 +146,7 @@ def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dat
     return order
 
 
-_SINGLE = ("sequence", "random_sampler", "length_grouping", "permutation", "feistel_permutation", "sampler")
+_SINGLE = ("sequence", "random_sampler", "length_grouping", "permutation", "feistel_permutation", "sampler", "mixture")
 
 
 def _length_grouping(sampler: LengthGroupedSampler) -> OrderKind:

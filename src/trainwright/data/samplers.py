@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler, SequentialSampler
 
-from trainwright.data.cursor import OrderKind
+from trainwright.data.cursor import Cursor, OrderKind
 from trainwright.data.quarantine import substitutes, without
 from trainwright.data.seeding import EpochIndices, SeededIndices
 
@@ -42,6 +42,8 @@ class Order(ABC):
     is_counted = False  # its length is a claim that is compared with what it gives
     is_permutation = False  # an epoch has each sample once, in an order that can be computed at any time
 
+    samples_per_epoch: int | None = None  # where that is another number than the dataset has
+
     @abstractmethod
     def indices(self, epoch: int) -> Iterable[Any]:
         """The indices of an epoch, in order."""
@@ -57,6 +59,10 @@ class Order(ABC):
     def indices_from(self, epoch: int, first: int) -> Iterator[Any]:
         """The indices of an epoch from position `first` on."""
         return itertools.islice(self.indices(epoch), first, None)
+
+    def continue_from(self, cursor: Cursor) -> str:
+        """Takes over from an order of its kind in a checkpoint what decides its samples; returns what to say of it."""
+        return ""
 
     def draw(self, epoch: int) -> Iterator[Any] | None:
         """The indices of an epoch, where random numbers of this process decide them; None where they do not."""
@@ -87,6 +93,7 @@ class ShuffledOrder(Permutation):
 
 
 ROUNDS = 8
+GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # of 64 bits; its multiples are spread evenly
 BLOCK = 8192  # indices computed at a time: 64 KiB
 Numbers: TypeAlias = "NDArray[np.uint64]"
 
@@ -110,16 +117,24 @@ class FeistelOrder(Permutation):
         return self.indices_from(epoch, 0)
 
     def indices_from(self, epoch: int, first: int) -> Iterator[int]:
-        keys = np.random.SeedSequence([self.seed % 2**64, epoch]).generate_state(ROUNDS, np.uint64).astype(np.uint64)
+        keys = self._keys(epoch)
         for start in range(first, self.num_samples, BLOCK):
             yield from self.at(np.arange(start, min(start + BLOCK, self.num_samples), dtype=np.uint64), keys).tolist()
 
+    def _keys(self, epoch: int) -> Numbers:
+        keys = np.random.SeedSequence([self.seed % 2**64, epoch]).generate_state(ROUNDS, np.uint64)
+        return keys.astype(np.uint64)
+
+    def of_passes(self, positions: Numbers, passes: Numbers) -> Numbers:
+        """The samples at some positions, each of a pass of its own, in another order than the epochs'."""
+        return self.at(positions, _mix(self._keys(0)[:, None] + (passes + np.uint64(1)) * GOLDEN_RATIO))
+
     def at(self, positions: Numbers, keys: Numbers) -> Numbers:
-        """The samples at some positions."""
+        """The samples at some positions, of one permutation or, with keys for each position, of several."""
         bits = max((self.num_samples - 1).bit_length(), 2)
         found = _network(positions, bits, keys)
         while len(outside := np.flatnonzero(found >= self.num_samples)):
-            found[outside] = _network(found[outside], bits, keys)
+            found[outside] = _network(found[outside], bits, keys if keys.ndim == 1 else keys[:, outside])
         return found
 
 

@@ -9,8 +9,11 @@ from typing import Any
 
 from trainwright._types import JSONObject, printable
 from trainwright.config import rules
+from trainwright.config.fields import value_of
 from trainwright.config.rules.stages import RunFacts
+from trainwright.data.mixture import MixtureDataset
 from trainwright.engine.base import Engine
+from trainwright.errors import ArgumentError
 from trainwright.journal.record import FileJournal, Journal, JournalListener, NullJournal, facts_of_run
 from trainwright.loop.context import LoopContext
 from trainwright.state import run_state
@@ -19,6 +22,7 @@ from trainwright.state.trainer_state import TrainerState
 
 logger = logging.getLogger(__name__)
 
+MANY_VISITS = 4.0  # of a row in a run, from which on it is said
 MUCH_WAITING = 0.2  # of the time since the last log
 ENOUGH_S = 1.0  # less is start-up: the first batch, workers that come into being
 
@@ -38,6 +42,7 @@ def log_run_header(
         logger.warning("%s", message)
     start = context.start
     lines = run_summary(args, context.plan, state, device=engine.device, num_replicas=engine.num_replicas)
+    lines += source_lines(args, context, engine)
     if loss_note:
         lines.append(f"loss      {loss_note}")
     if start.checkpoint is not None:
@@ -48,6 +53,39 @@ def log_run_header(
     logger.info("***** Running training *****")  # as in transformers: tools look for it in the logs
     show_lines(args, lines)
     show_lines(args, (f"changed   {change}" for change in changed_args), level=logging.WARNING)
+
+
+def source_lines(args: Any, context: LoopContext, engine: Engine) -> list[str]:
+    """Returns a line about each source of a mixture; warns of those that are repeated often, or not seen whole.
+
+    Raises ArgumentError where an override has put another order in the place of the mixture's.
+    """
+    loader, plan = context.loader, context.plan
+    data: Any = getattr(loader, "dataset", None)  # the user's, in wrappers of ours
+    order: Any = getattr(getattr(loader, "batch_sampler", None), "order", None)  # Any: a dataloader of the user's
+    order = getattr(order, "mixture", order)
+    while not isinstance(data, MixtureDataset) and hasattr(data, "dataset"):
+        data = data.dataset
+    asked = [name for name in ("mixture", "mixture_schedule") if value_of(args, name) is not None]
+    if asked and not engine.dispatches and not hasattr(order, "uses"):
+        raise ArgumentError(
+            f"{asked[0]} has no effect: _get_train_sampler or get_train_dataloader is overridden, and the samples come "
+            f"in the order of a {type(getattr(order, 'sampler', order)).__name__}. Remove the override or {asked[0]}."
+        )
+    source = order if hasattr(order, "uses") else data
+    if not hasattr(source, "uses") or plan.has_open_end:
+        return []
+    lines = []
+    for one in source.uses(plan.max_steps / plan.steps_per_epoch):
+        share = f"{one.share:.1%}" + (f" to {one.last_share:.1%}" if one.share != one.last_share else "")
+        lines.append(
+            f"source    {one.name}: {one.rows} rows, {share} of the samples, {one.visits:.3g} visits of each row"
+        )
+        if args.should_log and asked and one.visits > MANY_VISITS:
+            logger.warning("%s: each row of %r is seen %.3g times.", asked[0], one.name, one.visits)
+        elif args.should_log and asked and 0 < one.visits < 1:
+            logger.warning("%s: %.0f %% of the rows of %r are seen.", asked[0], 100 * one.visits, one.name)
+    return lines
 
 
 def check_run(args: Any, facts: RunFacts) -> None:

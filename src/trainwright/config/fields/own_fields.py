@@ -11,6 +11,7 @@ from trainwright.config.fields.setting import (
     BY_RULES,
     COUNT,
     MAYBE_COUNT,
+    MIXTURE,
     NOT_NEGATIVE,
     ORDER,
     RATE,
@@ -217,6 +218,36 @@ class OurFields(FieldGroup, group="Ours"):
         None,
         "Restores the original's numbers where docs/migrate.md lists a correction: transformers (None: corrected).",
         choices=("transformers",),
+        since="0.3",
+    )
+    mixture: dict[str, float | str] | str | None = tunable(
+        None,
+        "Shares of the datasets of a dict: {name: 0.3, 'all' or '2 epochs'} (None: each row once an epoch).",
+        on_resume=MIXTURE,
+        syntax=("dict",),
+        limits=BY_RULES,
+        since="0.3",
+    )
+    mixture_unit: str = tunable(
+        "samples",
+        "What the shares of mixture are of: samples, or tokens.",
+        on_resume=MIXTURE,
+        choices=("samples", "tokens"),
+        since="0.3",
+    )
+    mixture_schedule: list[tuple[float, dict[str, float]]] | str | None = tunable(
+        None,
+        "Shares that change: [(0, {name: share}), (1000, {...})], by step, or by share of the run (0.5).",
+        on_resume=MIXTURE,
+        syntax=("dict",),
+        limits=BY_RULES,
+        since="0.3",
+    )
+    mixture_schedule_type: str = tunable(
+        "stages",
+        "How shares change from one entry of mixture_schedule to the next: stages (at its step), or linear.",
+        on_resume=MIXTURE,
+        choices=("stages", "linear"),
         since="0.3",
     )
 

@@ -8,7 +8,7 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from trainwright.config.coerce import parse_factor, parse_steps
+from trainwright.config.coerce import parse_factor, parse_share, parse_steps
 from trainwright.config.enums import word
 from trainwright.config.fields import SETTINGS, batch_formers, value_of
 from trainwright.config.protocol import Arguments
@@ -296,6 +296,72 @@ def packing_needs_a_length(args: Arguments) -> str | None:
             "example to the longest sample."
         )
     return None
+
+
+EXAMPLE = "{'code': 0.3, 'chat': 'all', 'web': '2 epochs'}"
+
+
+def _problem_of_shares(shares: object, name: str, *, takes_passes: bool) -> str | None:
+    if not isinstance(shares, Mapping) or not shares:
+        return f"{name}={shares!r} is not a dict of shares. Write it as {EXAMPLE}."
+    parsed = []
+    for source, value in shares.items():
+        try:
+            parsed.append(parse_share(value))
+        except (ValueError, TypeError):
+            return f"{name}: {value!r} of {source!r} is neither a share from 0 up nor passes, as in {EXAMPLE}."
+    by_pass, sums = [source for source, (_, passes) in zip(shares, parsed, strict=True) if passes], [0.0, 0.0]
+    for number, passes in parsed:
+        sums[passes] += number
+    if by_pass and not takes_passes:
+        return f"{name}: {shares[by_pass[0]]!r} of {by_pass[0]!r} counts passes; a schedule has shares alone."
+    if sum(sums) == 0:
+        return f"{name}={shares!r} has no share above 0."
+    if by_pass and (sums[0] >= 1 or sums[1] == 0):
+        return f"{name}={shares!r}: beside {by_pass[0]!r}, which is counted in passes, shares must sum to less than 1."
+    return None
+
+
+@rule(Stage.CONSTRUCTION, "mixture", "mixture_schedule")
+def shares_of_sources(args: Arguments) -> str | None:
+    mixture, schedule = value_of(args, "mixture"), value_of(args, "mixture_schedule")
+    if mixture is not None:
+        both = "mixture and mixture_schedule both say what is trained on. Keep one of them."
+        return _problem_of_shares(mixture, "mixture", takes_passes=True) or (None if schedule is None else both)
+    if schedule is None:
+        return None
+    form = "Write it as [(0, {'code': 0.3, 'chat': 0.7}), (1000, {...})], the first entry at 0."
+    if not isinstance(schedule, (list, tuple)) or not schedule:
+        return f"mixture_schedule={schedule!r} is not a list of stages. {form}"
+    before = None
+    for number, stage in enumerate(schedule):
+        if not isinstance(stage, (list, tuple)) or len(stage) != 2 or not _is_number(stage[0]):
+            return f"mixture_schedule: {stage!r} is not a pair of a step and shares. {form}"
+        start, shares = stage
+        if (number == 0 and start != 0) or (before is not None and start <= before):
+            return f"mixture_schedule: an entry at {start!r} after {before!r} is out of order. {form}"
+        if number and (isinstance(start, float) != isinstance(schedule[1][0], float) or start != start):
+            return f"mixture_schedule mixes steps (1000) and shares of the run (0.5) at {start!r}. Keep to one of them."
+        if isinstance(start, float) and start > 1:
+            return f"mixture_schedule: {start!r} is not a share of the run, which ends at 1.0; steps are whole numbers."
+        if problem := _problem_of_shares(shares, f"mixture_schedule at {start!r}", takes_passes=False):
+            return problem
+        if set(shares) != set(schedule[0][1]):
+            return f"mixture_schedule at {start!r} names {', '.join(shares)}; each entry needs the same sources."
+        before = start
+    return None
+
+
+@rule(Stage.CONSTRUCTION, "mixture", "mixture_schedule", "train_sampling_strategy")
+def mixtures_have_their_order(args: Arguments) -> str | None:
+    asked = [name for name in ("mixture", "mixture_schedule") if value_of(args, name) is not None]
+    strategy = word(args.train_sampling_strategy)
+    if not asked or strategy in ("random", "sequential"):
+        return None
+    return (
+        f"{asked[0]} decides in which order samples come, and train_sampling_strategy={strategy!r} does too. Use "
+        "'random', or 'sequential' for each source in its own order; max_tokens_per_batch saves padding."
+    )
 
 
 @rule(Stage.CONSTRUCTION, "parallelism_config")

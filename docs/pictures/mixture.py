@@ -1,0 +1,96 @@
+"""Draws docs/pictures/mixture.svg: the shares of three sources in a real run with a linear schedule, step by step.
+
+python docs/pictures/mixture.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainwright import Trainer, TrainingArguments
+
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 300, 60, 36, 44
+COLORS = {"web": "#4c78a8", "code": "#e4863a", "chat": "#4fa37a"}
+STEPS, BATCH, WINDOW = 400, 16, 10
+SCHEDULE = [
+    (0, {"web": 0.8, "code": 0.15, "chat": 0.05}),
+    (200, {"web": 0.5, "code": 0.4, "chat": 0.1}),
+    (400, {"web": 0.1, "code": 0.3, "chat": 0.6}),
+]
+
+
+class Regression(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, x: Any, labels: Any) -> dict[str, Any]:
+        return {"loss": ((self.layer(x)[:, 0] - labels) ** 2).mean()}
+
+
+class Counting(Trainer):
+    """Counts the samples of each source; a sample's input is the number of its source."""
+
+    counts: list[list[int]] = []
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        self.counts.append([int((inputs["x"] == number).sum()) for number in range(len(COLORS))])
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+def counts_of_a_run() -> list[list[int]]:
+    sizes = {"web": 8_000, "code": 2_000, "chat": 500}
+    sources = {
+        name: [{"x": [float(number)], "labels": 0.5}] * size for number, (name, size) in enumerate(sizes.items())
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        args = TrainingArguments(
+            output_dir=folder, max_steps=STEPS, per_device_train_batch_size=BATCH, mixture_schedule=SCHEDULE,
+            mixture_schedule_type="linear", report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
+        trainer = Counting(model=Regression(), args=args, train_dataset=sources)
+        trainer.train()
+    return trainer.counts
+
+
+def line(values: list[float], color: str) -> str:
+    across = (WIDTH - LEFT - 70) / (STEPS - WINDOW)
+    down = HEIGHT - TOP - BOTTOM
+    points = " ".join(f"{LEFT + i * across:.1f},{TOP + down * (1 - value):.1f}" for i, value in enumerate(values))
+    return f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{points}"/>'
+
+
+def main() -> None:
+    counts = counts_of_a_run()
+    floor = HEIGHT - BOTTOM
+    parts = []
+    for percent in (0, 20, 40, 60, 80, 100):
+        y = floor - (floor - TOP) * percent / 100
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 70}" y1="{y}" y2="{y}" stroke="#8884" stroke-width="1"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{percent} %</text>')
+    for step in range(0, STEPS + 1, 100):
+        x = LEFT + (WIDTH - LEFT - 70) * step / STEPS
+        parts.append(f'<text x="{x}" y="{floor + 18}" text-anchor="middle">{step}</text>')
+    for number, (name, color) in enumerate(COLORS.items()):
+        values = [
+            sum(one[number] for one in counts[first : first + WINDOW]) / (WINDOW * BATCH)
+            for first in range(STEPS - WINDOW)
+        ]
+        parts.append(line(values, color))
+        y = floor - (floor - TOP) * values[-1] + 4
+        parts.append(f'<text x="{WIDTH - 62}" y="{y:.1f}" style="fill:{color}">{name}</text>')
+    parts.append(f'<text x="{LEFT}" y="20">Share of the samples, over {WINDOW} steps of {BATCH}</text>')
+    parts.append(f'<text x="{(WIDTH - 70 + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">step</text>')
+    drawn = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        f'font-size="12"><style>text {{ fill: #777 }}</style>{"".join(parts)}</svg>\n'
+    )
+    Path(__file__).with_name("mixture.svg").write_text(drawn, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

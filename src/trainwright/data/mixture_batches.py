@@ -1,0 +1,114 @@
+"""Batches of a mixture that are formed by length, packed or within a token budget, from portions of its order.
+
+The samples of an epoch, in the order of the mixture, are cut into portions, and batches are formed of each; so shares
+hold from portion to portion, and a schedule of shares stays one. The batches follow each other without end, and an
+epoch has as many as its first one. Where epochs differ in the lengths of their samples, later ones may begin some
+batches before or after the epoch of samples.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from trainwright._types import DatasetLike
+from trainwright.config.plans import SamplingPlan
+from trainwright.data.cursor import Cursor, OrderKind
+from trainwright.data.length_sampler import BatchedDataset, BatchOrder, Lengths, lengths_digest
+from trainwright.data.mixture_order import MixtureOrder, ShareCurve
+from trainwright.data.seeding import seed_of
+from trainwright.data.streaming.lookahead_buffer import formed_by_length
+from trainwright.errors import DataError
+
+PORTION = 1024  # samples, at least
+MIN_BATCHES = 64  # that a portion makes, about
+
+
+class MixtureBatches(BatchOrder):
+    """Groups of samples of a mixture, each a batch of one process.
+
+    Args:
+        mixture: the order of samples.
+        lengths: of all rows, by global index.
+        plan: how batches are formed.
+        example: the batches that all rows would make, each once.
+    """
+
+    def __init__(self, mixture: MixtureOrder, lengths: Lengths, plan: SamplingPlan, example: BatchOrder) -> None:
+        super().__init__()
+        self.mixture, self._lengths, self._plan, self._example = mixture, lengths, plan, example
+        self.seed, self.num_samples = mixture.seed, mixture.num_samples
+        self.samples_per_epoch = mixture.num_samples
+        self._portion = max(PORTION, MIN_BATCHES * -(-len(lengths) // len(example)))
+        self.unit = f"{example.unit} of portions of {self._portion}"
+        self.packed_input = plan.length_of if plan.row_length is not None else None
+        self._counts: list[int] = []  # batches of each epoch of samples that is known
+
+    def __len__(self) -> int:
+        return self._count(0)
+
+    def indices(self, epoch: int) -> Iterator[Any]:
+        left, first, of_samples = len(self), epoch * len(self), 0
+        while first >= self._count(of_samples):
+            first -= self._count(of_samples)
+            of_samples += 1
+        while left > 0:
+            for chosen, order in self._portions(of_samples):
+                groups = itertools.islice(order.indices(0), first, first + left) if first < len(order) else ()
+                first = max(first - len(order), 0)
+                for group in groups:
+                    yield self._by_index(group, chosen)
+                    left -= 1
+            of_samples += 1
+
+    def _count(self, epoch: int) -> int:
+        """Batches of an epoch of samples."""
+        while len(self._counts) <= epoch:
+            self._counts.append(sum(len(order) for _, order in self._portions(len(self._counts))))
+        return self._counts[epoch]
+
+    def _portions(self, epoch: int) -> Iterator[tuple[list[int], BatchOrder]]:
+        """The samples of each portion of an epoch, and their batches."""
+        self.mixture.seed, size = self.seed, self.num_samples
+        for first in range(epoch * size, (epoch + 1) * size, self._portion):
+            chosen = self.mixture.at(first, min(first + self._portion, (epoch + 1) * size))
+            seed = seed_of((self.seed, first))
+            yield chosen.tolist(), formed_by_length(self._lengths[chosen], self._plan, seed=seed, drop_last=False)
+
+    def _by_index(self, group: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
+        if self.packed_input is None:
+            return [chosen[place] for place in group]
+        return [[(chosen[place], start, stop) for place, start, stop in row] for row in group]
+
+    def num_samples_of(self, group: Sequence[Any]) -> int:
+        return self._example.num_samples_of(group)
+
+    def num_tokens(self, epoch: int) -> int:
+        return sum(order.num_tokens(0) for _, order in self._portions(epoch))
+
+    def wrap(self, dataset: DatasetLike) -> BatchedDataset:
+        return self._example.wrap(dataset)
+
+    @cached_property
+    def _digest(self) -> str:
+        return lengths_digest(self._lengths)
+
+    def describe(self) -> OrderKind:
+        return {**self.mixture.describe(), "kind": "mixture_batches", "unit": self.unit, "lengths": self._digest}
+
+    def continue_from(self, cursor: Cursor) -> str:
+        before = cursor.order or {}
+        if before.get("kind") != "mixture_batches":
+            return ""
+        if before["settings"] == self.mixture.settings:
+            self.mixture.curve = ShareCurve.from_json(str(before["shares"]))
+            self._counts.clear()
+        elif cursor.samples > 0:
+            raise DataError(
+                "The checkpoint stands in the middle of an epoch, and its batches were formed by length from another "
+                "mixture, so which samples are left cannot be told. Resume with the same mixture, or begin that epoch "
+                "again with ignore_data_skip=True."
+            )
+        return ""

@@ -1,0 +1,301 @@
+"""Order of a mixture: which source the sample at each position comes from, by shares, and which of its rows it is.
+
+The order is one sequence without end, a pure function of seed and position; an epoch is a part of it. Let S_k(t) be the
+integral of the share of source k up to position t. Sample j of source k is due at the time t with S_k(t) = j + 1/2, and
+samples come in the order of these times. With constant shares these are Webster's quotients (2 j + 1) / share: after n
+samples a source has n times its share, give or take about one sample, at any n. The times are computed, not
+counted up, so that the order begins anywhere.
+
+A source is read in a shuffled order (`FeistelOrder`), and in another one when it begins again; its j-th sample is row
+j % rows of pass j // rows, whatever the epoch.
+
+Shares change along a `ShareCurve`, of positions in samples. A resume with another batch size has the curve of the
+checkpoint; one with another mixture has that curve up to its position, and the new one after it. Sources continue where
+they are, so that no row comes again before the others of its source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from trainwright.config.coerce import parse_share
+from trainwright.config.plans import MixturePlan
+from trainwright.data.cursor import Cursor, OrderKind
+from trainwright.data.length_sampler import Lengths
+from trainwright.data.mixture import MixtureDataset, SourceUse
+from trainwright.data.samplers import FeistelOrder, Order
+from trainwright.data.seeding import seed_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Floats: TypeAlias = "NDArray[np.float64]"
+Integers: TypeAlias = "NDArray[np.int64]"
+BLOCK = 65_536  # positions computed at a time
+LINES = 32  # straight pieces in which shares of samples follow shares of tokens that change linearly
+
+
+@dataclass(frozen=True, slots=True)
+class Knot:
+    """Shares from a position on, up to the next knot."""
+
+    position: int
+    first: tuple[float, ...]  # of samples, a share for each source; they sum to 1
+    last: tuple[float, ...]  # just before the next knot, to which they change linearly
+
+
+@dataclass(frozen=True)
+class ShareCurve:
+    """Shares of the sources by position, from 0 on; the last knot's first shares hold without end."""
+
+    knots: tuple[Knot, ...]
+
+    @cached_property
+    def _starts(self) -> Floats:
+        return np.array([knot.position for knot in self.knots], dtype=np.float64)
+
+    @cached_property
+    def _slopes(self) -> Floats:
+        widths = np.diff(self._starts)[:, None]
+        changes = np.array([np.subtract(knot.last, knot.first) for knot in self.knots])
+        changes[-1] = 0.0
+        changes[:-1] /= widths
+        return changes
+
+    @cached_property
+    def _first(self) -> Floats:
+        return np.array([knot.first for knot in self.knots])
+
+    @cached_property
+    def _sums(self) -> Floats:
+        """Integrals of the shares up to each knot."""
+        widths = np.diff(self._starts)[:, None]
+        parts = np.array([np.add(knot.first, knot.last) / 2 for knot in self.knots])[:-1] * widths
+        return np.concatenate([np.zeros((1, len(self.knots[0].first))), np.cumsum(parts, axis=0)])
+
+    def shares_at(self, position: float) -> Floats:
+        """The share of each source at a position."""
+        piece = int(np.searchsorted(self._starts, position, side="right")) - 1
+        shares: Floats = self._first[piece] + self._slopes[piece] * (position - self._starts[piece])
+        return shares
+
+    def samples_before(self, time: float) -> Floats:
+        """The integral of each share up to a time."""
+        piece = int(np.searchsorted(self._starts, time, side="right")) - 1
+        since = time - self._starts[piece]
+        sums: Floats = self._sums[piece] + self._first[piece] * since + self._slopes[piece] * since * since / 2
+        return sums
+
+    def times(self, source: int, numbers: Integers) -> Floats:
+        """When samples of a source are due; infinity for those that never are."""
+        sums, aim = self._sums[:, source], numbers + 0.5
+        piece = np.searchsorted(sums, aim, side="right") - 1
+        rest, share, slope = aim - sums[piece], self._first[piece, source], self._slopes[piece, source]
+        # The root of share * t + slope * t² / 2 = rest, in the form that does not cancel.
+        below = share + np.sqrt(np.maximum(share * share + 2 * slope * rest, 0.0))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            times: Floats = self._starts[piece] + np.where(rest > 0, 2 * rest / below, 0.0)
+        return times
+
+    def counts_before(self, time: float) -> list[int]:
+        """How many samples of each source are due before a time: exactly those whose `times` are less."""
+        counts = []
+        for source, near in enumerate(np.rint(self.samples_before(time)).astype(np.int64).tolist()):
+            first = max(near - 2, 0)
+            counts.append(first + int((self.times(source, np.arange(first, near + 2)) < time).sum()))
+        return counts
+
+    def sources(self, first: int, stop: int) -> tuple[Integers, Integers]:
+        """The source of each position from `first` to before `stop`, and which of its samples it is."""
+        margin = len(self.knots[0].first) + 1  # samples come at most half as many from their times
+        low, high = (self.counts_before(max(time, 0.0)) for time in (first - margin, stop + margin))
+        numbers = [np.arange(a, b) for a, b in zip(low, high, strict=True)]
+        times = np.concatenate([self.times(source, of_source) for source, of_source in enumerate(numbers)])
+        chosen = np.argsort(times, kind="stable")[first - sum(low) : stop - sum(low)]
+        owners = np.repeat(np.arange(len(numbers)), [len(of_source) for of_source in numbers])
+        return owners[chosen], np.concatenate(numbers)[chosen]
+
+    def then(self, other: ShareCurve, position: int) -> ShareCurve:
+        """This curve up to a position, and another one after it; what comes before the position stays the same."""
+        position += len(self.knots[0].first) + 1  # samples before it may be due a little later
+        before = [knot for knot in self.knots if knot.position < position]
+        before[-1] = Knot(before[-1].position, before[-1].first, tuple(self._just_before(position).tolist()))
+        after = [knot for knot in other.knots if knot.position > position]
+        end = tuple(other._just_before(after[0].position).tolist()) if after else ()
+        here = tuple(other.shares_at(position).tolist())
+        return ShareCurve((*before, Knot(position, here, end or here), *after))
+
+    def _just_before(self, position: int) -> Floats:
+        piece = int(np.searchsorted(self._starts, position, side="left")) - 1
+        shares: Floats = self._first[piece] + self._slopes[piece] * (position - self._starts[piece])
+        return shares
+
+    def to_json(self) -> str:
+        """Text for a checkpoint."""
+        return json.dumps([[knot.position, knot.first, knot.last] for knot in self.knots])
+
+    @classmethod
+    def from_json(cls, text: str) -> ShareCurve:
+        """The curve in a checkpoint."""
+        return cls(tuple(Knot(position, tuple(first), tuple(last)) for position, first, last in json.loads(text)))
+
+
+class MixtureOrder(Order, Sampler[int]):
+    """Global indices of a `MixtureDataset` by shares.
+
+    An epoch has as many samples as `num_samples` says: all rows, where only shares are given; where sources are given
+    by passes ("all", "2 epochs"), so many that each has its passes in every epoch.
+    """
+
+    seed: int
+
+    def __init__(
+        self, dataset: MixtureDataset, curve: ShareCurve, num_samples: int, *, seed: int, settings: str, shuffles: bool
+    ) -> None:
+        super().__init__()
+        self.names, self.offsets = dataset.names, np.array(dataset.offsets, dtype=np.int64)
+        self.rows = [len(source) for source in dataset.sources.values()]
+        self.curve, self.num_samples, self.seed = curve, num_samples, seed
+        self.samples_per_epoch = num_samples
+        self.settings = settings  # from which the curve was made, as text
+        self.shuffles = shuffles  # the rows of a source
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices(self.epoch))
+
+    def indices(self, epoch: int) -> Iterator[int]:
+        return self.indices_from(epoch, 0)
+
+    def indices_from(self, epoch: int, first: int) -> Iterator[int]:
+        start, stop = epoch * self.num_samples + first, (epoch + 1) * self.num_samples
+        for position in range(start, stop, BLOCK):
+            yield from self.at(position, min(position + BLOCK, stop)).tolist()
+
+    def at(self, first: int, stop: int) -> Integers:
+        """The global indices at positions of the run, from `first` to before `stop`."""
+        owners, numbers = self.curve.sources(first, stop)
+        found = np.empty(stop - first, dtype=np.int64)
+        for source in np.unique(owners).tolist():
+            mine = owners == source
+            found[mine] = self.offsets[source] + self._rows(source, numbers[mine])
+        return found
+
+    def _rows(self, source: int, numbers: Integers) -> Integers:
+        passes, places = np.divmod(numbers.astype(np.uint64), np.uint64(self.rows[source]))
+        if self.shuffles:  # by the name of the source: another source beside it does not change its order
+            seed = seed_of((self.seed, *self.names[source].encode()))
+            places = FeistelOrder(self.rows[source], seed).of_passes(places, passes)
+        return places.astype(np.int64)
+
+    def describe(self) -> OrderKind:
+        sources = json.dumps(dict(zip(self.names, self.rows, strict=True)))
+        shuffles = "shuffled" if self.shuffles else "in order"
+        return {
+            "kind": "mixture", "sources": sources, "rows": shuffles,
+            "settings": self.settings, "shares": self.curve.to_json(),
+        }  # fmt: skip
+
+    def continue_from(self, cursor: Cursor) -> str:
+        before, here = cursor.order or {}, self.describe()
+        if any(before.get(name) != here[name] for name in ("kind", "sources", "rows")):
+            return ""
+        position, then = cursor.epoch * self.num_samples + cursor.samples, ShareCurve.from_json(str(before["shares"]))
+        if before["settings"] == self.settings:
+            self.curve = then
+            return ""
+        self.curve = then.then(self.curve, position)
+        return f"the new mixture from sample {position + 1} on; each source continues in its own order"
+
+    def uses(self, num_epochs: float) -> list[SourceUse]:
+        """What a run of so many epochs makes of each source."""
+        end = num_epochs * self.num_samples
+        shares, last, counts = self.curve.shares_at(0.0), self.curve.shares_at(end), self.curve.counts_before(end)
+        return [
+            SourceUse(name, rows, float(shares[i]), float(last[i]), counts[i] / rows if rows else 0.0)
+            for i, (name, rows) in enumerate(zip(self.names, self.rows, strict=True))
+        ]
+
+
+# -- from arguments ----------------------------------------------------------------------------------------------------
+
+
+def mixture_order(
+    dataset: MixtureDataset, plan: MixturePlan, *, seed: int, shuffles: bool, lengths: Lengths | None = None
+) -> MixtureOrder:
+    """The order that a plan asks for; `lengths` of all rows are needed where shares are of tokens.
+
+    Such shares count samples by the mean length of their source.
+    """
+    rows = [len(source) for source in dataset.sources.values()]
+    weights = [1.0] * len(rows)
+    if plan.unit == "tokens":
+        assert lengths is not None
+        parts = np.split(lengths, dataset.offsets[1:])
+        weights = [float(part.mean()) if len(part) else 1.0 for part in parts]
+    stages = [_shares(shares, dataset.names, rows, weights) for _, shares in plan.stages]
+    num_samples = stages[0][1]
+    run = round(plan.num_epochs * num_samples) if plan.num_steps is None else plan.num_steps * plan.samples_per_step
+    positions = [
+        round(start * run) if isinstance(start, float) else start * plan.samples_per_step for start, _ in plan.stages
+    ]
+    for i in range(1, len(positions)):
+        positions[i] = max(positions[i], positions[i - 1] + 1)
+    knots = _knots(positions, [shares for shares, _ in stages], weights, is_linear=plan.is_linear)
+    settings = json.dumps([plan.stages, plan.unit, plan.is_linear])
+    return MixtureOrder(dataset, ShareCurve(knots), num_samples, seed=seed, settings=settings, shuffles=shuffles)
+
+
+def order_again(kind: OrderKind, dataset: MixtureDataset, *, num_samples: int, seed: int) -> MixtureOrder:
+    """The order that a checkpoint describes, of this dataset."""
+    curve, shuffles = ShareCurve.from_json(str(kind["shares"])), kind["rows"] == "shuffled"
+    return MixtureOrder(dataset, curve, num_samples, seed=seed, settings=str(kind["settings"]), shuffles=shuffles)
+
+
+def _shares(
+    asked: Mapping[str, float | str], names: Sequence[str], rows: Sequence[int], weights: Sequence[float]
+) -> tuple[list[float], int]:
+    """Shares of samples, and the samples of an epoch."""
+    amounts = [parse_share(asked[name]) for name in names]
+    fixed = [round(amount * num) if by_pass else 0 for (amount, by_pass), num in zip(amounts, rows, strict=True)]
+    shares = [0.0 if by_pass else amount for amount, by_pass in amounts]
+    if not any(by_pass for _, by_pass in amounts):
+        counts = [share / weight for share, weight in zip(shares, weights, strict=True)]
+        return [count / sum(counts) for count in counts], sum(rows)
+    whole = sum(num * weight for num, weight in zip(fixed, weights, strict=True)) / (1 - sum(shares))
+    num = [one or round(share * whole / weight) for one, share, weight in zip(fixed, shares, weights, strict=True)]
+    return [one / sum(num) for one in num], sum(num)
+
+
+def _knots(
+    positions: Sequence[int], shares: Sequence[Sequence[float]], weights: Sequence[float], *, is_linear: bool
+) -> tuple[Knot, ...]:
+    if not is_linear:
+        return tuple(Knot(at, tuple(one), tuple(one)) for at, one in zip(positions, shares, strict=True))
+    places: list[tuple[int, list[float]]] = []
+    for i in range(len(positions) - 1):
+        ends = [np.multiply(shares[i + one], weights) for one in (0, 1)]
+        ends = [end / end.sum() for end in ends]  # shares of the unit, which change linearly
+        pieces = 1 if len(set(weights)) == 1 else min(LINES, positions[i + 1] - positions[i])
+        for piece in range(pieces):
+            part = piece / pieces
+            mixed = (ends[0] * (1 - part) + ends[1] * part) / weights
+            at = positions[i] + round((positions[i + 1] - positions[i]) * part)
+            places.append((at, (mixed / mixed.sum()).tolist()))
+    places.append((positions[-1], list(shares[-1])))
+    after = [*places[1:], places[-1]]
+    return tuple(Knot(at, tuple(one), tuple(then)) for (at, one), (_, then) in zip(places, after, strict=True))
