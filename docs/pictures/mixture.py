@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -35,7 +35,7 @@ class Regression(torch.nn.Module):
 class Counting(Trainer):
     """Counts the samples of each source; a sample's input is the number of its source."""
 
-    counts: list[list[int]] = []
+    counts: ClassVar[list[list[int]]] = []
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         self.counts.append([int((inputs["x"] == number).sum()) for number in range(len(COLORS))])
