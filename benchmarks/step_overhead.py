@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import sys
@@ -273,7 +274,8 @@ def by_hand(work: Work, watch: Watch) -> None:
     model, items = work.model_and_items()
     model.train()
     if row.evaluates:
-        sum_of_losses(model, work.loader(items, shuffle=False), watch)
+        tell_batches(model, watch)
+        sum_of_losses(model, work.loader(items, shuffle=False))
         return
     if row.checkpointing:
         (getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable)()
@@ -322,15 +324,25 @@ def progress_bar(work: Work) -> Any:
     return tqdm(total=work.num_steps) if work.row.bar else None
 
 
-def sum_of_losses(model: nn.Module, loader: DataLoader[Any], watch: Watch | None = None) -> float:
+def tell_batches(model: nn.Module, watch: Watch) -> None:
+    """Tells the watch of each forward pass, as callbacks of an evaluation are not alike."""
+    forward, numbers = model.forward, itertools.count(1)
+
+    @functools.wraps(forward)  # trainers read its signature
+    def told(**batch: Any) -> Any:
+        watch.step_done(next(numbers))
+        return forward(**batch)
+
+    model.forward = told  # type: ignore[method-assign]
+
+
+def sum_of_losses(model: nn.Module, loader: DataLoader[Any]) -> float:
     model.eval()
     total = torch.zeros(())
     device = torch.device("cpu")
     with torch.no_grad():
-        for number, batch in enumerate(loader, start=1):
+        for batch in loader:
             total += model(**{name: value.to(device) for name, value in batch.items()})["loss"]
-            if watch is not None:
-                watch.step_done(number)
     return total.item()
 
 
@@ -376,14 +388,6 @@ def by_trainer(library: Any, work: Work, watch: Watch) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             watch.step_done(state.global_step)
 
-    class TellsBatches(library.TrainerCallback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.number = 0
-
-        def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.number += 1
-            watch.step_done(self.number)
-
     model, items = work.model_and_items()
     own = {"data_collator": work.collator()} if row.data in ("own", "padded") else {}
     evaluates = {"eval_strategy": "steps", "eval_steps": row.eval_steps} if row.eval_steps else {}
@@ -411,9 +415,9 @@ def by_trainer(library: Any, work: Work, watch: Watch) -> None:
             **more,
         )
         own |= {"eval_dataset": work.eval_items()} if row.eval_steps else {}
-        tells = TellsBatches() if row.evaluates else TellsSteps()
-        trainer = library.Trainer(model=model, args=args, train_dataset=items, callbacks=[tells], **own)
+        trainer = library.Trainer(model=model, args=args, train_dataset=items, callbacks=[TellsSteps()], **own)
         if row.evaluates:
+            tell_batches(model, watch)
             trainer.evaluate(items)
         else:
             trainer.train()

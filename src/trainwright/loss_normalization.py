@@ -119,12 +119,14 @@ class LossRule:
     def weight(self, batch: Batch, label_names: Sequence[str], batch_size: int) -> torch.Tensor | int:
         """Over how many items the mean loss of an evaluation batch was taken: label items, or samples without them."""
         labels = batch.get("labels") if "labels" in label_names or not label_names else batch.get(label_names[0])
-        if stands_in(batch):
+        if type(batch) is not dict and stands_in(batch):
             return 0
         if not isinstance(labels, torch.Tensor) or labels.is_floating_point() or "labels" not in batch:
             return batch_size
         targets = self._targets(batch)
-        if targets.is_cpu:  # without torch's operations, which take most of a small model's batch
+        if targets.is_cpu and targets.dim() == 1:  # without torch's operations, most of a small model's batch
+            return len(targets) - targets.tolist().count(IGNORE_INDEX)
+        if targets.is_cpu:
             return int(np.count_nonzero(targets.numpy() != IGNORE_INDEX))
         return targets.ne(IGNORE_INDEX).sum()
 

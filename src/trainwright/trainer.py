@@ -38,7 +38,7 @@ from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
 from trainwright.evaluation import outputs as results
-from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, prediction_step
+from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, split_outputs
 from trainwright.hooks import Stateful, accept_older_signatures, is_overridden, left_out, takes_no_grad_norm_too
 from trainwright.loop.context import NULL_OBSERVER
 from trainwright.loop.driven import DrivenSteps, StepResult, result_of
@@ -55,6 +55,7 @@ from trainwright.state.recorded_metrics import METRICS
 from trainwright.state.run_state import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.throughput import count_tokens, speed_metrics, step_logs, utilisation
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.tensor_tree import nested_detach
 
 if TYPE_CHECKING:
     from trainwright.preflight.check_registry import CheckReport
@@ -1323,14 +1324,17 @@ class Trainer:
             return type(data)(self._prepare_input(value) for value in data)
         return data
 
-    def _loss_in_contexts(self, model: Any, inputs: Batch, num_items: Items, **options: bool) -> Any:
+    def _loss_in_contexts(self, model: Any, inputs: Batch, num_items: Items, *, return_outputs: bool = False) -> Any:
         """`compute_loss` in the contexts that an override adds; this class adds none, and an empty stack takes long."""
         contexts, autocast = self.compute_loss_context_manager, self.autocast_smart_context_manager
         if (
             getattr(contexts, "__func__", None) is Trainer.compute_loss_context_manager
             and getattr(autocast, "__func__", None) is Trainer.autocast_smart_context_manager
         ):
-            return self.compute_loss(model, inputs, num_items_in_batch=num_items, **options)
+            if return_outputs:
+                return self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
+            return self.compute_loss(model, inputs, num_items_in_batch=num_items)
+        options = {"return_outputs": True} if return_outputs else {}
         with contexts():
             return self.compute_loss(model, inputs, num_items_in_batch=num_items, **options)
 
@@ -1783,27 +1787,35 @@ class Trainer:
         Returns:
             Loss (a scalar), logits and labels, all detached and on the device, each None where there is none.
         """
-        inputs = self._prepare_inputs(inputs)
-        if ignore_keys is None and not prediction_loss_only:
+        inputs, names = self._prepare_inputs(inputs), self.label_names
+        returns_loss = inputs.get("return_loss")
+        with_loss = self.can_return_loss if returns_loss is None else bool(returns_loss)
+        if names:
+            with_loss = not [name for name in names if inputs.get(name) is None]
+        labels: Any = None
+        if with_loss and not prediction_loss_only:  # read before the loss, which may pop them
+            labels = nested_detach(tuple(inputs.get(name) for name in names))
+            labels = labels[0] if len(labels) == 1 else labels
+        loss, has_gradients = None, torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # `torch.no_grad()` takes as long as an operation
+        try:
+            if with_loss:
+                num_items = self._get_num_items_in_batch([inputs], self._engine.device)
+                loss, outputs = self._loss_in_contexts(model, inputs, num_items, return_outputs=True)
+                loss = loss if type(loss) is torch.Tensor else self._run.evaluated_loss(loss)
+                loss = loss.detach() if loss.requires_grad else loss
+                loss = loss if loss.dim() == 0 else loss.mean()
+            else:
+                with self.compute_loss_context_manager():
+                    outputs = model(**inputs)
+        finally:
+            torch._C._set_grad_enabled(has_gradients)
+        if prediction_loss_only:
+            return loss, None, None
+        if ignore_keys is None:
             config = getattr(self.model, "config", None)
             ignore_keys = [] if config is None else getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
-
-        def loss_and_outputs(batch: Batch) -> tuple[torch.Tensor, Any]:
-            num_items = self._get_num_items_in_batch([batch], self._engine.device)
-            loss, outputs = self._loss_in_contexts(model, batch, num_items, return_outputs=True)
-            return self._run.evaluated_loss(loss), outputs
-
-        def outputs_only(batch: Batch) -> Any:
-            with self.compute_loss_context_manager():
-                return model(**batch)
-
-        return_loss = inputs.get("return_loss")
-        return prediction_step(
-            inputs, label_names=self.label_names,
-            returns_loss=self.can_return_loss if return_loss is None else bool(return_loss),
-            loss_only=prediction_loss_only, ignore_keys=ignore_keys, loss_and_outputs=loss_and_outputs,
-            outputs_only=outputs_only,
-        )  # fmt: skip
+        return loss, split_outputs(outputs, ignore_keys or (), has_loss=with_loss), labels
 
     @property
     def only_loss_is_evaluated(self) -> bool:

@@ -387,10 +387,10 @@ class EpochBatches(Sampler[list[int]]):
         self.epoch, self.first_sample = epoch + 1, 0  # a plain `for` loop over epochs gets a new order each time
         if left_out:
             indices = (index for index in indices if index not in left_out)
-        position, is_counted = first, order.is_counted and not left_out
+        position, is_counted, num = first, order.is_counted and not left_out, len(self.order)
         while batch := list(itertools.islice(indices, chunk_size)):
             position += len(batch)
-            if is_counted:
+            if position > num and is_counted:
                 self._check_length(position)
             if len(batch) < chunk_size and self.drop_last:
                 return
@@ -405,7 +405,7 @@ class EpochBatches(Sampler[list[int]]):
                 batch = SeededIndices(batch, (self.worker_seed, epoch, number * share.num_processes + share.rank))
             yield batch
             number += 1
-        if is_counted and first < len(self.order):
+        if is_counted and first < num:
             self._check_length(position, is_end=True)
 
     def _substituted(self, index: Any, epoch: int) -> Any:  # Any: of a sample, or a group of them

@@ -10,6 +10,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -82,7 +83,7 @@ def _collect(
     """Runs all batches; returns the number of samples of this process, and whether there were labels."""
     num_seen, found_labels = 0, False
     lacking: Batch | None = None
-    batches = _with_last(dataloader) if session.plan.streams_metrics else ((batch, False) for batch in dataloader)
+    batches = _with_last(dataloader) if session.plan.streams_metrics else zip(dataloader, repeat(False))
     for inputs, is_last in batches:
         counts = not isinstance(inputs, TailBatch) or inputs.num_samples > 0
         rows = find_batch_size(inputs) or 0
@@ -145,7 +146,8 @@ class LossAverage:
     weights: list[torch.Tensor | float] = field(default_factory=list)
 
     def add(self, loss: torch.Tensor, weight: torch.Tensor | float) -> None:
-        loss = loss.detach() if loss.dtype is torch.float32 else loss.detach().float()
+        loss = loss.detach() if loss.requires_grad else loss
+        loss = loss if loss.dtype is torch.float32 else loss.float()
         self.values.append(loss if loss.dim() == 0 else loss.mean())
         self.weights.append(weight)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from trainwright._types import Batch, Nested, plain_numbers, printable, recordable, write_text
+from trainwright._types import Nested, plain_numbers, printable, recordable, write_text
 from trainwright.html_table import html_pairs, html_section
 from trainwright.tensor_tree import nested_detach
 
@@ -104,37 +102,6 @@ def split_outputs(outputs: Nested, ignore_keys: Sequence[str], *, has_loss: bool
             logits = tuple(value for value in logits if value is not None)
     logits = nested_detach(logits)
     return logits[0] if isinstance(logits, (tuple, list)) and len(logits) == 1 else logits
-
-
-def prediction_step(
-    inputs: Batch, *, label_names: Sequence[str], returns_loss: bool, loss_only: bool,
-    ignore_keys: Sequence[str] | None, loss_and_outputs: Callable[[Batch], tuple[torch.Tensor, Nested]],
-    outputs_only: Callable[[Batch], Nested],
-) -> tuple[torch.Tensor | None, Nested, Nested]:  # fmt: skip
-    """Returns loss, logits and labels of a batch on the device, detached, each None where there is none.
-
-    `loss_and_outputs` runs the model where the batch has all labels, or none are needed for a loss (`returns_loss`);
-    `outputs_only` runs it without a loss. With `loss_only`, logits and labels are left out.
-    """
-    has_labels = all(inputs.get(name) is not None for name in label_names)
-    with_loss = has_labels if label_names else returns_loss
-    labels: Nested = None
-    if with_loss and not loss_only:  # read before the loss, which may pop them
-        labels = nested_detach(tuple(inputs.get(name) for name in label_names))
-        labels = labels[0] if len(labels) == 1 else labels
-    has_gradients = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(False)  # `torch.no_grad()` takes as long as an operation
-    try:
-        if with_loss:
-            loss, outputs = loss_and_outputs(inputs)
-            loss = loss.detach() if loss.dim() == 0 else loss.detach().mean()
-        else:
-            loss, outputs = None, outputs_only(inputs)
-    finally:
-        torch._C._set_grad_enabled(has_gradients)
-    if loss_only:
-        return loss, None, None
-    return loss, split_outputs(outputs, ignore_keys or (), has_loss=with_loss), labels
 
 
 # -- metrics for the console, and as files at the root of the output directory ---------------------------------------
