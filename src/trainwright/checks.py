@@ -97,7 +97,7 @@ def check_models(model: Model, model_init: Any) -> None:
 
 def check_head(model: Model) -> None:
     """Raises ModelError for a base model of transformers, which has no head to train; names what to load instead."""
-    if not is_instance_of(model, "transformers", "PreTrainedModel"):
+    if not is_instance_of(model, "transformers.modeling_utils", "PreTrainedModel"):
         return
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 

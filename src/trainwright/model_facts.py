@@ -182,7 +182,7 @@ def takes_any_input(model: Model) -> bool:
     """
     core = core_model(model)
     has_kwargs = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in forward_parameters(model).values())
-    return has_kwargs and not is_instance_of(core, "transformers", "PreTrainedModel")
+    return has_kwargs and not is_instance_of(core, "transformers.modeling_utils", "PreTrainedModel")
 
 
 def takes_argument(function: Any, name: str) -> bool:

@@ -206,7 +206,7 @@ class Seq2SeqTrainer(Trainer):
         num_items = None if smooths else self._get_num_items_in_batch([batch], self.args.device)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, dict(batch), num_items_in_batch=num_items)
-        return self._run.evaluated_loss(loss).detach().mean()
+        return self._run.evaluated_loss(loss)
 
     def _padded(self, rows: torch.Tensor, task: generation.Task, settings: Settings) -> torch.Tensor:
         config = getattr(self.model, "generation_config", None)

@@ -65,8 +65,8 @@ def find_batch_size(tensors: Any) -> int | None:
     """
     if type(tensors) is dict:  # a batch, as a rule; `isinstance` takes long to find that a tensor is no mapping
         for value in tensors.values():
-            if type(value) is torch.Tensor and value.ndim > 0:
-                return value.shape[0]
+            if type(value) is torch.Tensor and (shape := value.shape):
+                return shape[0]
             if type(value) is not torch.Tensor and (size := find_batch_size(value)) is not None:
                 return size
         return None

@@ -38,7 +38,7 @@ from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
 from trainwright.evaluation import outputs as results
-from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, split_outputs
+from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
 from trainwright.hooks import Stateful, accept_older_signatures, is_overridden, left_out, takes_no_grad_norm_too
 from trainwright.loop.context import NULL_OBSERVER
 from trainwright.loop.driven import DrivenSteps, StepResult, result_of
@@ -55,7 +55,6 @@ from trainwright.state.recorded_metrics import METRICS
 from trainwright.state.run_state import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.throughput import count_tokens, speed_metrics, step_logs, utilisation
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.tensor_tree import nested_detach
 
 if TYPE_CHECKING:
     from trainwright.preflight.check_registry import CheckReport
@@ -193,8 +192,9 @@ class Trainer:
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        collator = columns.default_collator(self.processing_class, value_of(self.args, "pad_to_multiple_of"))
-        self._default_collator, self.data_collator = collator, collator if data_collator is None else data_collator
+        multiple = value_of(self.args, "pad_to_multiple_of")
+        self._default_collator = columns.default_collator(self.processing_class, multiple, given=data_collator)
+        self.data_collator = self._default_collator if data_collator is None else data_collator
 
         # The model on its device.
         self._train_batch_size = self.args.train_batch_size
@@ -1324,19 +1324,16 @@ class Trainer:
             return type(data)(self._prepare_input(value) for value in data)
         return data
 
-    def _loss_in_contexts(self, model: Any, inputs: Batch, num_items: Items, *, return_outputs: bool = False) -> Any:
+    def _loss_in_contexts(self, model: Any, inputs: Batch, num_items: Items, **options: bool) -> Any:
         """`compute_loss` in the contexts that an override adds; this class adds none, and an empty stack takes long."""
         contexts, autocast = self.compute_loss_context_manager, self.autocast_smart_context_manager
-        if (
-            getattr(contexts, "__func__", None) is Trainer.compute_loss_context_manager
-            and getattr(autocast, "__func__", None) is Trainer.autocast_smart_context_manager
-        ):
-            if return_outputs:
-                return self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
-            return self.compute_loss(model, inputs, num_items_in_batch=num_items)
-        options = {"return_outputs": True} if return_outputs else {}
-        with contexts():
-            return self.compute_loss(model, inputs, num_items_in_batch=num_items, **options)
+        ours = (Trainer.compute_loss_context_manager, Trainer.autocast_smart_context_manager)
+        if (getattr(contexts, "__func__", None), getattr(autocast, "__func__", None)) != ours:
+            with contexts():
+                return self.compute_loss(model, inputs, num_items_in_batch=num_items, **options)
+        if options:  # a call with a dict of options takes three times as long
+            return self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
+        return self.compute_loss(model, inputs, num_items_in_batch=num_items)
 
     def compute_loss_context_manager(self) -> ExitStack:
         """The contexts in which the loss is computed; an override adds its own."""
@@ -1787,24 +1784,16 @@ class Trainer:
         Returns:
             Loss (a scalar), logits and labels, all detached and on the device, each None where there is none.
         """
-        inputs, names = self._prepare_inputs(inputs), self.label_names
-        returns_loss = inputs.get("return_loss")
-        with_loss = self.can_return_loss if returns_loss is None else bool(returns_loss)
-        if names:
-            with_loss = not [name for name in names if inputs.get(name) is None]
-        labels: Any = None
-        if with_loss and not prediction_loss_only:  # read before the loss, which may pop them
-            labels = nested_detach(tuple(inputs.get(name) for name in names))
-            labels = labels[0] if len(labels) == 1 else labels
+        inputs = self._prepare_inputs(inputs)
+        with_loss = results.is_for_loss(inputs, self.label_names, returns_loss=self.can_return_loss)
+        labels = results.labels_of(inputs, self.label_names) if with_loss and not prediction_loss_only else None
         loss, has_gradients = None, torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # `torch.no_grad()` takes as long as an operation
         try:
             if with_loss:
-                num_items = self._get_num_items_in_batch([inputs], self._engine.device)
+                num_items = self._get_num_items_in_batch([inputs], self._services.engine.device)
                 loss, outputs = self._loss_in_contexts(model, inputs, num_items, return_outputs=True)
-                loss = loss if type(loss) is torch.Tensor else self._run.evaluated_loss(loss)
-                loss = loss.detach() if loss.requires_grad else loss
-                loss = loss if loss.dim() == 0 else loss.mean()
+                loss = self._run.evaluated_loss(loss)
             else:
                 with self.compute_loss_context_manager():
                     outputs = model(**inputs)
@@ -1812,10 +1801,7 @@ class Trainer:
             torch._C._set_grad_enabled(has_gradients)
         if prediction_loss_only:
             return loss, None, None
-        if ignore_keys is None:
-            config = getattr(self.model, "config", None)
-            ignore_keys = [] if config is None else getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
-        return loss, split_outputs(outputs, ignore_keys or (), has_loss=with_loss), labels
+        return loss, results.split_outputs(outputs, ignore_keys, model=self.model, has_loss=with_loss), labels
 
     @property
     def only_loss_is_evaluated(self) -> bool:

@@ -222,3 +222,30 @@ def test_importing_the_trainer_does_not_load_transformers_or_accelerate() -> Non
     loaded = modules_after("from trainwright import Trainer, TrainingArguments")
     assert "torch" in loaded
     assert not loaded & {"transformers", "accelerate", "datasets", "pandas", "sklearn", "scipy"}
+
+
+@pytest.mark.process
+def test_training_a_plain_module_with_a_collator_of_its_own_does_not_load_transformers(tmp_path: Path) -> None:
+    """Nor does an evaluation, a checkpoint or a resume."""
+    code = f"""
+import torch
+from trainwright import Trainer, TrainingArguments
+
+class Model(torch.nn.Linear):
+    def forward(self, x, labels):
+        logits = super().forward(x)
+        return {{"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}}
+
+def collate(items):
+    return {{"x": torch.stack([x for x, _ in items]), "labels": torch.tensor([label for _, label in items])}}
+
+items = [(torch.randn(4), i % 2) for i in range(16)]
+for steps in (1, 2):
+    args = TrainingArguments({str(tmp_path)!r}, use_cpu=True, report_to="none", max_steps=steps, save_steps=1,
+                             eval_strategy="steps", eval_steps=1, logging_steps=1, disable_tqdm=True)
+    trainer = Trainer(Model(4, 2), args, collate, items, items)
+    assert trainer.train(resume_from_checkpoint=steps > 1).global_step == steps
+"""
+    loaded = modules_after(code)
+    assert "accelerate" in loaded
+    assert not loaded & {"transformers", "torchao", "scipy", "datasets"}

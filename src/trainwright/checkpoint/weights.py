@@ -160,7 +160,7 @@ def _as_a_whole(model: nn.Module | None) -> Iterator[None]:
 
 def _takes_its_weights(model: nn.Module) -> bool:
     """Returns True if `save_pretrained` is transformers' own, and writes the given weights and not the model's."""
-    cls = optional_class("transformers", "PreTrainedModel")
+    cls = optional_class("transformers.modeling_utils", "PreTrainedModel")
     own = getattr(cls, "save_pretrained", None)
     reads_the_model = ("hf_quantizer", "_hf_peft_config_loaded", "hf_device_map")
     return (
@@ -279,7 +279,7 @@ def _in_the_models_names(model: Pretrained, state_dict: dict[str, torch.Tensor])
     """
     loader: Pretrained = getattr(type(model), "from_pretrained", None)
     own = model.state_dict()
-    if loader is None or not is_instance_of(model, "transformers", "PreTrainedModel"):
+    if loader is None or not is_instance_of(model, "transformers.modeling_utils", "PreTrainedModel"):
         return state_dict
     if not (state_dict.keys() - own.keys() and own.keys() - state_dict.keys()):
         return state_dict

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -255,8 +256,15 @@ class DatasetWithExtras(Dataset[Sample]):
 # -- collators for users who bring none: transformers' own -------------------------------------------------------------
 
 
-def default_collator(processing_class: Any, pad_to_multiple_of: int | None = None) -> Callable[[list[Item]], Batch]:
-    """The collator that pads with the tokenizer or feature extractor; without one, it stacks equal shapes."""
+def default_collator(
+    processing_class: Any, pad_to_multiple_of: int | None = None, *, given: object = None
+) -> Callable[[list[Item]], Batch] | None:
+    """The collator that pads with the tokenizer or feature extractor; without one, it stacks equal shapes.
+
+    Returns None where a collator is `given` and transformers' are not loaded, so that it cannot be this one.
+    """
+    if given is not None and "transformers.data.data_collator" not in sys.modules:
+        return None
     pads = is_instance_of(
         processing_class, "transformers.tokenization_utils_base", "PreTrainedTokenizerBase"
     ) or is_instance_of(processing_class, "transformers.feature_extraction_sequence_utils", "SequenceFeatureExtractor")

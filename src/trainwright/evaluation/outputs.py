@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainwright._types import Nested, plain_numbers, printable, recordable, write_text
+from trainwright._types import Batch, Model, Nested, plain_numbers, printable, recordable, write_text
 from trainwright.html_table import html_pairs, html_section
 from trainwright.tensor_tree import nested_detach
 
@@ -91,10 +91,30 @@ def _in_short(value: Nested) -> object:
 # -- one batch: forward, and the output split into loss, logits and labels ------------------------------------------
 
 
-def split_outputs(outputs: Nested, ignore_keys: Sequence[str], *, has_loss: bool) -> Nested:
-    """Returns the predictions in a model's output, detached, alone if there is one: no loss, no ignored entry."""
+def is_for_loss(inputs: Batch, label_names: Sequence[str], *, returns_loss: bool) -> bool:
+    """Returns whether a batch has all labels; where none are needed, whether it or the model asks for a loss."""
+    for name in label_names:
+        if inputs.get(name) is None:
+            return False
+    asked = inputs.get("return_loss")
+    return bool(label_names) or (returns_loss if asked is None else bool(asked))
+
+
+def labels_of(inputs: Batch, label_names: Sequence[str]) -> Nested:
+    """Returns the labels of a batch, detached, alone if there is one name. Before the loss, which may pop them."""
+    labels = nested_detach(tuple(inputs.get(name) for name in label_names))
+    return labels[0] if len(labels) == 1 else labels
+
+
+def split_outputs(outputs: Nested, ignore_keys: Sequence[str] | None, *, model: Model, has_loss: bool) -> Nested:
+    """Returns the predictions in a model's output, detached, alone if there is one: no loss, no ignored entry.
+
+    `ignore_keys` are by default those that the config of `model` names.
+    """
+    if ignore_keys is None and (config := getattr(model, "config", None)) is not None:
+        ignore_keys = getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
     if isinstance(outputs, Mapping):
-        skipped = {*ignore_keys, *(["loss"] if has_loss else [])}
+        skipped = {*(ignore_keys or ()), *(["loss"] if has_loss else [])}
         logits: Nested = tuple(value for key, value in outputs.items() if key not in skipped and value is not None)
     else:
         logits = outputs[1:] if has_loss else outputs

@@ -220,7 +220,7 @@ def about(window: Window, seen: Evidence, *, run: TrainingRun, args: Any, engine
         "num_parts": run.progress.num_parts,
         "loss_rule": asdict(run.loss_rule) if run.loss_rule is not None else {},
         "model_class": type(model).__name__,
-        "is_pretrained": is_instance_of(model, "transformers", "PreTrainedModel"),
+        "is_pretrained": is_instance_of(model, "transformers.modeling_utils", "PreTrainedModel"),
         "attn_implementation": getattr(getattr(model, "config", None), "_attn_implementation", None),
         "modules_in_eval_mode": [name for name, module in model.named_modules() if not module.training],
         "device": engine.device.type,

@@ -429,12 +429,13 @@ class TrainingRun:
         return loss * (items * ITEM_SCALE), added
 
     def evaluated_loss(self, loss: torch.Tensor | LossOutput) -> torch.Tensor:
-        """Returns the loss of an evaluation batch; what a `LossOutput` says of it is kept for the evaluation."""
-        if not isinstance(loss, LossOutput):
-            return loss
-        self.record(loss)
-        self.progress.recorded.items = loss.num_items
-        return loss.loss
+        """Returns the loss of an evaluation batch, a scalar without its graph; a `LossOutput` is recorded."""
+        if isinstance(loss, LossOutput):
+            self.record(loss)
+            self.progress.recorded.items = loss.num_items
+            loss = loss.loss
+        loss = loss.detach() if loss.requires_grad else loss
+        return loss if loss.dim() == 0 else loss.mean()
 
     def record(self, output: LossOutput) -> None:
         """Records the metrics of a loss."""
