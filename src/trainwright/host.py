@@ -58,6 +58,15 @@ def _left_in(group: Path) -> int | None:
     return most - now + int(stat.get(cache_name, 0))
 
 
+def peak_bytes() -> int:
+    """Most resident memory that this process has had at a time; on Windows too."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def is_process_alive(pid: int, *, began: float | None = None) -> bool:
     """Returns True if a process of this machine runs; one that has ended and was not waited for does not.
 

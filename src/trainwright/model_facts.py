@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from trainwright._types import Model, is_instance_of
+from trainwright._types import JSONObject, Model, is_instance_of
 
 
 def core_model(model: Model) -> Any:
@@ -211,6 +211,13 @@ def num_parameters_without_embeddings(model: nn.Module) -> int:
 def embedding_ids(model: nn.Module) -> set[int]:
     """Returns the `id` of each parameter of an embedding."""
     return {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+
+
+def summary(model: Model) -> JSONObject:
+    """Returns the class of a model and how many parameters it has and trains."""
+    sizes = [(num_elements(parameter), parameter.requires_grad) for parameter in model.parameters()]
+    trained = sum(size for size, is_trained in sizes if is_trained)
+    return {"class": type(model).__name__, "parameters": sum(size for size, _ in sizes), "trained_parameters": trained}
 
 
 def num_elements(parameter: nn.Parameter) -> int:

@@ -600,7 +600,7 @@ class Trainer:
         note, changed = run.resume_note, run.changed_args
         console.log_run_header(context, args, self.state, engine, note=note, loss_note=loss_note, changed_args=changed)
         self._dry_run_evaluation(ignore_keys_for_eval)
-        facts = {"levers": run.levers, "train": self.train_dataset, "eval": self.eval_dataset}
+        facts = {"model": self.model, "levers": run.levers, "train": self.train_dataset, "eval": self.eval_dataset}
         console.begin_journal(
             self._services.journal, context, args, run.progress, folder=folder, run_id=run.run_id, **facts
         )

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from trainwright import TrainerState
-from trainwright.callbacks.progress import Eta, compact, latest, pauses_left
+from trainwright.callbacks.progress import Eta, latest, pauses_left
 
 STEP_S, EVALUATION_S, SAVE_S = 2.0, 30.0, 5.0
 
@@ -66,5 +66,4 @@ def test_saves_beside_evaluations_are_counted_once() -> None:
 
 def test_what_the_bar_has_room_for() -> None:
     logs = {"loss": 0.51234, "learning_rate": 3e-5, "train_tokens_per_second": 12345.6, "grad_norm": 1.0, "epoch": 1.0}
-    assert latest(logs) == "loss 0.512, lr 3e-05, tokens/s 12.3k"
-    assert [compact(value) for value in (1234567.0, 2e9, 7.0)] == ["1.23M", "2G", "7"]
+    assert latest(logs) == "loss 0.512, lr 3e-05, tokens/s 12.3 k"

@@ -38,7 +38,7 @@ def test_runs_shows_state_best_metric_steps_and_time(trained: Path, tmp_path: Pa
     (tmp_path / "killed/journal.jsonl").write_text("\n".join(map(json.dumps, cut)))
     shown = done("runs", str(tmp_path))
     rows = {line.split()[0]: line for line in shown.splitlines()}
-    assert "done" in rows["deep/one"]
+    assert "finished" in rows["deep/one"]
     assert "8/8" in rows["deep/one"]
     assert f"loss {min(losses):.4g}" in rows["deep/one"]
     assert "failed: DataError" in rows["failed"]
@@ -151,7 +151,7 @@ def test_commands_print_json_for_programs(trained: Path, tmp_path: Path) -> None
     shutil.copytree(trained / "run", tmp_path / "two")
     journal = tmp_path / "two" / "journal.jsonl"
     journal.write_text(re.sub(r'("loss": )0', r"\g<1>9", journal.read_text()))
-    assert [(run["state"], run["steps"]) for run in parsed("runs", ".")] == [("done", "8/8")] * 2
+    assert [(run["state"], run["steps"]) for run in parsed("runs", ".")] == [("finished", "8/8")] * 2
     found = parsed("compare", "one", "two")
     assert (found["runs"], found["parts_at_step"]) == (["one", "two"], 2)
     assert [one["problems"] for one in parsed("verify", "one")] == [[], []]

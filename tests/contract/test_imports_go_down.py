@@ -23,7 +23,17 @@ PICTURE = (
     ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks", "guard", "patches", "loss_kernels"),
     ("config", "journal", "hooks", "loss_normalization"),
     ("distributed",),
-    ("state", "model_facts", "tensor_tree", "errors", "log_handler", "host", "html_table", "_types"),  # the ground
+    (
+        "state",
+        "model_facts",
+        "tensor_tree",
+        "errors",
+        "log_handler",
+        "host",
+        "units",
+        "html_table",
+        "_types",
+    ),  # the ground
 )
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 WINGS = PICTURE[7]

@@ -60,6 +60,9 @@ def test_a_training_writes_what_it_is_and_what_happens(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path / "run", max_steps=4, num_train_epochs=1, save_strategy="steps", save_steps=2,
                            eval_strategy="steps", eval_steps=2, eval_dataset=data.vectors(4),
                            hub_token="hf_secret")  # fmt: skip
+    frozen = next(trainer.model.parameters()).requires_grad_(False)
+    num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    num_trained = num_parameters - frozen.numel()
     train(trainer)
     text = (tmp_path / "run" / record.JOURNAL_NAME).read_text()
     assert "hf_secret" not in text
@@ -71,6 +74,8 @@ def test_a_training_writes_what_it_is_and_what_happens(tmp_path: Path) -> None:
     start = journal.of("start")[0]
     assert start["data"]["train"]["samples"] == 26
     assert start["environment"]["packages"]["torch"]
+    assert start["model"] == {"class": "ReturnsDict", "parameters": num_parameters, "trained_parameters": num_trained}
+    assert 1e6 < journal.of("save")[0]["peak_memory_bytes"] <= journal.of("time")[0]["peak_memory_bytes"]
     assert start["changed"]["learning_rate"] == 1e-2
     assert start["arguments"]["hub_token"] == "<HUB_TOKEN>"
     history = {}

@@ -1,23 +1,21 @@
-"""A browser that a test drives: headless Chromium behind its own driver, spoken to in the WebDriver protocol."""
+"""A browser that a test drives: headless Chromium, spoken to in its own protocol (CDP) over a pair of pipes."""
 
 from __future__ import annotations
 
 import base64
 import json
+import os
+import select
 import shutil
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .._support.two_processes import free_port
-
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-WHY_NOT = "there is no browser: apt-get install chromium chromium-driver"
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+WHY_NOT = "there is no browser: apt-get install chromium"
 SIZE = (1200, 900)
 
 
@@ -25,103 +23,126 @@ class Browser:
     """One window.
 
     Args:
-        session: address of the driver's session.
+        commands: pipe from which Chromium reads.
+        answers: pipe to which it writes.
     """
 
-    def __init__(self, session: str) -> None:
-        self._session = session
+    def __init__(self, commands: int, answers: int) -> None:
+        self._commands, self._answers = commands, answers
+        self._unread, self._number, self._session = b"", 0, ""
+        self._events: list[dict[str, Any]] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Runtime"):
+            self.call(f"{domain}.enable")
+        self.call("Emulation.setScrollbarsHidden", hidden=True)
+        self.show_as(*SIZE)
+
+    def show_as(self, width: int, height: int, *, dark: bool = False) -> None:
+        """Gives the window a size, and the page a light or a dark mode."""
+        shape = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.call("Emulation.setDeviceMetricsOverride", **shape)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, path: Path) -> None:
-        self._post("url", {"url": path.as_uri()})
+        self._events.clear()
+        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.wait_for("document.readyState == 'complete' && location.protocol == 'file:'")
 
-    def run(self, script: str, *arguments: Any) -> Any:
+    def run(self, script: str) -> Any:
         """The value that a script returns."""
-        return self._post("execute/sync", {"script": script, "args": list(arguments)})
+        expression = f"(() => {{ {script} }})()"
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
 
     def wait_for(self, script: str, *, timeout_s: float = 60.0) -> Any:
         """The first value of an expression that counts as true."""
         limit = time.monotonic() + timeout_s
         while not (value := self.run(f"return {script}")):
             assert time.monotonic() < limit, f"never came true: {script}"
-            time.sleep(0.1)
+            time.sleep(0.05)
         return value
 
     def point(self, x: float, y: float) -> None:
-        self._act([self._move(x - 3, y), self._move(x, y)])
+        for shift in (3, 0):
+            self._mouse("mouseMoved", x - shift, y)
 
     def click(self, x: float, y: float) -> None:
-        self._act([self._move(x, y), {"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}])
+        self.drag((x, y), (x, y))
 
     def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
-        middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
-        moves = [self._move(*middle), self._move(*end)]
-        self._act(
-            [self._move(*start), {"type": "pointerDown", "button": 0}, *moves, {"type": "pointerUp", "button": 0}]
-        )
+        self.point(*start)
+        self._mouse("mousePressed", *start, button="left", buttons=1, clickCount=1)
+        if start != end:
+            self._mouse("mouseMoved", (start[0] + end[0]) / 2, (start[1] + end[1]) / 2, button="left", buttons=1)
+            self._mouse("mouseMoved", *end, button="left", buttons=1)
+        self._mouse("mouseReleased", *end, button="left", clickCount=1)
 
     def requests(self) -> list[str]:
-        """The addresses that pages asked for since the last call."""
-        entries = self._post("se/log", {"type": "performance"})
-        said = [json.loads(entry["message"])["message"] for entry in entries]
-        return [one["params"]["request"]["url"] for one in said if one["method"] == "Network.requestWillBeSent"]
+        """The addresses that the page asked for since it was opened."""
+        self.run("return 1")
+        return [one["params"]["request"]["url"] for one in self._events if one["method"] == "Network.requestWillBeSent"]
 
-    def screenshot(self, path: Path) -> None:
-        with urllib.request.urlopen(f"{self._session}/screenshot", timeout=60) as answer:
-            path.write_bytes(base64.b64decode(json.load(answer)["value"]))
+    def errors(self) -> list[str]:
+        """What scripts of the page raised since it was opened."""
+        self.run("return 1")
+        return [str(one["params"]) for one in self._events if one["method"] == "Runtime.exceptionThrown"]
 
-    @staticmethod
-    def _move(x: float, y: float) -> dict[str, Any]:
-        return {"type": "pointerMove", "duration": 60, "x": int(x), "y": int(y)}
+    def screenshot(self, path: Path, *, whole: bool = True) -> None:
+        answer = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(answer["data"]))
 
-    def _act(self, actions: list[dict[str, Any]]) -> None:
-        self._post("actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": actions}]})
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """The answer to a command."""
+        self._number += 1
+        command = {"id": self._number, "method": method, "params": params}
+        command |= {"sessionId": self._session} if self._session else {}
+        os.write(self._commands, json.dumps(command).encode() + b"\0")
+        while True:
+            message = self._next()
+            if message.get("id") == self._number:
+                assert "error" not in message, message
+                return dict(message["result"])
+            if "method" in message:
+                self._events.append(message)
 
-    def _post(self, command: str, values: dict[str, Any]) -> Any:
-        return post(f"{self._session}/{command}", values)
+    def _mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
+        self.call("Input.dispatchMouseEvent", type=kind, x=int(x), y=int(y), **more)
 
-
-def post(address: str, values: dict[str, Any]) -> Any:
-    request = urllib.request.Request(address, json.dumps(values).encode(), {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=100) as answer:
-            return json.load(answer)["value"]
-    except urllib.error.HTTPError as error:
-        raise AssertionError(error.read().decode()[:500]) from error
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._unread:
+            ready, _, _ = select.select([self._answers], [], [], 100)
+            assert ready, "the browser does not answer"
+            part = os.read(self._answers, 1 << 20)
+            assert part, "the browser has ended"
+            self._unread += part
+        message, _, self._unread = self._unread.partition(b"\0")
+        return dict(json.loads(message))
 
 
 @contextmanager
 def browsing(folder: Path) -> Iterator[Browser]:
     """A browser with an empty profile in `folder`."""
     assert BROWSER, WHY_NOT
-    assert DRIVER, WHY_NOT
-    port = free_port()
-    driver = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://127.0.0.1:{port}"
-    session = ""
+    for_it, commands = os.pipe()
+    answers, from_it = os.pipe()
+
+    def give_pipes() -> None:  # Chromium reads from file 3 and writes to file 4
+        reads, writes = (os.dup(os.dup(os.dup(one))) for one in (for_it, from_it))  # copies that are neither 3 nor 4
+        os.dup2(reads, 3)
+        os.dup2(writes, 4)
+
+    command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+               "--remote-debugging-pipe", f"--user-data-dir={folder}", "about:blank"]  # fmt: skip
+    process = subprocess.Popen(command, close_fds=False, preexec_fn=give_pipes, stderr=subprocess.DEVNULL)
+    os.close(for_it)
+    os.close(from_it)
     try:
-        _wait_until_up(address)
-        options = {
-            "binary": BROWSER,
-            "args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                     f"--user-data-dir={folder}", f"--window-size={SIZE[0]},{SIZE[1]}"],
-        }  # fmt: skip
-        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"performance": "ALL"}}
-        made = post(f"{address}/session", {"capabilities": {"alwaysMatch": wanted}})
-        session = f"{address}/session/{made['sessionId']}"
-        yield Browser(session)
+        yield Browser(commands, answers)
     finally:
-        if session:
-            urllib.request.urlopen(urllib.request.Request(session, method="DELETE"), timeout=60).close()
-        driver.terminate()
-        driver.wait(30)
-
-
-def _wait_until_up(address: str) -> None:
-    limit = time.monotonic() + 60
-    while True:
-        try:
-            urllib.request.urlopen(f"{address}/status", timeout=5).close()
-            return
-        except OSError:
-            assert time.monotonic() < limit, "the browser's driver does not answer"
-            time.sleep(0.1)
+        process.terminate()
+        process.wait(30)
+        os.close(commands)
+        os.close(answers)

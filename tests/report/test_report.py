@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +11,12 @@ from typer.testing import CliRunner
 
 from trainwright.cli.main import app
 from trainwright.journal.record import FileJournal, Record, read
-from trainwright.report.run_page import (
-    comparison,
-    differing_arguments,
-    first_difference,
-    page,
-    smoothed,
-    tables,
-    write_comparison,
-    write_report,
-)
+from trainwright.report.comparison import comparison, differing_arguments, first_difference, partings, read_runs
+from trainwright.report.page import document, figure, thinned
+from trainwright.report.run_page import NUM_POINTS, Curve, page, place, tables, throughput, time_by_phase, write_report
 
 from .._support.small import data, make_trainer, train
 
-pytest.importorskip("plotly")
 pytestmark = pytest.mark.filterwarnings("default")
 
 
@@ -43,7 +33,9 @@ def run(tmp_path: Path) -> Path:
 def test_a_report_shows_what_the_journal_has_and_asks_no_address(run: Path) -> None:
     FileJournal(run, read(run).run_id).write("incident", step=3, text="a loss was not finite")
     text = write_report(run).read_text(encoding="utf-8")
-    for said in ("Loss", "Learning rate", "Grad norm", "Throughput", "Where the time went", "Checkpoints",
+    for said in ("Loss", "Learning rate", "Gradient norm", "Throughput, samples/s", "Finished", "step 6 of 6",
+                 "Best loss", "26 rows", "4 to evaluate", "Peak memory", "Returns<wbr>Dict",
+                 "Where the time went", "Checkpoints",
                  "Environment", "learning_rate", "a loss was not finite"):  # fmt: skip
         assert said in text
     assert "hf_secret" not in text
@@ -57,29 +49,7 @@ def test_a_report_has_every_logged_loss(run: Path) -> None:
     record = read(run)
     text = page(record, title="x")
     for value in record.series("loss")[1]:
-        assert str(value) in text
-
-
-@pytest.mark.process
-def test_a_browser_draws_it(run: Path, tmp_path: Path) -> None:
-    browser = shutil.which("chromium")
-    if browser is None:
-        pytest.skip("there is no chromium")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=8000",
-               f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]  # fmt: skip
-    path = write_report(run, tmp_path / "report.html")
-    done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=110, check=True)
-    assert done.stdout.count('class="main-svg"') >= 3
-    assert "eval_loss" in re.sub(r"<script.*?</script>", "", done.stdout, flags=re.S)
-
-
-@pytest.mark.parametrize(
-    ("strength", "expected"), [(0.0, [1.0, 3.0, None, 5.0]), (0.5, [1.0, 7 / 3, None, (0.5 * 1.75 + 2.5) / 0.875])]
-)
-def test_smoothing_is_a_running_mean_with_gaps_where_nothing_is_finite(strength: float, expected: list[Any]) -> None:
-    found = smoothed([1.0, 3.0, float("nan"), 5.0], strength)
-    assert [value is None for value in found] == [value is None for value in expected]
-    assert [v for v in found if v is not None] == pytest.approx([v for v in expected if v is not None])
+        assert str(float(f"{value:.7g}")) in text
 
 
 def of(losses: dict[int, float], **arguments: Any) -> Record:
@@ -95,22 +65,72 @@ def test_a_bad_step_and_the_warning_with_its_text_are_one_row() -> None:
     assert (shown.count("Step 3: bad"), shown.count("another")) == (1, 1)
 
 
-def test_a_comparison_says_where_the_losses_part_and_which_arguments_differ() -> None:
+def test_a_comparison_says_for_each_pair_where_the_losses_part_and_which_arguments_differ() -> None:
     runs = {"one": of({1: 3.0, 2: 2.0, 3: 1.0}, seed=1, output_dir="a"),
-            "two": of({1: 3.0, 2: 2.0 + 1e-9, 3: 1.5}, seed=2, output_dir="b")}  # fmt: skip
-    assert first_difference(runs) == 3
-    assert differing_arguments(runs) == {"seed": [1, 2]}
+            "two": of({1: 3.0, 2: 2.0 + 1e-9, 3: 1.5}, seed=2, output_dir="b"),
+            "late": of({2: 2.5, 3: 1.5}, seed=2), "apart": of({7: 1.0}, seed=2)}  # fmt: skip
+    found = {pair.runs: str(pair) for pair in partings(runs)}
+    assert found[("one", "two")] == "part at step 3: 1 and 1.5"
+    assert found[("two", "late")] == "part at step 2: 2 and 2.5"
+    assert found[("one", "apart")] == "no step that both logged"
+    assert (first_difference(runs), len(found)) == (2, 6)
+    assert first_difference(runs, tolerance=0.3) == 3
+    assert differing_arguments(runs) == {"seed": [1, 2, 2, 2]}
+    same = {"one": runs["one"], "again": of({1: 3.0, 2: 2.0, 3: 1.0})}
+    assert str(partings(same)[0]) == "the same losses at all 3 steps that both logged"
+    assert first_difference(same) is None
     text = comparison(runs)
-    assert "differ for the first time at step 3" in text
-    assert first_difference({"one": runs["one"], "again": runs["one"]}) is None
+    for said in ("differ for the first time at step 2", "one and two", "part at step 3: 1 and 1.5", "Arguments that"):
+        assert said in text
 
 
 def test_two_real_runs_part_where_their_seeds_make_them(tmp_path: Path) -> None:
     for name, rate in (("one", 1e-2), ("two", 2e-2)):
         train(make_trainer(tmp_path / name, max_steps=4, learning_rate=rate))
-    text = write_comparison([tmp_path / "one", tmp_path / "two"], tmp_path / "c.html").read_text(encoding="utf-8")
+    text = comparison(read_runs([tmp_path / "one", tmp_path / "two"]))
     assert "differ for the first time at step 2" in text  # the first loss is from before the first update
     assert "learning_rate" in text
+
+
+def entries(*given: tuple[str, float, int]) -> Record:
+    """A record of entries: kind, time, step."""
+    return Record("a", [{"kind": kind, "time": when, "step": step, "plan": {"total_batch_size": 4}, "text": ""}
+                        for kind, when, step in given])  # fmt: skip
+
+
+def test_throughput_leaves_out_evaluations_and_saves() -> None:
+    record = entries(("start", 0, 0), ("log", 10, 5), ("evaluation", 60, 5), ("save", 70, 5), ("warning", 79, 9),
+                     ("log", 80, 10), ("evaluation", 99, 12), ("log", 100, 15))  # fmt: skip
+    speed, unit = throughput(record)
+    assert (unit, list(speed.x), list(speed.y)) == ("samples/s", [5, 10, 15], [2.0, 2.0, 12.0])
+
+
+def test_time_is_that_of_each_process_and_of_a_killed_one_what_the_journal_shows() -> None:
+    record = entries(("start", 0, 0), ("log", 10, 5), ("evaluation", 14, 5), ("save", 15, 5), ("resume", 100, 5))
+    record.entries[2]["values"] = {"eval_runtime": 3.0}
+    record.entries.append({"kind": "time", "time": 120, "time_by_phase": {"forward": 7.0, "evaluation": 2.0}})
+    found = {phase: seconds for phase, seconds in time_by_phase(record).items() if seconds}
+    assert found == {"training": 11.0, "evaluation": 5.0, "saving": 1.0, "forward": 7.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("loss", ("Loss", "training")), ("eval_loss", ("Loss", "evaluation")), ("eval_a_loss", ("Loss", "evaluation a")),
+     ("eval_a_b_f1", ("F1", "evaluation a_b")), ("loss/web", ("Loss by source", "web")),
+     ("eval_a_loss/web", ("Loss by source", "web, evaluation a")), ("grad_norm", ("Gradient norm", "training")),
+     ("reward/mean", ("Reward", "mean"))],
+)  # fmt: skip
+def test_a_logged_value_has_its_chart_and_its_curve(name: str, found: tuple[str, str]) -> None:
+    assert place(name, ["a", "a_b"]) == found
+
+
+def test_a_long_run_is_thinned_so_that_its_peaks_stay_and_the_page_is_small() -> None:
+    steps = list(range(1_000_000))
+    x, y = thinned(steps, [1000.123456789 if step == 777_777 else step % 7 for step in steps], 1000)
+    assert len(x) == len(y) <= 1000
+    assert y[x.index(777_777)] == 1000.123
+    curves = [Curve(str(i), steps[:100_000], [1 / (step + 3) for step in steps[:100_000]]) for i in range(4)]
+    assert len(document("x", [figure("x", curves, num_points=NUM_POINTS // 4)]).encode()) < 1_500_000
 
 
 @pytest.mark.costly
@@ -118,9 +138,10 @@ def test_the_command_line_writes_both_and_says_what_is_wrong(run: Path, tmp_path
     runner = CliRunner()
     done = runner.invoke(app, ["report", str(run), "-o", str(tmp_path / "r.html")])
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "r.html").stat().st_size > 100_000
+    assert 60_000 < (tmp_path / "r.html").stat().st_size < 1_500_000
     done = runner.invoke(app, ["compare", str(run), str(run), "-o", str(tmp_path / "c.html")])
     assert done.exit_code == 0, done.output
+    assert "the same losses at all 6 steps that both logged" in done.output
     done = runner.invoke(app, ["report", str(tmp_path / "nowhere")])
     assert done.exit_code == 1
     assert "nowhere" in done.output

@@ -75,7 +75,6 @@ def test_a_file_that_is_no_record_says_so(text: str, tmp_path: Path) -> None:
 @pytest.mark.costly
 @pytest.mark.filterwarnings("default")
 def test_the_report_of_a_search_has_history_importance_and_every_trial(tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
     folder = tmp_path / "a <search>"
     best = searcher(folder).hyperparameter_search(space, n_trials=4, sampler=drawn())
     done = CliRunner().invoke(app, ["report", str(folder)])

@@ -10,10 +10,11 @@ from tqdm.std import tqdm
 
 from trainwright._types import has_length
 from trainwright.callbacks.base import NO_LOGS, Logs, TrainerCallback
-from trainwright.callbacks.progress import Eta, compact, is_quiet, known_steps, latest, pauses_left
+from trainwright.callbacks.progress import Eta, is_quiet, known_steps, latest, pauses_left
 from trainwright.config.protocol import Arguments
 from trainwright.html_table import cell_text
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.units import count_text
 
 INTERVAL_S = 0.25  # between two updates of the display, other than the last one
 MAX_ROWS, NUM_NEWEST = 50, 15  # of the table; above that number the older rows are thinned out
@@ -122,7 +123,7 @@ class NotebookProgressCallback(TrainerCallback):
         words += [self._panel.elapsed()]
         left = None if end else self._pace.left_s(state.max_steps - state.global_step, pauses_left(args, state))
         words += [f"{tqdm.format_interval(round(left))} left"] if left is not None and total else []
-        words += [f"{compact(1 / step)} steps/s" if step < 1 else f"{step:.3g} s a step"] if step else []
+        words += [f"{count_text(1 / step)} steps/s" if step < 1 else f"{step:.3g} s a step"] if step else []
         words += [self._panel.latest] if self._panel.latest and not end else []
         self._panel.table.best_step = state.best_global_step if args.metric_for_best_model else None
         self._panel.show((state.global_step, total) if total else None, words, colour=colour)

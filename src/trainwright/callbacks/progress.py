@@ -21,6 +21,7 @@ from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.config.plans import OPEN_END
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.units import count_text
 
 QUIET = {"error", "critical"}  # levels of a console that shows only errors
 WEIGHT = 0.05  # of the newest step in the running mean
@@ -238,15 +239,7 @@ def training_bar(state: TrainerState, *, step_s: Callable[[], float | None], lef
 def latest(logs: Mapping[str, object]) -> str:
     """Returns the latest loss, rate and tokens per second, as the bar shows them."""
     found = ((short, logs.get(name)) for name, short in SHOWN.items())
-    return ", ".join(f"{short} {compact(value)}" for short, value in found if isinstance(value, float))
-
-
-def compact(value: float) -> str:
-    """Returns a number with its unit: 1234567.0 -> "1.23M"."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
+    return ", ".join(f"{short} {count_text(value)}" for short, value in found if isinstance(value, float))
 
 
 # The original's names of the callbacks that every trainer has.

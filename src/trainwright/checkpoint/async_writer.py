@@ -31,6 +31,7 @@ from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import CheckpointError, CheckpointWriteError, NonFiniteWeightsError
 from trainwright.tensor_tree import tensors_of
+from trainwright.units import size_text
 
 logger = logging.getLogger(__name__)
 
@@ -328,8 +329,3 @@ def free_bytes(root: Path) -> int | None:
         return None if there is None else shutil.disk_usage(there).free
     except OSError:
         return None
-
-
-def size_text(size: int) -> str:
-    """Returns bytes as text: "1.23 GB" from 0.1 GB on, "4.56 MB" below."""
-    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"

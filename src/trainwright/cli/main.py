@@ -24,6 +24,7 @@ from trainwright._types import printable, write_text
 from trainwright.distributed.world import World
 from trainwright.errors import CheckpointNotFoundError, RecipeError, did_you_mean
 from trainwright.log_handler import for_log
+from trainwright.units import size_text
 
 if TYPE_CHECKING:
     from trainwright.cli.recipe.schema import Recipe
@@ -200,27 +201,38 @@ def check(
 def report(
     run: Annotated[Path, typer.Argument(help="Output directory of a run or a search, or a journal.jsonl.")],
     output: Output = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep the page up to date until the run ends.")] = False,
 ) -> None:
     """Write an HTML file that shows a run or a search."""
     from trainwright.report.run_page import write_report
 
-    echo(f"Written: {write_report(run, output)}")
+    path = write_report(run, output)
+    echo(f"Written: {path}")
+    if watch:
+        echo("The open page follows the run until it ends; Ctrl-C stops that.")
+        write_report(run, output, watch=True)
 
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Output directories of two runs or more.")],
+    tolerance: Annotated[float, typer.Option(min=0, help="Relative difference of losses that is none.")] = 1e-6,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
     """Write an HTML file that shows where several runs part, and why."""
-    from trainwright.report.run_page import differing_arguments, first_difference, read_runs, write_comparison
+    from trainwright.report.comparison import comparison, differing_arguments, first_difference, partings, read_runs
 
+    records = read_runs(runs)
+    pairs, first = partings(records, tolerance), first_difference(records, tolerance)
     if as_json:
-        records = read_runs(runs)
-        found = {"parts_at_step": first_difference(records), "arguments": differing_arguments(records)}
-        echo(_json({"runs": list(records), **found}))
+        found = {"parts_at_step": first, "pairs": [dataclasses.asdict(pair) for pair in pairs]}
+        echo(_json({"runs": list(records), **found, "arguments": differing_arguments(records)}))
         return
-    echo(f"Written: {write_comparison(runs, output or 'comparison.html')}")
+    for pair in pairs:
+        echo(f"{' and '.join(pair.runs)}: {pair}")
+    path = output or Path("comparison.html")
+    write_text(path, comparison(records, tolerance=tolerance))
+    echo(f"Written: {path}")
 
 
 def runs(
@@ -299,7 +311,7 @@ def export(
         echo(f"From {source}: {why}")
     written = merge(source, folder) if merged else export_model(source, folder, parts=sharded_state)
     size = sum(path.stat().st_size for path in written)
-    echo(f"Written: {folder}, {len(written)} files, {size / 1e6:.1f} MB")
+    echo(f"Written: {folder}, {len(written)} files, {size_text(size)}")
 
 
 def verify(
@@ -333,7 +345,7 @@ def intact(folder: Path) -> str:
     if manifest is None:
         return "complete; it has no manifest, so its files could not be compared"
     size = sum(entry["size"] for entry in manifest.files.values())
-    return f"intact, step {manifest.step}, {len(manifest.files)} files, {size / 1e6:.1f} MB"
+    return f"intact, step {manifest.step}, {len(manifest.files)} files, {size_text(size)}"
 
 
 def replay(
@@ -366,7 +378,7 @@ def env(as_json: AsJson = False) -> None:
         echo(_json(found))
         return
     packages = found.pop("packages")
-    found["memory_bytes"] = f"{found['memory_bytes'] / 1e9:.1f} GB"
+    found["memory_bytes"] = size_text(found["memory_bytes"])
     rows = {**packages, **{name.removesuffix("_bytes"): value for name, value in found.items()}}
     for name, value in rows.items():
         if value is not None:

@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from typing import Any, TypeAlias
 import psutil
 import torch
 
+from trainwright import host
 from trainwright._types import JSONObject, has_length, json_value, without_tokens
 from trainwright.config.protocol import Arguments
 from trainwright.state.run_state import Clock
@@ -40,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 JOURNAL_NAME = "journal.jsonl"
 PACKAGES = ("trainwright", "torch", "transformers", "accelerate", "datasets", "peft", "numpy", "safetensors")
-SECRETS = ("token", "secret", "password", "api_key", "apikey")
+SECRET = re.compile("token(?!izer|s_seen)|secret|password|api_?key")  # in the names of arguments
 # Kinds of entries that belong to a step, so that a resume from an earlier one supersedes them.
 OF_A_STEP = ("log", "evaluation", "save", "delivered", "incident", "warning")
 
@@ -247,7 +249,7 @@ class JournalListener:
 
     def on_save(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._warnings.write_down()
-        self.journal.write("save", step=state.global_step, best=state.best_model_checkpoint)
+        self.journal.write("save", step=state.global_step, best=state.best_model_checkpoint, **peak_memory())
 
     def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self.journal.write("end", step=state.global_step, best=state.best_model_checkpoint)
@@ -258,7 +260,8 @@ class JournalListener:
         self._warnings.stop()
         seconds = self.clock.read()
         phases = sorted(seconds.items(), key=lambda item: -item[1])
-        self.journal.write("time", time_by_phase={phase: round(value, 4) for phase, value in phases if value > 0})
+        times = {phase: round(value, 4) for phase, value in phases if value > 0}
+        self.journal.write("time", time_by_phase=times, **peak_memory())
         self.journal.close()
         return seconds
 
@@ -271,6 +274,12 @@ class JournalListener:
     def on_incident(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         incident: Any = kwargs["incident"]  # a guard.Incident, or what a user's code fires
         self.journal.write("incident", step=incident.step, text=incident.text)
+
+
+def peak_memory() -> dict[str, int]:
+    """Returns the most memory taken so far, of the process, and by tensors on its GPU."""
+    taken = {"peak_memory_bytes": host.peak_bytes()}
+    return taken | ({"peak_gpu_bytes": torch.cuda.max_memory_allocated()} if torch.cuda.is_initialized() else {})
 
 
 class WarningRecorder(logging.Handler):
@@ -374,7 +383,7 @@ def changed_arguments(args: Arguments) -> JSONObject:
 def without_secrets(values: JSONObject) -> JSONObject:
     """Replaces values whose names mean a secret by a mark."""
     return {
-        name: f"<{name.upper()}>" if isinstance(value, str) and any(word in name.lower() for word in SECRETS)
+        name: f"<{name.upper()}>" if isinstance(value, str) and SECRET.search(name.lower())
         else without_secrets(value) if isinstance(value, dict) else value
         for name, value in values.items()
     }  # fmt: skip

@@ -20,7 +20,7 @@ from trainwright.config import resolve
 from trainwright.config.enums import word
 from trainwright.host import available_bytes
 from trainwright.preflight.check_registry import CheckFacts, Finding, check, error, note, some, warning
-from trainwright.preflight.memory.memory_plan import in_words
+from trainwright.units import duration_text, size_text
 
 
 @check(when="start", about="parameters that are NaN or infinite")
@@ -173,11 +173,11 @@ def disk(facts: CheckFacts) -> Iterator[Finding]:
         return
     keep = resolve.checkpoint(facts.args).keep_last
     kept = saves if keep is None else min(saves, keep + 1)  # the newest is there before the oldest goes
-    each, needed = in_words(facts.checkpoint_bytes), facts.checkpoint_bytes * kept
+    each, needed = size_text(facts.checkpoint_bytes), facts.checkpoint_bytes * kept
     if needed > facts.free_bytes:
         yield warning(
-            f"{kept} checkpoints of about {each} each are to be kept, {in_words(needed)}; "
-            f"{in_words(facts.free_bytes)} are free at {facts.folder}.",
+            f"{kept} checkpoints of about {each} each are to be kept, {size_text(needed)}; "
+            f"{size_text(facts.free_bytes)} are free at {facts.folder}.",
             "Set save_total_limit, save less often, or save_only_model=True.",
         )
     elif not facts.is_brief:
@@ -257,16 +257,10 @@ def time_left(facts: CheckFacts) -> Iterator[Finding]:
     total, limit = plan.max_steps * seconds, resolve.checkpoint(facts.args).max_train_s
     if limit is not None and total > limit:
         yield warning(
-            f"{plan.max_steps} steps of {seconds:.3g} s take {_duration(total)}, and "
-            f"max_train_time ends the run after {_duration(limit)}, near step {int(limit / seconds)}.",
+            f"{plan.max_steps} steps of {seconds:.3g} s take {duration_text(total)}, and "
+            f"max_train_time ends the run after {duration_text(limit)}, near step {int(limit / seconds)}.",
             "Raise max_train_time, or plan to resume.",
         )
         return
-    length = f"About {_duration(total)} for {plan.max_steps} steps of {seconds:.3g} s"
+    length = f"About {duration_text(total)} for {plan.max_steps} steps of {seconds:.3g} s"
     yield note(f"{length}, without evaluations and saves.")
-
-
-def _duration(seconds: float) -> str:
-    units = ((86400, "days"), (3600, "hours"), (60, "minutes"))
-    unit, name = next((one for one in units if seconds >= one[0]), (1, "s"))
-    return f"{seconds / unit:.3g} {name}"

@@ -1,287 +1,292 @@
-"""HTML files that show a run, several for comparison (from their journals), or a search (from its record).
-
-A file holds all that it needs and asks no address outside for anything.
-"""
+"""Report of a run, or of a search, as one HTML file; once, or again and again for as long as the run is alive."""
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from trainwright.errors import needs_package
-from trainwright.html_table import html_table
-from trainwright.journal.record import Record, flat, read
-from trainwright.search.search_record import FINISHED, PRUNED, SEARCH_NAME, SearchRecord, TrialRecord, importance
+from trainwright._types import write_text
+from trainwright.journal.record import Entry, Record, flat, read
+from trainwright.report.page import (
+    NUM_POINTS,
+    Curve,
+    Mark,
+    card,
+    document,
+    figure,
+    grid,
+    readable,
+    shares,
+    table,
+    tiles,
+)
+from trainwright.report.run_table import STOPPED, best_of, summary
+from trainwright.search.search_record import SEARCH_NAME, SearchRecord
+from trainwright.units import count_text, duration_text, size_text
 
-SMOOTHING = (0.0, 0.6, 0.9)  # share of the running mean that the past has
-NOT_DRAWN = ("epoch", "total_flos", "step")
-STYLE = """
-body { font-family: system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; color: #222; }
-table { border-collapse: collapse; } td, th { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } pre { overflow-x: auto; }
-.incident { color: #a00; } td { overflow-wrap: anywhere; }
-"""
-
-# The page sends nothing anywhere, so the library's button that uploads a chart to its maker's cloud is not on it.
-CONFIG = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": "",
-          "modeBarButtonsToRemove": ["sendChartToCloud", "sendDataToCloud", "select2d", "lasso2d"]}  # fmt: skip
-
-Curve = tuple[str, Sequence[float], Sequence[float]]  # name, steps, values
+WATCH_S = 5  # from one version of a page to the next
+# Drawn nowhere: what only grows or says how long an evaluation took, and the sums of a run. A table has them.
+NOT_DRAWN = ("epoch", "total_flos", "step", "num_input_tokens_seen", "_runtime", "_steps_per_second",
+             "train_samples_per_second", "train_tokens_per_second")  # fmt: skip
+LAST = ("Evaluation speed, samples/s", "Memory, bytes")  # charts at the end of the page
+# Kinds of entries that are written as they happen, and what the time before one went into.
+TIMED = {"start": "", "resume": "", "log": "training", "evaluation": "evaluation", "save": "saving"}
+PHASES = {"data": "Data", "host_to_device": "Data", "training": "Training", "forward": "Forward pass",
+          "backward": "Backward pass", "optimizer": "Optimizer", "evaluation": "Evaluation", "saving": "Saving",
+          "logging": "Logging and callbacks", "callbacks": "Logging and callbacks"}  # fmt: skip
+COUNTED = "Losses since the last log"  # an incident that counts those that have entries of their own, if guarded
 
 
-def write_report(run: str | Path, output: str | Path | None = None) -> Path:
-    """Writes the report of a run (its directory, or its journal) or a search, `report.html` beside it: the path."""
+def write_report(run: str | Path, output: str | Path | None = None, *, watch: bool = False) -> Path:
+    """Writes the report of a run or a search, and returns its path.
+
+    Args:
+        run: the directory, or the journal.
+        output: file to write; `report.html` beside the journal if None.
+        watch: returns when the run has ended; until then the page is written again whenever the journal is, and loads
+            itself again.
+    """
     run = Path(run)
     folder = run if run.is_dir() else run.parent
     path, title = folder / "report.html" if output is None else Path(output), folder.resolve().name
-    is_search = (run / SEARCH_NAME).is_file()
-    text = search_page(SearchRecord.read(run), title=title) if is_search else page(read(run), title=title)
-    path.write_text(text, encoding="utf-8")
-    return path
+    if (run / SEARCH_NAME).is_file():
+        from trainwright.report.search_page import search_page
+
+        write_text(path, search_page(SearchRecord.read(run), title=title))
+        return path
+    while True:
+        record = read(run)
+        is_alive = watch and summary(record, title).state.startswith("running")
+        write_text(path, page(record, title=title, refresh_s=WATCH_S if is_alive else None))
+        if not is_alive:
+            return path
+        time.sleep(WATCH_S)
 
 
-def page(record: Record, *, title: str) -> str:
+def page(record: Record, *, title: str, refresh_s: int | None = None) -> str:
     """Returns the page as text."""
-    return document(title, [charts(record), *tables(record)])
+    start = last_start(record)
+    environment = start.get("environment", {})
+    began = [datetime.fromtimestamp(start["time"]).strftime("%d %B %Y, %H:%M")] if "time" in start else []
+    versions = [f"{name} {environment.get('packages', {}).get(name, '')}" for name in ("trainwright", "torch")]
+    note = " · ".join([*began, environment.get("device", ""), *versions]) if environment else ""
+    cards = [*charts(record), time_bar(record), *tables(record)]
+    return document(title, [tiles(facts(record, title)), grid(cards)], note=note, refresh_s=refresh_s)
 
 
-def document(title: str, sections: Iterable[str]) -> str:
-    shown = html.escape(title)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{shown}</title>'
-        f'<link rel="icon" href="data:,"><style>{STYLE}</style></head>\n<body><h1>{shown}</h1>\n'
-        + "\n".join(sections)
-        + "\n</body></html>\n"
-    )
+def last_start(record: Record) -> Entry:
+    """Returns the entry with which the run began or was resumed last."""
+    return next((entry for entry in reversed(record.entries) if entry["kind"] in ("start", "resume")), {})
 
 
-def charts(record: Record) -> str:
-    """The curves of a run; the library that draws them comes with the first."""
-    drawn = [(f"{name}", *record.series(name)) for name in record.values if name not in NOT_DRAWN]
-    curves: dict[str, Curve] = {name: (name, steps, values) for name, steps, values in drawn if len(steps) > 1}
-    losses = [curve for name, curve in curves.items() if name == "loss" or name.endswith("_loss")]
-    groups: list[tuple[str, list[Curve]]] = [("Loss", losses)]
-    rest = {name: curve for name, curve in curves.items() if curve not in losses}
-    speeds = [curve for name, curve in rest.items() if "per_second" in name or "runtime" in name]
-    memory = [curve for name, curve in rest.items() if "_mem_" in name]
-    groups += [("Throughput", speeds), ("Memory", memory)]
-    others = [(name, curve) for name, curve in rest.items() if curve not in speeds and curve not in memory]
-    groups += [(name.replace("_", " ").capitalize(), [curve]) for name, curve in others]
-    figures = [
-        figure(title, members, is_first=i == 0) for i, (title, members) in enumerate(groups) if members or i == 0
-    ]
-    return "\n".join(figures)
+def facts(record: Record, title: str) -> Iterator[tuple[str, str, str]]:
+    """Yields the headline facts: label, value, note."""
+    run, start, best = summary(record, title), last_start(record), best_of(record)
+    state, _, error = run.state.partition(": ")
+    yield "State", state.capitalize(), f"step {run.steps.replace('/', ' of ')}" + (f", {error}" if error else "")
+    losses = [value for value in record.series("loss")[1] if math.isfinite(value)]
+    if best is not None:
+        yield f"Best {readable(best.name).lower()}", f"{best.value:.4g}", f"at step {best.step}"
+    elif losses:
+        yield "Loss", f"{losses[-1]:.4g}", "last logged"
+    num_resumes = len(record.of("resume"))
+    resumed = f"resumed {num_resumes} times" if num_resumes > 1 else "resumed once" if num_resumes else "in one go"
+    yield "Duration", duration_text(run.seconds), resumed
+    speed, unit = throughput(record)
+    rate = statistics.median([value for value in speed.y if value is not None] or [0.0])
+    tokens = tokens_per_step(record) * rate / start.get("plan", {}).get("total_batch_size", 1)
+    told = f"{count_text(tokens)} tokens/s" if tokens else "median while training"
+    yield "Throughput", f"{count_text(rate)} {unit}" if rate else "", told
+    peaks = [entry for entry in record.entries if "peak_memory_bytes" in entry]
+    of_gpu = max((entry.get("peak_gpu_bytes", 0) for entry in peaks), default=0)
+    peak = of_gpu or max((entry["peak_memory_bytes"] for entry in peaks), default=0)
+    yield "Peak memory", size_text(peak) if peak else "", "tensors on the GPU" if of_gpu else "of the process"
+    model = start.get("model", {})
+    trained, size = model.get("trained_parameters", 0), model.get("parameters", 0)
+    part = f", {count_text(trained)} of them trained" if trained != size else ""
+    yield "Model", model.get("class", ""), f"{count_text(size)} parameters{part}"
+    rows, held_out = (num_rows(start.get("data", {}).get(name, {})) for name in ("train", "eval"))
+    yield "Data", f"{rows:,} rows" if rows else "", f"{held_out:,} to evaluate" if held_out else ""
+    bad, num_warnings = len(incidents(record)), len(warnings(record))
+    yield "Incidents", str(bad), f"{num_warnings} warning{'s' * (num_warnings != 1)}" if num_warnings else "no warnings"
 
 
-def figure(title: str, curves: Sequence[Curve], *, is_first: bool, marks: Sequence[tuple[float, str]] = ()) -> str:
-    """A chart: values on hover, zoom by dragging, and menus for smoothing and a logarithmic axis."""
-    chart = plotly().Figure()
-    for strength in SMOOTHING:
-        for name, steps, values in curves:
-            chart.add_scatter(
-                x=list(steps), y=smoothed(values, strength), name=name, mode="lines+markers", visible=strength == 0.0
-            )
-    for step, text in marks:
-        chart.add_vline(x=step, line_dash="dot", annotation_text=text)
-    num = len(curves)
-    smoothing = [
-        {"label": f"smoothing {strength:g}", "method": "update",
-         "args": [{"visible": [i // max(num, 1) == chosen for i in range(num * len(SMOOTHING))]}]}
-        for chosen, strength in enumerate(SMOOTHING)
-    ]  # fmt: skip
-    scales = [{"label": kind, "method": "relayout", "args": [{"yaxis.type": kind}]} for kind in ("linear", "log")]
-    menus = [{"buttons": smoothing, "x": 0.8, "y": 1.2}, {"buttons": scales, "x": 1.0, "y": 1.2}]
-    layout = {"xaxis_title": "step", "hovermode": "x unified", "showlegend": True, "updatemenus": menus}
-    return drawn(chart, title, is_first=is_first, height=380, **layout)
+def num_rows(data: Entry) -> int:
+    """Returns the rows of a dataset, or of several by name; 0 where none has a length."""
+    parts = [data] if "samples" in data else [part for part in data.values() if isinstance(part, dict)]
+    return sum(part.get("samples") or 0 for part in parts)
 
 
-def drawn(chart: Any, title: str, *, is_first: bool = False, **layout: object) -> str:
-    """Returns a chart of plotly as HTML, with plotly itself in the first of a page."""
-    chart.update_layout(title=title, template="plotly_white", **layout)
-    return str(chart.to_html(include_plotlyjs=is_first, full_html=False, config=CONFIG))
-
-
-def smoothed(values: Sequence[float], strength: float) -> list[float | None]:
-    """A running mean, corrected for its start; what is not finite is a gap."""
-    mean, weight, result = 0.0, 0.0, list[float | None]()
-    for value in values:
-        if not math.isfinite(value):
-            result.append(None)
+def throughput(record: Record) -> tuple[Curve, str]:
+    """Returns the speed of training at each log, without the time of evaluations and saves, and its unit."""
+    steps, rates, batch, before = list[float](), list[float](), None, None
+    for entry in record.entries:
+        if entry["kind"] not in TIMED or "time" not in entry:
             continue
-        mean, weight = strength * mean + (1 - strength) * value, strength * weight + (1 - strength)
-        result.append(mean / weight)
-    return result
+        batch = entry.get("plan", {}).get("total_batch_size", batch)
+        if entry["kind"] == "log" and before is not None and entry["step"] > before["step"]:
+            seconds = entry["time"] - before["time"]
+            if seconds > 0:
+                steps.append(entry["step"])
+                rates.append((entry["step"] - before["step"]) * (batch or 1) / seconds)
+        before = entry
+    unit = "samples/s" if batch else "steps/s"
+    return Curve(unit, steps, rates), unit
+
+
+def tokens_per_step(record: Record) -> float:
+    """Returns the mean number of tokens of a step; 0 where they are not counted."""
+    steps, tokens = record.series("num_input_tokens_seen")
+    return (tokens[-1] - tokens[0]) / (steps[-1] - steps[0]) if len(steps) > 1 else 0.0
+
+
+def incidents(record: Record) -> list[Entry]:
+    """Returns the bad steps, each once."""
+    found = record.of("incident")
+    return [entry for entry in found if not entry["text"].startswith(COUNTED)] or found
+
+
+def warnings(record: Record) -> list[Entry]:
+    """Returns the warnings that are not those of a bad step, which have the same text."""
+    told = {entry["text"] for entry in record.of("incident")}
+    return [entry for entry in record.of("warning") if entry.get("text") not in told]
+
+
+def marks(record: Record) -> list[Mark]:
+    """Returns the events of a run that its curves show."""
+    saves, resumes = record.of("save"), record.of("resume")
+    best = str(saves[-1].get("best")) if saves else ""
+    kinds = [("best checkpoint" if best.endswith(f"checkpoint-{save['step']}") else "checkpoint", save["step"])
+             for save in saves]  # fmt: skip
+    return [
+        *(Mark(step, kind) for kind, step in kinds),
+        *(Mark(entry["step"], "resumed") for entry in resumes),
+        *(Mark(entry["step"], "incident", entry["text"][:160]) for entry in incidents(record) if "step" in entry),
+    ]
+
+
+def charts(record: Record) -> Iterator[str]:
+    """Yields the charts of a run: one for each metric, with a curve for training and for each evaluation."""
+    names = [
+        name for name, data in last_start(record).get("data", {}).get("eval", {}).items() if isinstance(data, dict)
+    ]
+    groups: dict[str, list[Curve]] = {}
+    colors = {label: i for i, label in enumerate(["training", *(f"evaluation {name}" for name in names)])}
+    colors["evaluation"] = 1
+    for name in record.values:
+        steps, values = record.series(name)
+        if len({value for value in values if math.isfinite(value)}) > 1 and not name.endswith(NOT_DRAWN):
+            title, label = place(name, names)
+            groups.setdefault(title, []).append(Curve(label, steps, values, color=colors.get(label)))
+    events, (speed, unit) = marks(record), throughput(record)
+    num_points = NUM_POINTS // (1 + sum(map(len, groups.values())))
+    loss, lines = groups.pop("Loss", None), [mark for mark in events if "checkpoint" not in mark.kind]
+    if loss:
+        yield figure("Loss", loss, marks=events, is_wide=True, explains=True, height=300, num_points=num_points)
+    if len(speed.x) > 1:
+        yield figure(f"Throughput, {unit}", [speed], marks=lines, is_wide=True, height=150, num_points=num_points)
+    titles = sorted(groups, key=lambda title: (title in LAST, not title.startswith("Loss"), len(groups[title]) < 2))
+    for i, title in enumerate(titles, 1):
+        is_alone = i == len(groups) and i % 2 == 1
+        yield figure(title, groups[title], marks=lines, is_wide=is_alone, num_points=num_points)
+
+
+def place(name: str, names: list[str]) -> tuple[str, str]:
+    """Returns the chart of a logged value, and its curve there; `names` are those of the evaluation datasets."""
+    if "_mem_" in name:
+        return LAST[1], readable(name).lower()
+    rest, who = name.removeprefix("eval_"), "training"
+    if rest != name:
+        dataset = next((one for one in sorted(names, key=len, reverse=True) if rest.startswith(f"{one}_")), "")
+        rest, who = rest.removeprefix(f"{dataset}_") if dataset else rest, f"evaluation {dataset}".rstrip()
+    family, _, member = rest.partition("/")
+    if not member:
+        return (LAST[0] if rest == "samples_per_second" else readable(rest)), who
+    title = "Loss by source" if family == "loss" else readable(family)
+    return title, readable(member).lower() if who == "training" else f"{member}, {who}"
+
+
+def time_by_phase(record: Record) -> dict[str, float]:
+    """Returns seconds by phase: as measured; by the journal's times where a process was killed or still runs."""
+    total, seen, before = defaultdict[str, float](float), defaultdict[str, float](float), 0.0
+    for entry in [*record.entries, {"kind": "resume"}]:
+        kind, gap = entry["kind"], entry.get("time", 0.0) - before
+        if kind == "time":
+            seen = defaultdict(float, entry["time_by_phase"])
+        elif kind in ("start", "resume"):
+            for phase, seconds in seen.items():
+                total[phase] += seconds
+            seen.clear()
+        elif kind in TIMED:
+            taken = sum(value for name, value in entry.get("values", {}).items() if name.endswith("_runtime"))
+            inner = min(gap, taken) if kind == "evaluation" and taken else gap
+            seen[TIMED[kind]] += inner
+            seen["training"] += gap - inner
+        before = entry.get("time", 0.0) if kind in TIMED else before
+    return total
+
+
+def time_bar(record: Record) -> str:
+    """Returns where the time went, as one stacked bar."""
+    seconds = defaultdict[str, float](float)
+    for phase, value in time_by_phase(record).items():
+        seconds[PHASES.get(phase.partition(".")[0], "Other")] += value
+    names = dict.fromkeys([*PHASES.values(), "Other"])
+    parts = [(name, seconds[name], duration_text(seconds[name])) for name in names if seconds[name] > 0]
+    note = "Training: of processes that were killed or still run, whose steps are not broken down."
+    return shares("Where the time went", parts, note=note if seconds["Training"] else "")
 
 
 def tables(record: Record) -> list[str]:
     """Returns the sections of the page that are no curves."""
-    starts = [*record.of("start"), *record.of("resume")]
-    last = starts[-1] if starts else {}
-    times = (record.of("time") or [{}])[-1].get("time_by_phase", {})
-    told = {entry["text"] for entry in record.of("incident")}  # the warning of a bad step has the same text
-    total = sum(times.values())
+    start = last_start(record)
+    shown = [*incidents(record), *record.of("failed"), *warnings(record)]
+    best = [mark.step for mark in marks(record) if mark.kind == "best checkpoint"]
+    levers = next((e["levers"]["rows"] for e in record.entries if e.get("levers", {}).get("rows")), [])
+    events = [
+        (f"step\u00a0{entry['step']}", f"resumed from {entry.get('checkpoint', '')}" if entry["kind"] == "resume" else
+         "saved" + ", the best" * (entry["step"] in best))
+        for entry in record.entries if entry["kind"] in ("save", "resume")
+    ]  # fmt: skip
     parts = [
-        table("Where the time went", [(name, f"{s:.2f} s", f"{s / total:.1%}") for name, s in times.items()]),
-        table("Incidents", [(entry.get("step", ""), entry.get("text") or entry.get("traceback", ""))
-                            for entry in record.entries if entry["kind"] in ("incident", "failed")
-                            or (entry["kind"] == "warning" and entry.get("text") not in told)]),
-        table("Checkpoints", [(step, "best" if str(best).endswith(f"checkpoint-{step}") else "")
-                              for step, best in ((save["step"], save.get("best")) for save in record.of("save"))]),
+        table("Incidents and warnings", [(f"step\u00a0{entry['step']}", entry.get("text") or ended(entry))
+                                         for entry in sorted(shown, key=lambda entry: entry["step"])]),
         table("Levers of speed", [
             (row["lever"], *(f"{name}={value}" for name, value in row["settings"].items()), row["ratio"] or "",
              row["proof"], row["result"])
-            for row in next((e["levers"]["rows"] for e in starts if e.get("levers", {}).get("rows")), [])
+            for row in levers
         ]),
-        table("Resumed", [(entry["step"], entry.get("checkpoint", "")) for entry in record.of("resume")]),
-        table("Arguments that differ from the defaults", [*flat(last.get("changed", {})).items()]),
-        table("Environment", [*flat(last.get("environment", {})).items()]),
-        table("Data", [*flat(last.get("data", {})).items()]),
-        table("All arguments", [*flat(last.get("arguments", {})).items()]),
+        *(card(f"Traceback of step {entry['step']}", f"<pre>{html.escape(entry.get('traceback', ''))}</pre>")
+          for entry in record.of("failed") if entry.get("error") not in STOPPED),
+        grid([
+            table("Checkpoints and resumes", events),
+            table("Arguments that differ from the defaults", [*flat(start.get("changed", {})).items()]),
+            table("Data", [*flat(start.get("data", {})).items()]),
+            table("Environment", [*flat(start.get("environment", {})).items()]),
+        ], "columns wide"),
+        table("All logged values", values_of(record), is_folded=True),
+        table("All arguments", [*flat(start.get("arguments", {})).items()], is_folded=True),
     ]  # fmt: skip
     return [part for part in parts if part]
 
 
-def table(title: str, rows: Sequence[Sequence[object]]) -> str:
-    if not rows:
-        return ""
-    return f"<h2>{html.escape(title)}</h2>\n{html_table(rows)}"
+def ended(failed: Entry) -> str:
+    """Returns in a line why a run ended early."""
+    error = str(failed.get("error", ""))
+    return f"stopped: {error}" if error in STOPPED else failed.get("traceback", error).strip().rpartition("\n")[2]
 
 
-def plotly() -> Any:
-    """Returns the module of plotly's charts."""
-    with needs_package("A report needs the package plotly: pip install 'trainwright[report]'"):
-        from plotly import graph_objects
-    return graph_objects
-
-
-TOLERANCE = 1e-6  # relative: what rounding may differ by
-
-
-def write_comparison(runs: Sequence[str | Path], output: str | Path = "comparison.html") -> Path:
-    """Writes the comparison of two runs or more (their output directories) and returns where."""
-    path = Path(output)
-    path.write_text(comparison(read_runs(runs)), encoding="utf-8")
-    return path
-
-
-def read_runs(runs: Sequence[str | Path]) -> dict[str, Record]:
-    """Returns the records of runs by the names of their directories, which are numbered where two are the same."""
-    names = [Path(run).resolve().name for run in runs]
-    numbered = [f"{name} ({i + 1})" if names.count(name) > 1 else name for i, name in enumerate(names)]
-    return dict(zip(numbered, map(read, runs), strict=True))
-
-
-def comparison(records: dict[str, Record]) -> str:
-    parting = first_difference(records)
-    marks = [] if parting is None else [(parting, f"the losses part at step {parting}")]
-    names = dict.fromkeys(name for record in records.values() for name in record.values if name not in NOT_DRAWN)
-    shared = [name for name in names if sum(name in record.values for record in records.values()) > 1]
-    charts: list[str] = []
-    for name in sorted(shared, key=lambda name: (name != "loss", name)):
-        curves: list[Curve] = [(label, *record.series(name)) for label, record in records.items()]
-        if any(len(steps) > 1 for _, steps, _ in curves):
-            charts.append(figure(name, curves, is_first=not charts, marks=marks if name == "loss" else ()))
-    said = "are the same at every step" if parting is None else f"differ for the first time at step {parting}"
-    differing = differing_arguments(records)
-    return document(
-        " / ".join(records),
-        [f"<p>The losses {said} (to {TOLERANCE:g}, relative).</p>", *charts,
-         table("Arguments that differ", [("", *records), *((name, *values) for name, values in differing.items())]
-               if differing else [])],
-    )  # fmt: skip
-
-
-def first_difference(records: dict[str, Record]) -> int | None:
-    """The first step, of those that all runs logged, at which their losses are not the same."""
-    series = [dict(zip(*record.series("loss"), strict=True)) for record in records.values()]
-    if not series:
-        return None
-    for step in sorted(set.intersection(*map(set, series))):
-        losses = [of_run[step] for of_run in series]
-        if not (all(map(math.isnan, losses)) or all(math.isclose(losses[0], x, rel_tol=TOLERANCE) for x in losses)):
-            return step
-    return None
-
-
-def differing_arguments(records: dict[str, Record]) -> dict[str, list[object]]:
-    """Name -> the value in each run, of the arguments that are not the same in all; where a run writes is left out."""
-    given = []
-    for record in records.values():
-        starts = [*record.of("start"), *record.of("resume")]
-        given.append(flat(starts[-1].get("arguments", {}) if starts else {}))
-    names = dict.fromkeys(name for arguments in given for name in arguments if name != "output_dir")
-    values = {name: [arguments.get(name) for arguments in given] for name in names}
-    return {name: found for name, found in values.items() if any(value != found[0] for value in found[1:])}
-
-
-COLOURS = {FINISHED: "#1f77b4", PRUNED: "#999999"}
-
-
-def search_page(found: SearchRecord, *, title: str) -> str:
-    """Returns the page as text."""
-    sections: list[str] = []
-    for number, direction in enumerate(found.directions):
-        of = "" if len(found.directions) == 1 else f" {number + 1}"
-        sections.append(_history(found, number, direction, title=f"History: objective{of}", is_first=number == 0))
-        shares = importance(found.trials, number)
-        sections.append(_bars(shares, title=f"Importance: share of objective{of} that each parameter explains alone"))
-        sections += [_scatter(found.trials, name, number) for name in shares]
-    best = [(one.id, ", ".join(map(_short, one.values)), *_settings(one)) for one in found.best()]
-    sections.append(table("Best", best))
-    rows = [("trial", "state", "objective", "parameters", "seconds", "error")]
-    for one in found.trials:
-        seconds, values = "" if one.seconds is None else f"{one.seconds:.1f}", ", ".join(map(_short, one.values))
-        rows.append((one.id, one.state, values, ", ".join(_settings(one)), seconds, one.error or ""))
-    sections.append(table("Trials", rows))
-    return document(title, sections)
-
-
-def _history(found: SearchRecord, number: int, direction: str, *, title: str, is_first: bool) -> str:
-    """The objective of each trial, and the best so far."""
-    chart = plotly().Figure()
-    scored = [(i, one) for i, one in enumerate(found.trials) if _value(one, number) is not None]
-    for state, colour in COLOURS.items():
-        chosen = [(i, one) for i, one in scored if one.state == state]
-        labels = [f"trial {one.id}" for _, one in chosen]
-        places, values = [i for i, _ in chosen], [_value(one, number) for _, one in chosen]
-        chart.add_scatter(x=places, y=values, name=state, mode="markers", marker_color=colour, text=labels)
-    finished = [(i, one.values[number]) for i, one in scored if one.state == FINISHED]
-    pick = min if direction == "minimize" else max
-    so_far = [pick(value for _, value in finished[: n + 1]) for n in range(len(finished))]
-    chart.add_scatter(x=[i for i, _ in finished], y=so_far, name="best so far", mode="lines", line_shape="hv")
-    return drawn(chart, title, is_first=is_first, xaxis_title="trial", height=380)
-
-
-def _bars(shares: dict[str, float], *, title: str) -> str:
-    if not shares:
-        return ""
-    go = plotly()
-    chart = go.Figure(go.Bar(x=list(shares.values()), y=list(shares), orientation="h"))
-    return drawn(chart, title, xaxis_range=[0, 1], yaxis_autorange="reversed", height=160 + 30 * len(shares))
-
-
-def _scatter(trials: Sequence[TrialRecord], name: str, number: int) -> str:
-    go = plotly()
-    done = [one for one in trials if one.state == FINISHED and name in one.params]
-    values = [one.params[name] for one in done]
-    heights, labels = [one.values[number] for one in done], [f"trial {one.id}" for one in done]
-    chart = go.Figure(go.Scatter(x=values, y=heights, mode="markers", text=labels))
-    numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    is_wide = len(numbers) == len(values) > 0 and min(numbers) > 0 and max(numbers) / min(numbers) >= 10
-    return drawn(chart, name, xaxis_title=name, height=320, xaxis_type="log" if is_wide else None)
-
-
-def _value(trial: TrialRecord, number: int) -> float | None:
-    value = trial.values[number] if len(trial.values) > number else None
-    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
-def _settings(trial: TrialRecord) -> list[str]:
-    return [f"{name}={_short(value)}" for name, value in trial.params.items()]
-
-
-def _short(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def values_of(record: Record) -> list[tuple[object, ...]]:
+    """Returns the last, lowest and highest of each logged value."""
+    rows: list[tuple[object, ...]] = []
+    for name in record.values:
+        values = [value for value in record.series(name)[1] if math.isfinite(value)]
+        if values:
+            rows.append((name, *(f"{value:.6g}" for value in (values[-1], min(values), max(values)))))
+    return [("", "last", "lowest", "highest"), *rows] if rows else []

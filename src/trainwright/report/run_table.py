@@ -53,12 +53,12 @@ def summary(record: Record, name: str) -> RunSummary:
     starts = [entry for entry in record.entries if entry["kind"] in ("start", "resume")]
     last = starts[-1] if starts else {}
     steps = [entry.get("step", 0) for entry in record.entries if isinstance(entry.get("step"), int)]
-    total = last.get("plan", {}).get("max_steps")
+    total, best = last.get("plan", {}).get("max_steps"), best_of(record)
     return RunSummary(
         name=name,
         state=_state(record.entries, last),
         steps=f"{max(steps, default=0)}" + (f"/{total}" if isinstance(total, int) and 0 < total < 1 << 60 else ""),
-        best=_best(record, last.get("arguments", {})),
+        best="" if best is None else f"{best.name} {best.value:.4g}",
         seconds=sum(_lengths(record.entries)),
         written_at=record.entries[-1].get("time", 0.0) if record.entries else 0.0,
     )
@@ -70,7 +70,7 @@ def _state(entries: list[Entry], last: Entry) -> str:
         if entry["kind"] == "failed":
             return "stopped" if entry.get("error") in STOPPED else f"failed: {entry.get('error', '')}"
         if entry["kind"] == "end":
-            return "done"
+            return "finished"
     process = last.get("process") or {}
     if not process or process.get("host") != socket.gethostname():
         return "running or killed"
@@ -81,15 +81,29 @@ def _state(entries: list[Entry], last: Entry) -> str:
     return "running" if is_running else "killed"
 
 
-def _best(record: Record, arguments: Entry) -> str:
-    name = arguments.get("metric_for_best_model") or "loss"
-    name = name if name.startswith("eval_") else f"eval_{name}"
-    values = [value for value in record.series(name)[1] if math.isfinite(value)]
-    if not values:
-        return ""
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best value of the metric that decides which checkpoint is best."""
+
+    name: str
+    value: float
+    step: int
+
+
+def best_of(record: Record) -> Best | None:
+    """Returns the best evaluation: by `metric_for_best_model`, or else the (first) loss of an evaluation."""
+    starts = [entry for entry in record.entries if entry["kind"] in ("start", "resume")]
+    arguments = starts[-1].get("arguments", {}) if starts else {}
+    name = f"eval_{(arguments.get('metric_for_best_model') or 'loss').removeprefix('eval_')}"
+    if name not in record.values:
+        name = next((one for one in record.values if one.startswith("eval_") and one.endswith("_loss")), name)
+    scored = [(value, step) for step, value in zip(*record.series(name), strict=True) if math.isfinite(value)]
+    if not scored:
+        return None
     greater = arguments.get("greater_is_better")
     is_greater = not name.endswith("loss") if greater is None else greater
-    return f"{name.removeprefix('eval_')} {max(values) if is_greater else min(values):.4g}"
+    value, step = max(scored, key=lambda one: (one[0], -one[1])) if is_greater else min(scored)
+    return Best(name.removeprefix("eval_"), value, step)
 
 
 def _lengths(entries: list[Entry]) -> Iterator[float]:

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainwright._types import JSONObject, printable
+from trainwright import model_facts
+from trainwright._types import JSONObject, Model, printable
 from trainwright.config import rules
 from trainwright.config.fields import value_of
 from trainwright.config.rules.stages import RunFacts
@@ -107,7 +108,7 @@ def show_lines(args: Any, lines: Iterable[str], *, level: int = logging.INFO) ->
 
 def begin_journal(
     keeper: JournalListener, context: LoopContext, args: Any, progress: RunState, *, folder: str, run_id: str,
-    levers: JSONObject | None, **data: Any,
+    model: Model, levers: JSONObject | None, **data: Any,
 ) -> None:  # fmt: skip
     """Opens the journal of a run and writes down what it is. Only the first process writes, where output is saved."""
     journal: Journal = NullJournal()
@@ -115,7 +116,7 @@ def begin_journal(
     if args.should_save and progress.state.is_world_process_zero:
         journal = FileJournal(folder, run_id)
         facts = {**facts_of_run(args, context.engine.device, data), "plan": dataclasses.asdict(context.plan)}
-        facts |= {} if levers is None else {"levers": levers}
+        facts |= {"model": model_facts.summary(model)} | ({} if levers is None else {"levers": levers})
     keeper.begin(journal, lambda: progress.state.global_step, checkpoint=context.start.checkpoint, facts=facts)
 
 

@@ -28,6 +28,7 @@ from trainwright.loop.step import Window
 from trainwright.loss_normalization import LossOutput
 from trainwright.run.training import TrainingRun
 from trainwright.tensor_tree import find_batch_size
+from trainwright.units import size_text
 
 REQUEST, ERROR, OUT_OF_MEMORY, HANG = "request", "error", "oom", "hang"
 # Arguments that decide about the numbers of forward and backward.
@@ -172,7 +173,7 @@ def fill(folder: Path, window: Window, seen: Evidence, *, engine: Engine, model:
         if engine.holds_parts and not seen.weights:
             return "each process has a part of them"
         if free is not None and free < 2 * async_writer.weights_bytes(model):
-            return f"only {async_writer.size_text(free)} are free"
+            return f"only {size_text(free)} are free"
         save_weights(model, folder, state_dict=None if seen.weights is None else dict(seen.weights))
         return ""
 

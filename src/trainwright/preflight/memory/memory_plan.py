@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from trainwright.errors import ArgumentError
 from trainwright.html_table import html_section, html_table
+from trainwright.units import size_text
 
 KINDS = ("weights", "buffers", "gradients", "optimizer", "activations", "batch", "other")
 UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -67,11 +68,11 @@ class MemoryPlan:
         yield from (f"  {kind:14}{size:>12}" for kind, size in self._kinds())
         yield from (f"    {name:40}{size:>12}" for name, size in self._modules())
         if self.budget_bytes is not None:
-            yield f"budget: {in_words(self.budget_bytes)}; {self._verdict()}"
+            yield f"budget: {size_text(self.budget_bytes)}; {self._verdict()}"
         yield from (f"  {change}: {size} ({price})" for change, size, price in self._changes())
 
     def _repr_html_(self) -> str:
-        budget = "" if self.budget_bytes is None else f"budget: {in_words(self.budget_bytes)}; {self._verdict()}"
+        budget = "" if self.budget_bytes is None else f"budget: {size_text(self.budget_bytes)}; {self._verdict()}"
         return html_section(
             self._title(),
             html_table(self._kinds()),
@@ -81,18 +82,18 @@ class MemoryPlan:
 
     def _title(self) -> str:
         how = "measured" if self.peak.is_measured else "predicted"
-        return f"memory of a step, {how}: {in_words(self.peak.total_bytes)} at its peak, in {self.peak.moment}"
+        return f"memory of a step, {how}: {size_text(self.peak.total_bytes)} at its peak, in {self.peak.moment}"
 
     def _kinds(self) -> list[tuple[str, str]]:
-        return [(kind, in_words(self.peak.by_kind[kind])) for kind in KINDS if self.peak.by_kind.get(kind)]
+        return [(kind, size_text(self.peak.by_kind[kind])) for kind in KINDS if self.peak.by_kind.get(kind)]
 
     def _modules(self) -> list[tuple[str, str]]:
         largest = sorted(self.peak.by_module.items(), key=lambda one: -one[1])[:12]
-        return [(name or "(model)", in_words(size)) for name, size in largest]
+        return [(name or "(model)", size_text(size)) for name, size in largest]
 
     def _changes(self) -> Iterator[tuple[str, str, str]]:
         for change in self.changes:
-            text = f"not known: {change.reason}" if change.peak_bytes is None else in_words(change.peak_bytes)
+            text = f"not known: {change.reason}" if change.peak_bytes is None else size_text(change.peak_bytes)
             yield str(change), text, change.price
 
     def _verdict(self) -> str:
@@ -101,13 +102,6 @@ class MemoryPlan:
         if self.cheapest is not None:
             return f"it does not fit; the cheapest change that fits is {self.cheapest}"
         return "it does not fit, nor with any of these changes"
-
-
-def in_words(size: int) -> str:
-    """Returns bytes as text with four digits: "1.234 GB"."""
-    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
-    unit, name = next((one for one in units if size >= one[0]), (1, "B"))
-    return f"{size / unit:.4g} {name}"
 
 
 def parse_size(text: int | float | str | None) -> int | None:

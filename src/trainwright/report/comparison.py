@@ -1,0 +1,110 @@
+"""Comparison of several runs, from their journals: where losses part, curves over each other, differing arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from trainwright.journal.record import Record, flat, read
+from trainwright.report.page import NUM_POINTS, Curve, Mark, document, figure, grid, readable, table
+from trainwright.report.run_page import NOT_DRAWN, facts, last_start
+
+TOLERANCE = 1e-6  # relative: what rounding may differ by
+
+
+def read_runs(runs: Sequence[str | Path]) -> dict[str, Record]:
+    """Returns the records of runs by the names of their directories, which are numbered where two are the same."""
+    names = [Path(run).resolve().name for run in runs]
+    numbered = [f"{name} ({i + 1})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+    return dict(zip(numbered, map(read, runs), strict=True))
+
+
+def comparison(records: dict[str, Record], *, tolerance: float = TOLERANCE) -> str:
+    """Returns the page as text."""
+    parting = first_difference(records, tolerance)
+    marks = [] if parting is None else [Mark(parting, "the losses part")]
+    names = dict.fromkeys(name for record in records.values() for name in record.values)
+    shared = [
+        name for name in names
+        if sum(len(record.values.get(name, ())) > 1 for record in records.values()) > 1
+        and not name.endswith(NOT_DRAWN)
+    ]  # fmt: skip
+    shared.sort(key=lambda name: (name != "loss", not name.endswith("loss")))
+    num_points = NUM_POINTS // max(len(shared) * len(records), 1)
+    charts = []
+    for name in shared:
+        # Curves that lie over each other are all seen: later ones are thinner, and each has a dash pattern of its own.
+        curves = [Curve(label, *record.series(name), dash=i % 4, width=max(5 - 1.5 * i, 2))
+                  for i, (label, record) in enumerate(records.items())]  # fmt: skip
+        is_loss = name == "loss"
+        charts.append(figure(readable(name), curves, marks=marks if is_loss else (), is_wide=is_loss, explains=is_loss,
+                             height=320 if is_loss else 220, num_points=num_points))  # fmt: skip
+    said = "are the same at every step" if parting is None else f"differ for the first time at step {parting}"
+    about = {label: {name: value for name, value, _ in facts(record, label)} for label, record in records.items()}
+    rows = dict.fromkeys(name for found in about.values() for name in found)
+    differing = differing_arguments(records)
+    heading = ("", *records)
+    return document(
+        " / ".join(records),
+        [grid([
+            table("Where the losses part", [(" and ".join(found.runs), found)
+                                            for found in partings(records, tolerance)]),
+            *charts,
+            table("Runs", [heading, *((name, *(found.get(name, "") for found in about.values())) for name in rows)]),
+            table("Arguments that differ", [heading, *((name, *values) for name, values in differing.items())]
+                  if differing else []),
+        ])],
+        note=f"The losses {said} (to {tolerance:g}, relative).",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """Where the losses of two runs part."""
+
+    runs: tuple[str, str]
+    num_shared_steps: int  # steps that both logged
+    parts_at_step: int | None = None  # the first of them at which the losses differ
+    losses: tuple[float, float] | None = None  # at that step
+
+    def __str__(self) -> str:
+        if not self.num_shared_steps:
+            return "no step that both logged"
+        if self.losses is None:
+            return f"the same losses at all {self.num_shared_steps} steps that both logged"
+        return f"part at step {self.parts_at_step}: {self.losses[0]:.7g} and {self.losses[1]:.7g}"
+
+
+def partings(records: dict[str, Record], tolerance: float = TOLERANCE) -> list[Parting]:
+    """Returns for each pair of runs where their losses part: by more than `tolerance`, relative."""
+    series = {name: dict(zip(*record.series("loss"), strict=True)) for name, record in records.items()}
+    found = []
+    for pair in combinations(series, 2):
+        one, other = (series[name] for name in pair)
+        shared = sorted(one.keys() & other.keys())
+        differing = (step for step in shared if not _is_same(one[step], other[step], tolerance))
+        step = next(differing, None)
+        losses = None if step is None else (one[step], other[step])
+        found.append(Parting(runs=pair, num_shared_steps=len(shared), parts_at_step=step, losses=losses))
+    return found
+
+
+def _is_same(one: float, other: float, tolerance: float) -> bool:
+    return math.isclose(one, other, rel_tol=tolerance) or (math.isnan(one) and math.isnan(other))
+
+
+def first_difference(records: dict[str, Record], tolerance: float = TOLERANCE) -> int | None:
+    """Returns the first step at which the losses of any two runs differ."""
+    steps = [found.parts_at_step for found in partings(records, tolerance) if found.parts_at_step is not None]
+    return min(steps, default=None)
+
+
+def differing_arguments(records: dict[str, Record]) -> dict[str, list[object]]:
+    """Name -> the value in each run, of the arguments that are not the same in all; where a run writes is left out."""
+    given = [flat(last_start(record).get("arguments", {})) for record in records.values()]
+    names = dict.fromkeys(name for arguments in given for name in arguments if name != "output_dir")
+    values = {name: [arguments.get(name) for arguments in given] for name in names}
+    return {name: found for name, found in values.items() if any(value != found[0] for value in found[1:])}

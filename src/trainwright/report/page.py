@@ -1,0 +1,154 @@
+"""Parts of all pages: document, tiles, charts, tables. A page holds all that it needs, and asks no address.
+
+uPlot (MIT licence, beside it in `assets`) draws the charts in the browser, from JSON in the page.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trainwright.html_table import html_section, html_table
+
+ASSETS = Path(__file__).parent / "assets"
+NUM_POINTS = 50_000  # of all curves of a page, which stays below 1.5 MB
+FEWEST_POINTS = 100  # of one curve
+WORDS = {
+    "eval": "evaluation",
+    "lr": "learning rate",
+    "grad": "gradient",
+    "num": "number of",
+    "std": "standard deviation",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A curve, and how it is drawn."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    dash: int = 0  # pattern: 0 is a solid line
+    width: float = 2
+    line: str = ""  # "steps", or "" for a line (in a chart of points: none)
+    color: int | None = None  # by default that of its place in the chart
+    text: Sequence[str] | None = None  # of each point, in the place of the name
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An event at a step; the page knows how to draw "checkpoint", "best checkpoint", "resumed" and "incident"."""
+
+    step: float
+    kind: str
+    text: str = ""
+
+
+def document(title: str, sections: Iterable[str], *, note: str = "", refresh_s: int | None = None) -> str:
+    """Returns a page; with `refresh_s` it loads itself again after so many seconds."""
+    style, library, licence, script = (
+        (ASSETS / name).read_text(encoding="utf-8").strip()
+        for name in ("page.css", "uPlot.iife.min.js", "uPlot.LICENSE", "page.js")
+    )
+    style += (ASSETS / "uPlot.min.css").read_text(encoding="utf-8")
+    refresh = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">'
+    tools = "".join(f'<button data-smoothing="{strength}">{strength or "off"}</button>' for strength in (0, 0.6, 0.9))
+    body = "\n".join(sections)
+    smoothing = f'<div class="tools">Smoothing {tools}</div>' if '"smooth": true' in body else ""
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{refresh}<title>{html.escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<style>{style}</style></head>\n<body><main><header><div><h1>{html.escape(title)}</h1>"
+        f'<p class="soft">{html.escape(note)}</p></div>{smoothing}</header>\n{body}\n</main>\n'
+        f"<script>/*! {licence} */\n{library}</script>\n<script>{script}</script></body></html>\n"
+    )
+
+
+def tiles(facts: Iterable[tuple[str, str, str]]) -> str:
+    """Returns the headline of a page: label, value and note of each fact; one without a value is left out."""
+    shown = ""
+    for label, value, note in facts:
+        broken = re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", html.escape(value))  # a long class name, between its words
+        size = ' class="long"' if len(value) > 16 else ""
+        notes = f"<dt>{html.escape(label)}</dt><dd{size}>{broken}</dd><dd>{html.escape(note)}</dd>"
+        shown += f'<dl class="tile">{notes}</dl>' if value else ""
+    return f'<div class="tiles">{shown}</div>'
+
+
+def grid(cards: Iterable[str], kind: str = "grid") -> str:
+    """Returns cards side by side: in rows, or if `kind` is "columns" one below the other, in two columns."""
+    return f'<div class="{kind}">' + "\n".join(card for card in cards if card) + "</div>"
+
+
+def card(title: str, body: str, *, is_wide: bool = True, tools: str = "") -> str:
+    head = f'<div class="head"><h2>{html.escape(title)}</h2>{tools}</div>'
+    return f'<section class="card{" wide" if is_wide else ""}">{head}{body}</section>'
+
+
+def table(title: str, rows: Sequence[Sequence[object]], *, is_wide: bool = True, is_folded: bool = False) -> str:
+    """Returns a table; nothing without rows."""
+    if not rows:
+        return ""
+    if is_folded:
+        return f'<section class="card wide">{html_section(title, html_table(rows), is_folded=True)}</section>'
+    return card(title, f'<div class="scroll">{html_table(rows)}</div>', is_wide=is_wide)
+
+
+def shares(title: str, parts: Sequence[tuple[str, float, str]], *, note: str = "") -> str:
+    """Returns one stacked bar of parts: name, size, size as text."""
+    total = sum(size for _, size, _ in parts)
+    if total <= 0:
+        return ""
+    bar, legend = "", ""
+    for i, (name, size, text) in enumerate(parts):
+        shown, color = f"{html.escape(name)}: {text}, {size / total:.1%}", f"background:var(--c{i % 8})"
+        bar += f'<span style="flex:{size / total:.5f} 0 0;{color}" title="{shown}"></span>'
+        legend += f'<span><i style="{color}"></i>{shown}</span>'
+    note = f'<p class="soft">{html.escape(note)}</p>' if note else ""
+    return card(title, f'<div class="bar">{bar}</div><div class="legend">{legend}</div>{note}')
+
+
+def figure(
+    title: str, curves: Sequence[Curve], *, marks: Sequence[Mark] = (), is_wide: bool = False, explains: bool = False,
+    height: int = 220, num_points: int = NUM_POINTS, xname: str = "step", labels: Sequence[str] | None = None,
+    log_x: bool = False, points: bool = False,
+) -> str:  # fmt: skip
+    """Returns a chart: values beneath the pointer, zoom by dragging, a logarithmic axis.
+
+    `explains`: its legend names the kinds of marks. `num_points`: of a curve with more, so many. `labels`: the
+    categories of the other axis, by number from 0. `points`: points, not lines.
+    """
+    drawn = [asdict(curve) | dict(zip("xy", thinned(curve.x, curve.y, num_points), strict=True)) for curve in curves]
+    spec = {
+        "title": title, "curves": drawn, "marks": [asdict(mark) for mark in marks], "explains": explains,
+        "height": height, "xname": xname, "labels": labels, "log_x": log_x, "points": points,
+        "smooth": xname == "step",
+    }  # fmt: skip
+    text = json.dumps(spec, allow_nan=False).replace("<", "\\u003c")
+    plot = f'<div class="plot"><script type="application/json">{text}</script></div>'
+    return card(title, plot, is_wide=is_wide, tools=f'<button data-log="{html.escape(title)}">log</button>')
+
+
+def thinned(x: Sequence[float], y: Sequence[float | None], num_points: int) -> tuple[list[float], list[float | None]]:
+    """Returns at most about `num_points` of a curve, so that its peaks stay; a value that is not finite is None."""
+    values = [float(f"{value:.7g}") if value is not None and math.isfinite(value) else None for value in y]
+    num_points = max(num_points, FEWEST_POINTS)
+    if len(x) <= num_points:
+        return list(x), values
+    size, kept = math.ceil(2 * len(x) / num_points), list[int]()
+    for begin in range(0, len(x), size):
+        finite = [(value, i) for i, value in enumerate(values[begin : begin + size], begin) if value is not None]
+        kept += sorted({min(finite)[1], max(finite)[1]}) if finite else [begin]
+    return [x[i] for i in kept], [values[i] for i in kept]
+
+
+def readable(name: str) -> str:
+    """Returns a name for people: `grad_norm` is "Gradient norm"."""
+    words = " ".join(WORDS.get(word, word) for word in name.replace("/", "_").split("_"))
+    return words[:1].upper() + words[1:]
