@@ -278,8 +278,8 @@ class JournalListener:
 
 def peak_memory() -> dict[str, int]:
     """Returns the most memory taken so far, of the process, and by tensors on its GPU."""
-    taken = {"peak_memory_bytes": host.peak_bytes()}
-    return taken | ({"peak_gpu_bytes": torch.cuda.max_memory_allocated()} if torch.cuda.is_initialized() else {})
+    on_gpu = torch.cuda.max_memory_allocated()  # 0 without one
+    return {"peak_memory_bytes": host.peak_bytes()} | ({"peak_gpu_bytes": on_gpu} if on_gpu else {})
 
 
 class WarningRecorder(logging.Handler):

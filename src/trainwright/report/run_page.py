@@ -248,7 +248,7 @@ def tables(record: Record) -> list[str]:
     start = last_start(record)
     shown = [*incidents(record), *record.of("failed"), *warnings(record)]
     best = [mark.step for mark in marks(record) if mark.kind == "best checkpoint"]
-    levers = next((e["levers"]["rows"] for e in record.entries if e.get("levers", {}).get("rows")), [])
+    levers: list[Entry] = next((e["levers"]["rows"] for e in record.entries if e.get("levers", {}).get("rows")), [])
     events = [
         (f"step\u00a0{entry['step']}", f"resumed from {entry.get('checkpoint', '')}" if entry["kind"] == "resume" else
          "saved" + ", the best" * (entry["step"] in best))
