@@ -85,6 +85,14 @@ class LossOutput:
         }
 
 
+    def with_items(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the loss and its items as a scalar beside it; of a loss over no items, which may be NaN, 0 and 0."""
+        given: Any = 0 if stands_in(batch) else self.num_items
+        items = given.detach() if isinstance(given, torch.Tensor) else torch.full((), given, device=self.loss.device)
+        items = items.to(self.loss.device, torch.float32)
+        return torch.where(items > 0, self.loss, 0.0), items
+
+
 _pytree.register_pytree_node(  # so that wrappers of models (FSDP, DDP) find the tensors
     LossOutput,
     lambda one: ([one.loss, one.num_items, dict(one.metrics), one.outputs], None),

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import trainwright
+from trainwright import LossOutput
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.checkpoint.weights import make_pretrained
@@ -110,6 +111,31 @@ def test_a_loss_of_the_users_own_comes_with_the_trainer(tmp_path: Path) -> None:
             settings={"gradient_accumulation_steps": 2})  # fmt: skip
     assert not replayed(tmp_path).is_same
     assert replayed(tmp_path, "with_own_loss").is_same
+
+
+def loss_by_items(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> LossOutput:
+    return LossOutput((outputs["logits"] - labels).pow(2).mean(), num_items=1 + 3 * (labels > 0.2).sum())
+
+
+def with_loss_by_items() -> Any:
+    args = trainwright.TrainingArguments(output_dir="unused", use_cpu=True, report_to="none", save_strategy="no")
+    return trainwright.Trainer(model=dropping(), args=args, compute_loss_func=loss_by_items)
+
+
+@pytest.mark.parametrize("poison", [{"labels": 1e4}, POISONS["nan"]], ids=["spike", "nan"])
+def test_losses_that_say_their_items_are_replayed_as_they_were_logged(poison: Any, tmp_path: Path) -> None:
+    """Micro-batches of which each has another weight in the loss of the step."""
+    settings = {"on_spike": "warn", "spike_warmup": 3, "gradient_accumulation_steps": 2, "logging_steps": 1,
+                "max_steps": 4, "logging_nan_inf_filter": False}  # fmt: skip
+    one = trained(tmp_path, model=dropping(), poison={13: poison}, compute_loss_func=loss_by_items, settings=settings)
+    result = replayed(tmp_path, "with_loss_by_items")
+    assert result.is_same
+    assert "the same bits as in the incident" in "\n".join(result.lines)
+    about = bundle.read_object(folders(tmp_path)[0], bundle.INCIDENT)
+    assert about["is_exact"]
+    assert sum(map(float, about["losses"])) == pytest.approx(one.state.log_history[3]["loss"], rel=1e-6, nan_ok=True)
+    items = [1 + 3 * sum(row["labels"] > 0.2 for row in one.train_dataset[i : i + 2]) for i in (12, 14)]
+    assert about["divisor"] == sum(items)
 
 
 def llama(**settings: Any) -> Any:

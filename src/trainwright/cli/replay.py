@@ -59,7 +59,9 @@ def replay(folder: Path, *, model: str | None, precision: str | None, one_by_one
         settings |= {"bf16": precision == "bf16", "fp16": precision == "fp16"}
     with tempfile.TemporaryDirectory() as scratch:
         trainer = _trainer(folder, about, settings, model, Path(scratch), to_fp32=precision == "fp32")
-        window = Window(batches, _num_items(about, trainer.args.device))
+        divisor = about.get("divisor")
+        divisor = None if divisor is None else torch.tensor(float(divisor), device=trainer.args.device)
+        window = Window(batches, _num_items(about, trainer.args.device), divisor=divisor)
         try:
             trainer._run.loss_rule = LossRule(**about["loss_rule"])
             trainer._run.progress.num_parts = int(about["num_parts"])

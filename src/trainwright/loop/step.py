@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,6 +24,8 @@ class Window:
     batches: list[Batch]  # as the collator made them
     num_items: torch.Tensor | int | None  # label items of the whole window, where somebody asks for them
     num_read: int = 0  # batches of the data that it took; `prepare_window` may have made more or fewer of them
+    # what losses times their items are divided by, once it is known: items of all, by the number of processes
+    divisor: torch.Tensor | None = None
     is_tail: bool = False  # the data did not fill it: its gradients are added to those of the next pass, without update
 
 
@@ -177,5 +179,7 @@ def divide_by_items(session: LoopContext, run: RunState) -> None:
         )
     num_items = torch.stack([items for *_, items in losses]).sum()
     num_items = (engine.sum(num_items) if engine.num_replicas > 1 else num_items).clamp(min=torch.finfo().tiny)
-    engine.scale_gradients(engine.num_replicas / (num_items * ITEM_SCALE))
-    run.meter.divide_by_items(num_items, engine.num_replicas)
+    divisor = num_items / engine.num_replicas
+    engine.scale_gradients(1 / (divisor * ITEM_SCALE))
+    run.meter.divide_by_items(divisor)
+    run.window = replace(run.window, divisor=divisor)

@@ -226,7 +226,7 @@ class IncidentRecorder:
                 self._tell("Its batch cannot be sent", details["step"], error)
         theirs = engine.gather_objects(mine)[chosen]
         if theirs is not None:
-            window, seen = Window(theirs[0], window.num_items), theirs[1]
+            window, seen = replace(window, batches=theirs[0]), theirs[1]
         if not engine.gather_objects(self._known(contents.cause_in(details, seen)) is not None)[0]:
             seen.weights = engine.whole_weights(self._hooks.model)
         bad_ranks = [other for other, loss in enumerate(worst) if loss == math.inf]

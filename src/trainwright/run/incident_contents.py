@@ -83,6 +83,9 @@ def _loss(hooks: LossHooks, run: TrainingRun, model: Any, window: Window, part: 
         inputs = hooks._prepare_inputs(part.inputs)
         loss = hooks.compute_loss(model, inputs, num_items_in_batch=window.num_items)
     if isinstance(loss, LossOutput):
+        if loss.num_items is not None and window.divisor is not None:
+            mean, items = loss.with_items(part.inputs)
+            return (mean * items / window.divisor).to(mean.dtype)
         if loss.num_items is not None:
             return loss.loss
         loss = loss.loss
@@ -218,6 +221,7 @@ def about(window: Window, seen: Evidence, *, run: TrainingRun, args: Any, engine
         "is_exact": seen.is_exact,
         "num_items": float(num_items) if num_items is not None else None,
         "num_items_is_tensor": isinstance(num_items, torch.Tensor),
+        "divisor": None if window.divisor is None else float(window.divisor),
         "num_parts": run.progress.num_parts,
         "loss_rule": asdict(run.loss_rule) if run.loss_rule is not None else {},
         "model_class": type(model).__name__,

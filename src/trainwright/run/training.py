@@ -420,10 +420,7 @@ class TrainingRun:
             return weighed, weighed
         if micro_batches == share == engine.num_replicas == 1:
             return loss, loss
-        items: Any = 0 if stands_in(batch) else output.num_items
-        items = items.detach() if isinstance(items, torch.Tensor) else torch.full((), items, device=loss.device)
-        items = items.to(loss.device, torch.float32)
-        loss = torch.where(items > 0, loss, 0.0)  # a mean over no items may be NaN
+        loss, items = output.with_items(batch)
         added = loss.detach() * (share / micro_batches)
         progress.meter.by_items.append((added, loss.detach() * items, items))
         return loss * (items * ITEM_SCALE), added

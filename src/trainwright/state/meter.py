@@ -114,10 +114,10 @@ class LossMeter:
         """Number of losses added since the last drain."""
         return len(self._losses) + COMPACT_AFTER * len(self._packed)
 
-    def divide_by_items(self, num_items: torch.Tensor, num_processes: int) -> None:
+    def divide_by_items(self, divisor: torch.Tensor) -> None:
         """Corrects the losses of the window, which are those `by_items`, to their share in the mean over all items."""
         for added, loss, _ in self.by_items:
-            exact = (loss * num_processes / num_items).to(added.dtype)
+            exact = (loss / divisor).to(added.dtype)
             self.total += exact - added
             added.copy_(exact)
         self.by_items, self.step_loss = [], None
