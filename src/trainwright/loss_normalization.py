@@ -84,7 +84,6 @@ class LossOutput:
             for name, value in self.metrics.items()
         }
 
-
     def with_items(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the loss and its items as a scalar beside it; of a loss over no items, which may be NaN, 0 and 0."""
         given: Any = 0 if stands_in(batch) else self.num_items
