@@ -146,11 +146,13 @@ def test_an_error_in_the_loop_ends_the_run_and_in_a_with_statement_it_is_heard_a
     with pytest.raises(ZeroDivisionError):
         drive(trainer, body)
     assert not trainer.is_in_train
+    assert (hears.events[-1], hears.errors) == ("on_train_end", [])  # it looks like `break` to the run
     assert not (tmp_path / "checkpoint-2").exists()
     with pytest.raises(ZeroDivisionError), trainer.steps() as steps:
         list(map(body, steps))
     assert [type(error) for error in hears.errors] == [ZeroDivisionError]
     assert (tmp_path / "checkpoint-2").is_dir()
+    assert (tmp_path / "incidents" / "step-000003-error").is_dir()
 
 
 def test_an_error_of_the_trainers_own_ends_the_run_as_in_train(tmp_path: Path) -> None:
