@@ -3,10 +3,12 @@
 Each is short and calls a component. What belongs to one `train()` is in `run.training.TrainingRun`, what belongs to
 this process in `run.build.Services`.
 
-The loop is `_inner_training_loop` (epochs), `_run_epoch` (steps) and `_train_on` (micro-batches, then the update). `steps()`
-yields the same steps from the same generators to a user's own loop; `train()` does not iterate over `steps()` itself, since
-overrides of `_run_epoch` are called once for each epoch, between its first and its last event. `loop/fit.py` asks `get_batch_samples` for the window of a step; `loop/step.py` calls
-`_clip_grad_norm`, `_get_grad_norm` and the engine's step; `_maybe_log_save_evaluate` follows.
+The loop is `_inner_training_loop` (epochs), `_run_epoch` (steps) and `_train_on` (micro-batches, then the update).
+`steps()` yields the same steps, from the same generators, to a loop of the user. `train()` does not iterate over
+`steps()` itself: overrides of `_run_epoch` are called for each epoch, and return before the next one begins.
+
+`loop/fit.py` asks `get_batch_samples` for the window of a step; `loop/step.py` calls `_clip_grad_norm`,
+`_get_grad_norm` and the engine's step; `_maybe_log_save_evaluate` follows.
 """
 
 from __future__ import annotations
