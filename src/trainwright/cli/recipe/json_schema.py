@@ -21,6 +21,10 @@ def json_schema() -> JSONObject:
     """Returns the JSON schema of a configuration file of any task."""
     parts = {name: _of_part(kind, (name,)) for name, kind in (PARTS | OPTIONAL).items()}
     task = {"description": "What is trained.", "enum": list(TASKS)}
+    source = {"path": {"type": "string"}, "name": {"type": "string"}, "share": {"type": ["number", "string"]}}
+    items = {"type": "object", "additionalProperties": False, "required": ["path"], "properties": source}
+    parts["data"] |= {"type": ["object", "array"], "items": items}
+    parts["data"]["properties"]["sources"]["items"] = items
     for name in OPTIONAL:
         parts[name]["type"] = ["object", "null"]
     return {

@@ -98,6 +98,8 @@ def _whole(name: str) -> str:
 def checked(tree: Tree, base: FilePath) -> Recipe:
     """Makes the recipe of a tree, paths relative to `base`; RecipeError lists every problem with its line."""
     value = tree.value
+    if isinstance(value.get("data"), list):
+        value["data"] = {"sources": value["data"]}
     tree.refuse([*(wrong := list(_problems(tree))), *(_values_of_known_names(value, base) if wrong else ())])
     data, model, training = dict(value["data"]), dict(value.get("model") or {}), dict(value.get("training") or {})
     problems = list(_resolve(data, model, training, base, value["task"]))
@@ -233,6 +235,9 @@ def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, base: Fi
         if not FilePath(data["chat_template"]).is_file():
             said = f"{named!r} is neither a file nor one of {', '.join(CHAT_TEMPLATES)}."
             yield ("data", "chat_template"), f"data.chat_template: {said}{did_you_mean(named, CHAT_TEMPLATES)}"
+    if data.get("sources") is not None:
+        data["sources"] = [dict(one) if isinstance(one, dict) else one for one in data["sources"]]
+        yield from _resolve_sources(data["sources"], training, base)
     if data.get("dataset") is not None:
         if (base / data["dataset"]).exists():
             data["dataset"] = str((base / data["dataset"]).absolute())
@@ -249,10 +254,40 @@ def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, base: Fi
     training.update(resolved_training(training, base, task))
 
 
+def _resolve_sources(sources: list[Any], training: JSONObject, base: FilePath) -> Found:
+    """Makes the paths of sources absolute and names them, in place; their shares become `training.mixture`."""
+    shares, at = {}, ("data", "sources")
+    for one in sources:
+        if not isinstance(one, dict) or not isinstance(one.get("path"), str) or one.keys() - {"path", "name", "share"}:
+            yield at, f"data.sources: {one!r} is not of the form {{path: FILE, name: NAME, share: 0.3}}."
+            return
+        one["path"], one["name"] = absolute(one["path"], base), str(one.get("name") or FilePath(one["path"]).stem)
+        try:
+            files(one["path"])
+        except PlaceError as error:
+            yield at, f"data.sources: {error}"
+        if one["name"] in shares:
+            yield at, f"data.sources: two are called {one['name']!r}. Give each a name of its own."
+        shares[one["name"]] = one.get("share")
+    given = [name for name, share in shares.items() if share is not None]
+    if not given:
+        return
+    if missing := [name for name in shares if name not in given]:
+        yield at, f"data.sources: {missing[0]!r} has no share, and {given[0]!r} has one. Give all of them one, or none."
+    for name in ("mixture", "mixture_schedule"):
+        if training.get(name) is not None:
+            yield ("training", name), f"training.{name}: the shares are in data.sources. Keep one of them."
+    training["mixture"] = shares
+
+
 def _contradictions(recipe: Recipe) -> Found:
     data, model, spec = recipe.data, recipe.model, recipe.spec
-    if data.train is None and data.dataset is None:
-        yield ("data",), "data.train is missing: a file, or several (or data.dataset)."
+    if data.train is None and data.dataset is None and not data.sources:
+        yield ("data",), "data.train is missing: a file, or several (or data.dataset, or data.sources)."
+    if data.sources and (data.train is not None or data.dataset is not None):
+        yield ("data", "sources"), "data.sources and data.train or data.dataset both say what to train on. Keep one."
+    if data.sources and recipe.task == "image-classification":
+        yield ("data", "sources"), f"data.sources has no effect in {recipe.task}. Name the files in data.train."
     if model.path is None and "model_type" not in model.config:
         yield ("model",), "model.path is missing (or, for a model from scratch, model.config with a model_type)."
     if recipe.lora is not None and (model.path is None or model.from_scratch):

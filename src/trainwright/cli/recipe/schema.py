@@ -88,7 +88,10 @@ class DataPart:
     """Rows to train and to evaluate on, and their columns."""
 
     train: str | list[str] | None = entry(None, "Files, also as patterns (*.csv); with dataset: a split.")
-    eval: str | list[str] | None = entry(None, "The same for evaluation (null: eval_share is held out).")
+    sources: list[Any] | None = entry(
+        None, "In place of train: [{path: FILE, name: NAME, share: 0.3}]; share also all, or 2 epochs."
+    )
+    eval: str | list[str] | None = entry(None, "As train, for evaluation (null: eval_share is held out).")
     dataset: str | None = entry(None, "Name or directory of a dataset of the package datasets.")
     subset: str | None = entry(None, "Its configuration, where it has several.")
     format: str | None = entry(None, "Of the files (null: by their suffix).", choices=FORMATS)

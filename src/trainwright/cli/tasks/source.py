@@ -36,6 +36,7 @@ class TaskSource:
     eval: Rows  # empty where nothing is held out
     shape: Shape | None = None  # of the task chat: the columns of its conversations
     notes: list[str] = field(default_factory=list)  # what was found in the rows, for the console
+    source_of: dict[int, str] = field(default_factory=dict)  # by the id of a row, where rows come from several sources
 
     @property
     def parts(self) -> list[tuple[str, Rows]]:
@@ -64,6 +65,9 @@ def load(recipe: Recipe, tree: Tree) -> TaskSource:
             train, held = _of_dataset(recipe.data)
         else:
             train = _of_files(material, recipe.data.train)
+            for source in recipe.data.sources or ():
+                train += (rows := _of_files(material, source["path"]))
+                material.source_of |= {id(row): source["name"] for row in rows}
             held = None if recipe.data.eval is None else _of_files(material, recipe.data.eval)
     except (DataError, MissingPackageError) as error:
         material.wrong(str(error), "data", "train" if recipe.data.dataset is None else "dataset")

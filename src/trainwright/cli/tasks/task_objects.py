@@ -13,6 +13,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
 from trainwright.cli.tasks.source import ModelConfig, Row, Rows, TaskSource, texts
 from trainwright.config.arguments import TrainingArguments
+from trainwright.data.mixture import MixtureDataset
 
 Dataset: TypeAlias = Any  # rows of ours, a list, or a datasets.Dataset
 Processor: TypeAlias = "PreTrainedTokenizerBase | BaseImageProcessor"
@@ -70,6 +71,14 @@ def text_parts(
     return tokenizer, config, max_length(material, tokenizer, config)
 
 
+def _mixed(material: TaskSource, encode: Callable[[Columns], Columns]) -> MixtureDataset:
+    """Encodes the rows of each source."""
+    rows: dict[str, list[Row]] = {source["name"]: [] for source in material.recipe.data.sources or ()}
+    for row in material.train:
+        rows[material.source_of[id(row)]].append(row)
+    return MixtureDataset({name: encoded(one, encode) for name, one in rows.items()})
+
+
 def text_objects(
     material: TaskSource,
     config: ModelConfig,
@@ -78,7 +87,7 @@ def text_objects(
     **others: Any,  # fields of TaskObjects
 ) -> TaskObjects:
     """Encodes the rows, loads the model, and makes the objects of a task over text."""
-    train = encoded(material.train, encode)
+    train: Any = encoded(material.train, encode) if not material.source_of else _mixed(material, encode)
     if len(train) == 0:
         material.wrong("no text is left that has two tokens or more.", "data", "train")
     return TaskObjects(

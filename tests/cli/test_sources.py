@@ -1,0 +1,81 @@
+"""A file whose data are several sources: names, shares, what is refused, and a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainwright.cli.recipe.json_schema import json_schema
+from trainwright.cli.recipe.recipe_reader import checked, read_tree
+from trainwright.cli.tasks.source import load
+from trainwright.errors import RecipeError
+
+from .commands import SMALL, call
+
+NAMES = {"code": 24, "chat": 12, "web": 60}
+
+
+def written(folder: Path, data: Any, **others: Any) -> Path:
+    for number, (name, size) in enumerate(NAMES.items()):
+        rows = [{"text": f"{name} {i}", "label": "ab"[(i + number) % 2]} for i in range(size)]
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "model").mkdir(exist_ok=True)
+    value = {"task": "text-classification", "model": {"path": "model"}, "data": data, **others}
+    (folder / "config.yaml").write_text(json.dumps(value, indent=1))
+    return folder / "config.yaml"
+
+
+def test_sources_have_names_and_shares(tmp_path: Path) -> None:
+    tree = read_tree(
+        written(
+            tmp_path, [{"path": "code.jsonl", "share": 0.7}, {"path": "chat.jsonl", "name": "talk", "share": "all"}]
+        )
+    )
+    recipe = checked(tree, tmp_path)
+    assert recipe.training["mixture"] == {"code": 0.7, "talk": "all"}
+    material = load(recipe, tree)
+    found = [(material.source_of[id(row)], row["text"].split()[0]) for row in material.train]
+    assert len(found) == 33, "a tenth is held out"
+    assert set(found) == {("code", "code"), ("talk", "chat")}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([{"path": "none.jsonl"}], "none.jsonl"),
+        (["code.jsonl"], "form"),
+        ([{"path": "code.jsonl", "weight": 1}], "form"),
+        ([{"path": "code.jsonl"}, {"path": "chat.jsonl", "name": "code"}], "two are called 'code'"),
+        ([{"path": "code.jsonl", "share": 1}, {"path": "chat.jsonl"}], "'chat' has no share"),
+        ([{"path": "code.jsonl", "share": -1}], "-1 of 'code'"),
+        ({"sources": [{"path": "code.jsonl"}], "train": "chat.jsonl"}, "Keep one"),
+    ],
+)
+def test_what_is_wrong_is_named(data: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=said):
+        checked(read_tree(written(tmp_path, data)), tmp_path)
+
+
+def test_the_schema_takes_both_forms() -> None:
+    data = json_schema()["properties"]["data"]
+    assert data["type"] == ["object", "array"]
+    assert data["items"]["required"] == ["path"]
+    assert data["properties"]["sources"]["items"] == data["items"]
+
+
+@pytest.mark.costly
+def test_three_files_are_trained_on_by_their_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = "".join(
+        f"    - {{path: {name}.jsonl, share: {share}}}\n" for name, share in zip(NAMES, (0.5, 0.3, 0.2), strict=True)
+    )
+    written(tmp_path, {})
+    (tmp_path / "config.yaml").write_text(SMALL.replace("  train: table.csv\n", f"  sources:\n{sources}"))
+    monkeypatch.chdir(tmp_path)
+    done = call("train", "config.yaml")
+    assert done.exit_code == 0, done.output
+    assert "50.0% of the samples" in done.output
+    journal = (tmp_path / "run" / "trainer_state.json").read_text()
+    assert json.loads(journal)["global_step"] == 8
