@@ -213,9 +213,11 @@ ROWS = {
         Row("own, 2 processes", data="own", processes=2, limit=1.01),
         Row("no guard", settings={"on_nonfinite": "ignore"}),
         Row("on_spike", settings={"on_spike": "skip"}),
+        Row("ledger", settings={"ledger": True, "on_nonfinite": "ignore"}),
+        Row("ledger of gpt2", model="gpt2", data="own", settings={"ledger": True}),
     )
 }
-NOT_TIMED = ("own, 2 processes", "no guard", "on_spike")  # ddp_step.py times the first
+NOT_TIMED = ("own, 2 processes", "no guard", "on_spike", "ledger", "ledger of gpt2")  # ddp_step.py times the first
 
 
 @dataclass(frozen=True)
@@ -483,11 +485,11 @@ def subjects(row: Row, num_steps: int) -> dict[str, Subject]:
 
 
 def steps_to_count(row: Row) -> tuple[int, int]:
-    """The steps between whose ends is counted: whole intervals of logs and evaluations; spikes have a full window.
+    """The steps between whose ends is counted: whole intervals of logs and evaluations; a spike has a full window.
 
     Of the larger models fewer, where a log is a hundredth of a step, and valgrind takes seconds for one.
     """
-    if row.settings.keys() & {"on_spike", "on_nonfinite"}:
+    if row.settings and row.model == "mlp":
         return 150, 350
     if row.model in ("gpt2", "llama") and not row.evaluates:
         return (2, 4) if row.accumulation > 1 else (2, 12)

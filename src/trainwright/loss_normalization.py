@@ -62,6 +62,7 @@ class LossOutput:
             read back. None: nothing is said, and the loss counts as a tensor without a `LossOutput` does.
         metrics: name -> number for `Trainer.record`, or a dict of its arguments. A number is a mean over `num_items`.
         outputs: of a model, what it returns besides its loss, for predictions: a mapping, or one value.
+        sample_losses: loss of each sample of the micro-batch, for the ledger (`ledger=True`); detached.
 
     Example:
         >>> return LossOutput(losses[mask].mean(), num_items=mask.sum(), metrics={"margin": margin})
@@ -71,6 +72,7 @@ class LossOutput:
     num_items: torch.Tensor | float | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)  # numbers, scalar tensors, and dicts of arguments
     outputs: Any = None  # of the user's model
+    sample_losses: torch.Tensor | None = None
 
     def predictions(self) -> Mapping[str, Any]:
         """Returns `outputs` by name."""
@@ -94,7 +96,7 @@ class LossOutput:
 
 _pytree.register_pytree_node(  # so that wrappers of models (FSDP, DDP) find the tensors
     LossOutput,
-    lambda one: ([one.loss, one.num_items, dict(one.metrics), one.outputs], None),
+    lambda one: ([one.loss, one.num_items, dict(one.metrics), one.outputs, one.sample_losses], None),
     lambda values, _: LossOutput(*values),
     serialized_type_name="trainwright.LossOutput",
 )
@@ -161,6 +163,13 @@ class LossRule:
         if share != 1:
             loss = loss * share
         return loss if micro_batches == share == 1 else loss / micro_batches
+
+    def mean_of(self, loss: torch.Tensor, batch: Batch, num_items: torch.Tensor | int | None) -> torch.Tensor:
+        """The mean loss of a micro-batch, from what `compute_loss` returned for it."""
+        if num_items is None or not self._arrives_scaled(num_items) or "labels" not in batch:
+            return loss
+        items = self._num_items(batch).to(loss.device) * self.num_processes
+        return loss * (num_items / items.clamp(min=1))
 
     def only_divides(self, batch: Batch, num_items: torch.Tensor | int | None, *, share: float) -> bool:
         """Returns True if `apply` divides the loss by the number of micro-batches, and does nothing else."""

@@ -649,7 +649,7 @@ class Trainer:
             loader=loader, optimizer=self.optimizer, scheduler=self.lr_scheduler, events=self.callback_handler,
             trial=trial, ignore_keys_for_eval=ignore_keys_for_eval, items=self.checkpoint_items,
             step_contexts=self.step_contexts if is_overridden(self, "step_contexts") else None,
-            prepares_windows=is_overridden(self, "prepare_window"),
+            prepares_windows=is_overridden(self, "prepare_window"), dataset=self.train_dataset,
         )  # fmt: skip
 
     # -- data ----------------------------------------------------------------------------------------------------------
@@ -1239,8 +1239,7 @@ class Trainer:
         run = self._run
         if run.eval_mode_guard is not None or not (model.training and self.model.training):
             run.end_evaluation(model, self.optimizer)
-        progress = run.progress
-        clock = progress.clock
+        progress, clock = run.progress, run.progress.clock
         clock.mark(HOST_TO_DEVICE)
         progress.recorded.batch = inputs
         batch = self._prepare_inputs(inputs)
@@ -1254,9 +1253,10 @@ class Trainer:
 
         `inputs` are as the collator made them; `is_scaled` says so of a loss that `compute_loss` did not make.
         """
-        run, engine = self._run, self._services.engine
-        progress = run.progress
+        run, engine, progress = self._run, self._services.engine, self._run.progress
         progress.recorded.batch = None
+        if run.samples is not None:
+            run.samples.add(loss, inputs, num_items)
         every = self.args.torch_empty_cache_steps
         if every is not None and progress.state.global_step % every == 0:
             engine.empty_cache()
@@ -1379,13 +1379,14 @@ class Trainer:
         Raises:
             ModelError: the model returned no loss.
         """
-        run = self._run
-        labels = None
+        run, labels = self._run, None
         if self.label_smoother is not None or self.compute_loss_func is not None:
             labels = inputs.pop("labels", None)
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         outputs = run.forward(model, inputs)
+        if run.samples is not None and model.training:
+            run.samples.seen = outputs, inputs
         if self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         elif labels is not None and self.label_smoother is not None:
@@ -1976,7 +1977,7 @@ class Trainer:
         """
         run, services, progress = self._run, self._services, self._run.progress
         run.guard.show()
-        train_loss, num_steps, num_samples = run.finish(num_train_samples=num_train_samples)
+        train_loss, num_steps, num_samples = run.finish(self._get_output_dir(trial), num_train_samples)
         counts_tokens = self.args.include_num_input_tokens_seen != "no"
         tokens = progress.state.num_input_tokens_seen - progress.first_tokens if counts_tokens else None
         metrics = speed_metrics("train", start_time, num_samples=num_samples, num_steps=num_steps, num_tokens=tokens)

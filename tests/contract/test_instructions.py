@@ -44,6 +44,17 @@ def test_all_guards_take_a_hundredth_of_a_step(benchmark: Any) -> None:
     assert guarded <= (1.01 + ROOM_OF_GUARDS) * without
 
 
+@pytest.mark.slow  # four trainings under valgrind
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(("row", "base", "limit"), [("ledger", "no guard", 1.02), ("ledger of gpt2", "gpt2", 1.005)])
+def test_the_ledger_takes_little_of_a_step(row: str, base: str, limit: float, benchmark: Any) -> None:
+    if not benchmark.instructions.can_count():
+        pytest.skip("valgrind counts them, on x86-64 Linux")
+    counts = benchmark.count([base, row], ["trainwright"])
+    assert counts[base]["trainwright"] > 0.5
+    assert counts[row]["trainwright"] <= limit * counts[base]["trainwright"]
+
+
 @pytest.mark.costly
 @pytest.mark.filterwarnings("ignore")  # as the benchmarks are run: `python -W ignore`
 def test_each_row_of_the_benchmark_trains_in_each_subject(benchmark: Any) -> None:

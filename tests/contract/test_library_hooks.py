@@ -68,7 +68,8 @@ def metrics_of_a_batch(folder: Path) -> None:
 
 
 def loss_output(folder: Path) -> None:
-    assert list(inspect.signature(LossOutput).parameters) == ["loss", "num_items", "metrics", "outputs"]
+    names = ["loss", "num_items", "metrics", "outputs", "sample_losses"]
+    assert list(inspect.signature(LossOutput).parameters) == names
 
     class Doubles(Trainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from trainwright import TrainerCallback
 from trainwright.checkpoint.store import CheckpointStore
+from trainwright.data.ledger import read_table
 from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
 from trainwright.preflight import speed
@@ -257,3 +258,14 @@ def a_checkpoint_that_cannot_be_written_ends_the_run_or_not(bench: Bench) -> Non
     assert trainer.state.global_step == 6
     with pytest.raises(ValueError, match=r"save_failure='ignore'.*'stop', 'continue'"):
         bench.args(save_failure="ignore")
+
+
+@shows("ledger")
+def visits_and_losses_of_each_sample_are_written(bench: Bench) -> None:
+    def ledger(**settings: Any) -> Path:
+        return Path(bench.train(**settings).args.output_dir) / "ledger.parquet"
+
+    table, _ = read_table(ledger(ledger=True))
+    assert table["visits"].to_pylist() == [1] * 12
+    assert not ledger().exists()
+    assert not bench.changes_weights({"ledger": True})

@@ -56,6 +56,15 @@ class Loader:
         self._before_ahead: RandomStates | None = None
         self._window_start: tuple[RandomStates, RandomStates | None] | None = None
         self._watched = watched(dataloader)
+        # of each batch given since `begin_window`, its samples as the order has them; None: nobody asks for them
+        self.window_samples: list[list[Any]] | None = None
+        self._samples_given: Callable[[], list[Any]] = list
+
+    def note_samples(self, *, are_known: bool) -> None:
+        """Keeps the samples of a window's batches in `window_samples` from now on; empty if they are not known."""
+        self.window_samples = []
+        if are_known:
+            self._samples_given = self.position.note_samples()
 
     @property
     def has_ended(self) -> bool:
@@ -103,6 +112,8 @@ class Loader:
                 if is_last := ahead is _END:
                     self._watched.end_of_dataloader = True
                 position.advance(is_last=is_last)
+                if self.window_samples is not None:
+                    self.window_samples.append(self._samples_given())
                 yield batch if self._copies is None else self._copies.receive(batch)
         except Exception as error:
             name_sample(error, where=f"epoch {epoch} (counted from 0) of the training data")
@@ -132,6 +143,8 @@ class Loader:
         if self._copies is not None:
             self._copies.begin_window()
         self._left = self._window
+        if self.window_samples is not None:
+            self.window_samples = []
         if self._keeps_states:
             self._window_start = (self._random_state(), self._before_ahead)
         self.position.begin_window()

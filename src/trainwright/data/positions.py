@@ -83,6 +83,14 @@ class LoaderPosition(ABC):
         """
         return []
 
+    def note_samples(self) -> Callable[[], list[Any]]:
+        """Keeps the samples of each batch from now on.
+
+        Returns what is called once for each batch that goes to training, after `advance`, and returns its samples as
+        its order has them; empty if they are not known.
+        """
+        return list
+
     def state(self) -> State | None:
         """Returns what a checkpoint keeps beside the cursor, by the kind of position; None: nothing."""
         return None
@@ -131,10 +139,16 @@ class IndexedPosition(LoaderPosition):
         self._batches.seek(epoch, self._samples_before(epoch, skip_batches))
 
     def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
+        if self._batches.fetched is not None:
+            self._batches.fetched.clear()
         batches = host_batches(self._dataloader)
         if resumes:
             self._batches.draw()
         return batches
+
+    def note_samples(self) -> Callable[[], list[Any]]:
+        self._batches.fetched = collections.deque()
+        return self._batches.fetched.popleft
 
     def leave_out(self, samples: set[Sample], num_samples: int) -> None:
         indices = {sample for sample in samples if isinstance(sample, int)}
@@ -195,6 +209,7 @@ class StreamPosition(LoaderPosition):
         # After the batch given last, and at the beginning of the window.
         self._progress = self._before = EpochProgress()
         self._ahead = dataloader.origin  # of the batch that is fetched already
+        self._given = 0  # samples of the epoch before the batch given last
         self._left_out: list[int] | None = []  # places that this epoch leaves out; None: it leaves out by a column
         self.chunk: int = self._items.chunk_size
         self._count_left_out()
@@ -242,6 +257,7 @@ class StreamPosition(LoaderPosition):
     def advance(self, *, is_last: bool) -> None:
         origin, self._ahead = self._ahead, self._dataloader.origin
         assert origin is not None
+        self._given = self._progress.samples
         self._progress.add(origin)
         self.num_formed += (origin.num_samples or 0) * self._items.split.num_parts
 
@@ -276,6 +292,17 @@ class StreamPosition(LoaderPosition):
             return [kept[i : i + self.chunk] for i in range(0, num_batches * self.chunk, self.chunk)]
         starts = range(first, first + num_batches * self.chunk, self.chunk)
         return [list(range(start, min(start + self.chunk, end))) for start in starts]
+
+    def note_samples(self) -> Callable[[], list[Any]]:
+        return self._places_given
+
+    def _places_given(self) -> list[int]:
+        items, left_out = self._items, self._left_out
+        if items.former is not None or not items.split.is_whole or left_out is None or is_shuffled_stream(items.source):
+            return []
+        places = [one for one in range(self._given, self._progress.samples) if one not in left_out]
+        part = items.share.part(len(places))
+        return places[part.start : part.stop]
 
     def state(self) -> State:
         return {"stream": self._progress.to_dict()}

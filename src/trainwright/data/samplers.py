@@ -16,6 +16,7 @@ import itertools
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -253,6 +254,7 @@ class EpochBatches(Sampler[list[int]]):
         self.share = RankShare(batch_size=batch_size) if share is None else share
         assert self.share.batch_size == batch_size
         self.tells_epoch = False  # batches say of which epoch they are
+        self.fetched: deque[list[Any]] | None = None  # batches given, for who takes them out; None: nobody does
         self._left_out: frozenset[int] = frozenset()  # samples in quarantine
         self._substitutes: dict[int, int] = {}  # and those that take their places where these stay
         self._begun = (-1, self._left_out)  # the epoch that was begun last, and what was left out of all of it
@@ -403,6 +405,8 @@ class EpochBatches(Sampler[list[int]]):
                 batch = EpochIndices(batch, epoch)
             elif self.worker_seed is not None:
                 batch = SeededIndices(batch, (self.worker_seed, epoch, number * share.num_processes + share.rank))
+            if self.fetched is not None:
+                self.fetched.append(batch)
             yield batch
             number += 1
         if is_counted and first < num:

@@ -97,7 +97,7 @@ EXACT, ROUNDED = 1e-4, 3e-2  # gaps that come from adding in another order, in f
 
 # A short run for its own sake: nothing is logged, shown, evaluated or ended early.
 SHORT: JSONObject = {
-    "eval_strategy": "no", "eval_on_start": False, "logging_strategy": "no", "save_strategy": "no",
+    "eval_strategy": "no", "eval_on_start": False, "logging_strategy": "no", "save_strategy": "no", "ledger": False,
     "push_to_hub": False, "load_best_model_at_end": False, "metric_for_best_model": None, "disable_tqdm": True,
     "save_total_limit": None, "preflight": False, "max_train_time": None, "save_every": None,
     "resume_from_checkpoint": None, "report_to": [], "auto_find_batch_size": False, "save_only_model": False,

@@ -49,6 +49,7 @@ CONTENTS = (
         lambda c, hooks, run, to: training_state.save_guard(run.guard.state(), to) if c.args.should_save else None,
         True,
     ),
+    Part(lambda c, hooks, run, to: c.write_ledger(run, to), True),  # visits and losses of samples
     Part(lambda c, hooks, run, to: c.write_recorded(run, to), True),  # numbers recorded since the last log
     Part(lambda c, hooks, run, to: c.write_state(hooks, run, to)),  # record of the run, states of callbacks
 )  # beside it the manifest, which the store writes last: sizes, digests, the cursor
@@ -177,6 +178,11 @@ class Checkpointer:
         state = run.progress.recorded_state(keeps=self.engine.replica == 0)
         if self.args.should_save:
             training_state.save_recorded(state, folder)
+
+    def write_ledger(self, run: TrainingRun, folder: Path) -> None:
+        """The ledger of all processes, where the run keeps one."""
+        if run.samples is not None:
+            run.samples.write(folder, put=self.writer.sink.put)
 
     def weights_to_save(self, model: Model, *, is_checkpoint: bool) -> dict[str, Any] | None:
         """All weights in the main process, where processes hold parts; empty where shards are written; else None."""

@@ -11,12 +11,22 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import IterableDataset
 
-from trainwright._types import Batch, DataLoaderLike, DatasetLike, JSONObject, Model, Trial, has_length, is_count
+from trainwright._types import (
+    Batch,
+    DataLoaderLike,
+    DatasetLike,
+    JSONObject,
+    Model,
+    Trial,
+    has_length,
+    is_count,
+    is_instance_of,
+)
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import TimeLimits
 from trainwright.checkpoint import rng, training_state
@@ -48,6 +58,9 @@ from trainwright.state import model_modes
 from trainwright.state.run_state import RunState
 from trainwright.state.throughput import FlopEstimator
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+
+if TYPE_CHECKING:
+    from trainwright.run.sample_losses import SampleLosses
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +107,7 @@ class TrainingRun:
         self.changed_args: list[str] = []  # what differs from them, as lines
         self.lease: Lease | NullLease = NullLease()  # its claim on the directory where it saves
         self.eval_mode_guard: model_modes.EvalModeGuard | None = None  # how training left the model, until a step
+        self.samples: SampleLosses | None = None  # losses of single samples; None: nobody asks for them
         self.quarantined: set[Sample] = set()  # samples that are left out since it began
         self.flops = FlopEstimator()  # estimates the operations of a micro-batch
         self.driven_steps: DrivenSteps[Any] | None = None  # of `fit_step`, under way or at their end
@@ -275,7 +289,7 @@ class TrainingRun:
 
     def begin(
         self, engine: Engine, args: Any, *, rule: LossRule, start: tuple[int, int], checkpoint: str | None,
-        first_look: FirstStepObserver, load_newest: Callable[[], int], **parts: Any,
+        first_look: FirstStepObserver, load_newest: Callable[[], int], dataset: DatasetLike = None, **parts: Any,
     ) -> LoopContext:  # fmt: skip
         """Starts the clocks; returns what the loop works with, of which `parts` are further fields.
 
@@ -314,6 +328,7 @@ class TrainingRun:
             self.guard.load(training_state.load_guard(self.resumed_from))
             if engine.replica == 0:  # which had the numbers of all processes
                 self.progress.recorded.load(training_state.load_recorded(self.resumed_from))
+        self._follow_samples(engine, args, dataset)
         epoch, batches = start
         self.context = LoopContext(
             engine=engine, plan=self.plan, rule=rule, guard=self.guard, first_look=first_look,
@@ -326,6 +341,22 @@ class TrainingRun:
             **parts,
         )  # fmt: skip
         return self.context
+
+    def _follow_samples(self, engine: Engine, args: Any, dataset: DatasetLike) -> None:
+        """Takes down the losses of single samples from now on, for the ledger or for the sources of a mixture."""
+        wanted = value_of(args, "ledger")
+        is_mixture = is_instance_of(dataset, "trainwright.data.mixture", "MixtureDataset")
+        if dataset is None or not (wanted or is_mixture):  # None: a step is only measured
+            return
+        from trainwright.run.sample_losses import SampleLosses
+
+        assert self.loss_rule is not None
+        self.samples = self.progress.recorded.samples = SampleLosses(
+            self, self.loss_rule, engine, dataset=dataset, id_column=wanted if isinstance(wanted, str) else None,
+            smoothing=args.label_smoothing_factor, keeps_ledger=bool(wanted), writes=args.should_save,
+        )  # fmt: skip
+        if self.resumed_from is not None:
+            self.samples.load(self.resumed_from)
 
     # -- under way -----------------------------------------------------------------------------------------------------
 
@@ -449,8 +480,10 @@ class TrainingRun:
             self._data_wait.tell(num_steps=num_steps, num_workers=num_workers)
         return reading
 
-    def finish(self, *, num_train_samples: float) -> tuple[float, int, float]:
-        """Mean loss of all steps, their number, and the samples that they trained on."""
+    def finish(self, folder: str, num_train_samples: float) -> tuple[float, int, float]:
+        """Mean loss of all steps, their number, and the samples that they trained on; writes the ledger of the run."""
+        if self.samples is not None:
+            self.samples.write(Path(folder))
         assert self.plan is not None
         progress, plan = self.progress, self.plan
         num_steps = progress.state.global_step - progress.first_step

@@ -18,7 +18,7 @@ import json
 import struct
 from collections.abc import Sequence
 from numbers import Real
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -74,6 +74,16 @@ class Entry(NamedTuple):
     weight: float | OnDevice
 
 
+class SampleRecord(Protocol):
+    """Losses of samples, which are read back with the recorded numbers and dropped with a step."""
+
+    def drain(self) -> None:
+        """Reads back what the next log needs."""
+
+    def drop(self, step: int) -> None:
+        """Removes the losses of a step."""
+
+
 class RecordedMetrics:
     """Numbers of one training since its last log, or of one evaluation.
 
@@ -84,6 +94,7 @@ class RecordedMetrics:
         batch: the micro-batch under way; what is recorded of one that only stands in does not count.
         items: over which the loss of an evaluation's batch is a mean, where a `LossOutput` says it.
         agreed_bytes: size of a process's message in the next exchange.
+        samples: losses of single samples, whose numbers by source are recorded here; None: nobody asks for them.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -97,6 +108,7 @@ class RecordedMetrics:
         self.batch: Batch | None = None
         self.items: torch.Tensor | float | None = None
         self.agreed_bytes = 0
+        self.samples: SampleRecord | None = None
 
     def add(
         self, name: str, value: object, weight: object = 1.0, reduce: str = "mean", *, step: int = 0, share: float = 1.0
@@ -187,6 +199,8 @@ class RecordedMetrics:
     def drop(self, step: int) -> None:
         """Removes the numbers of a step whose update was refused."""
         self._entries = [entry for entry in self._entries if entry.step != step]
+        if self.samples is not None:
+            self.samples.drop(step)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -129,6 +129,8 @@ class RunState:
 
     def settle(self) -> None:
         """Adds the counted operations and tokens of all processes to the record. All processes call it together."""
+        if self.recorded.samples is not None:
+            self.recorded.samples.drain()
         counted = [float(self.flos), float(self.tokens)]
         if self._collect is not None:
             rows = self._collect(torch.tensor([*counted, self.recorded.num_bytes()], dtype=torch.float64))

@@ -250,6 +250,13 @@ class OurFields(FieldGroup, group="Ours"):
         choices=("stages", "linear"),
         since="0.3",
     )
+    ledger: bool | str = not_compared(
+        False,
+        "Write visits, tokens and losses of each training sample to ledger.parquet; a text: the column of its id.",
+        bare_flag=True,
+        shares_name=True,
+        since="0.3",
+    )
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)

@@ -1,0 +1,157 @@
+"""Ledger: how often each sample of the training data was trained, and what its loss was; the Parquet file of it.
+
+Samples are numbered as the training dataset numbers them, and no sample is looked at. Losses come from
+`run/sample_losses.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from trainwright._types import JSONObject, replacing
+from trainwright.errors import DataError, needs_package
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+LEDGER_NAME = "ledger.parquet"
+ONE_SOURCE = "train"  # of a dataset that is no mixture
+DTYPES = {
+    "visits": np.int32,
+    "tokens": np.int64,
+    "loss_sum": np.float64,
+    "last_loss": np.float64,
+    "last_step": np.int32,
+}
+Array: TypeAlias = "NDArray[Any]"  # of the numbers of one column
+Columns: TypeAlias = Mapping[str, Array]
+Locate: TypeAlias = Callable[[int], tuple[str, int]]  # the source of a sample, and its row there
+
+
+class Ledger:
+    """Visits, tokens and losses of samples.
+
+    Attributes:
+        visits: how often a sample was trained; one that packing splits over rows counts with its beginning.
+        tokens: labels that entered its loss, over all visits; 1 a visit where labels are not tokens.
+        loss_sum: sum of its loss over these tokens, so that `loss_sum / tokens` is its mean loss.
+        last_loss, last_step: mean loss at its last visit, and the optimizer step of it; NaN where no label counted.
+    """
+
+    def __init__(self) -> None:
+        self.columns: dict[str, Array] = {name: np.zeros(0, dtype) for name, dtype in DTYPES.items()}
+
+    def __getattr__(self, name: str) -> Array:
+        try:
+            return vars(self)["columns"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def mean_loss(self) -> Array:
+        """Mean loss of each sample over its tokens; NaN where it has none."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.loss_sum / self.tokens
+
+    def add(self, sample: Array, *, step: Array, visits: Array, tokens: Array, loss_sum: Array) -> None:
+        """Adds visits in the order in which they were trained; a sample may come several times."""
+        if not len(sample):
+            return
+        self._reach(int(sample.max()) + 1)
+        np.add.at(self.visits, sample, visits)
+        np.add.at(self.tokens, sample, tokens)
+        np.add.at(self.loss_sum, sample, loss_sum)
+        self.last_step[sample] = step
+        has_loss = tokens > 0
+        self.last_loss[sample[has_loss]] = loss_sum[has_loss] / tokens[has_loss]
+
+    def merge(self, other: Columns) -> None:
+        """Adds what another process noted since the last time, as `taken` returns it."""
+        sample = other["sample"]
+        if not len(sample):
+            return
+        self._reach(int(sample.max()) + 1)
+        for name in ("visits", "tokens", "loss_sum"):
+            self.columns[name][sample] += other[name]
+        newer = other["last_step"] >= self.last_step[sample]
+        self.last_step[sample[newer]] = other["last_step"][newer]
+        known = newer & ~np.isnan(other["last_loss"])
+        self.last_loss[sample[known]] = other["last_loss"][known]
+
+    def taken(self) -> Columns:
+        """Returns what is noted of the samples with visits, and forgets it."""
+        sample = np.flatnonzero(self.last_step)
+        found = {"sample": sample, **{name: column[sample] for name, column in self.columns.items()}}
+        self.columns = Ledger().columns
+        return found
+
+    def _reach(self, size: int) -> None:
+        missing = size - len(self.visits)
+        if missing > 0:
+            missing = max(missing, len(self.visits))
+            for name, column in self.columns.items():
+                fill = np.full(missing, np.nan if name == "last_loss" else 0, column.dtype)
+                self.columns[name] = np.concatenate([column, fill])
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def table(
+        self,
+        about: JSONObject,
+        *,
+        locate: Locate | None = None,
+        ids: Callable[[list[int]], list[Any]] | None = None,
+    ) -> pa.Table:
+        """Returns the samples with visits as a table; `about` goes into its metadata, `ids` are values of a column."""
+        with needs_package("The ledger is a Parquet file: pip install 'trainwright[datasets]'"):
+            import pyarrow as pa
+        sample = np.flatnonzero(self.last_step)
+        columns: dict[str, Any] = {"sample": sample}
+        if ids is not None:
+            columns["id"] = pa.array(ids(sample.tolist()))
+        sources, rows = ([ONE_SOURCE] * len(sample), sample) if locate is None else _located(sample, locate)
+        columns |= {"source": pa.array(sources, pa.string()).dictionary_encode(), "row": rows}
+        columns |= {name: column[sample] for name, column in self.columns.items()}
+        columns["mean_loss"] = self.mean_loss[sample]
+        return pa.table(columns).replace_schema_metadata({"trainwright": json.dumps(about)})
+
+
+def _located(sample: Array, locate: Locate) -> tuple[list[str], list[int]]:
+    places = [locate(one) for one in sample.tolist()]
+    return [source for source, _ in places], [row for _, row in places]
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Writes a ledger's table as a whole or not at all."""
+    from pyarrow import parquet
+
+    with replacing(path) as partial:
+        parquet.write_table(table, partial, compression="zstd")
+
+
+def read_table(path: Path) -> tuple[pa.Table, JSONObject]:
+    """Reads a ledger's table, and what its metadata says; DataError if it is no ledger."""
+    with needs_package("The ledger is a Parquet file: pip install 'trainwright[datasets]'"):
+        import pyarrow as pa
+        from pyarrow import parquet
+    try:
+        table = parquet.read_table(path)
+        about = json.loads((table.schema.metadata or {})[b"trainwright"])
+    except (pa.ArrowException, KeyError, ValueError) as error:
+        raise DataError(f"{path} is no ledger of a run: {error}.") from error
+    return table, about
+
+
+def read_columns(path: Path) -> Columns:
+    """Reads what `Ledger.merge` takes; DataError if the file is something else."""
+    table, _ = read_table(path)
+    try:
+        return {name: table[name].to_numpy() for name in ("sample", *DTYPES)}
+    except KeyError as error:
+        raise DataError(f"{path} is no ledger: it has no column {error}.") from error

@@ -1,0 +1,425 @@
+"""Losses of single samples in training, for the ledger and for metrics by source, from the logits of the step itself.
+
+A micro-batch is kept as it is, logits and labels on the device, until enough of them are there or a log or a save wants
+them; then one operation computes the losses of all. They are read back in one copy, and added up on the host.
+
+    values   the losses of a micro-batch, one number for each label that may count; IGNORED where it does not
+    segment  consecutive values that belong to one sample: one of a classification, those of a text, of a row that is
+             packed those of each sample in it
+
+How a model makes its loss is not asked but tried: of the usual formulas the one whose mean is the loss of the first
+micro-batch. Where none is, each sample gets the mean loss of its micro-batch, and the log says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from trainwright._types import IGNORE_INDEX, Batch, DatasetLike, has_length
+from trainwright.data.ledger import LEDGER_NAME, Array, Ledger, read_columns, write_table
+from trainwright.engine.base import Engine
+from trainwright.errors import ModelError
+from trainwright.loss_normalization import LossOutput, LossRule, stands_in
+from trainwright.tensor_tree import find_batch_size
+
+logger = logging.getLogger(__name__)
+
+IGNORED = -1.0  # value of a label that does not count: no loss below is negative
+HELD_LOGITS = 2**20  # numbers; as many are kept on the device before the losses are computed
+AT_ONCE = 2**24  # numbers of logits whose logarithms are in memory together
+HELD_BATCHES = 64  # micro-batches; as many
+HELD_GROUPS = 16  # results of such computations that wait on the device for a log or a save
+TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}  # of a loss, for its rounding
+ROUNDING = 1e-4  # of other dtypes
+MEAN_ONLY = (
+    "The ledger has the mean loss of its micro-batch for each sample: {reason}. A loss of your own can return "
+    "LossOutput(loss, sample_losses=...), one number for each sample."
+)
+
+Piece = tuple[int, int, int]  # index of a sample, and the tokens of it from a start to before a stop
+Row = int | list[Piece]
+# A micro-batch on the host: its optimizer step, 0 where it does not count; the samples of its rows; values of a row,
+# 0 for one of each sample. A plain tuple, since one is made in each step.
+MicroBatch = tuple[int, Sequence[Row], int]
+
+
+class Formula(NamedTuple):
+    """How a model makes its loss of logits and labels."""
+
+    kind: str  # "ce", "mse" or "bce"
+    shifts: bool = False  # the logits at position i are compared with label i + 1
+    smoothing: float = 0.0  # share of the uniform target
+
+    def flat(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns logits (values, ...) and labels that can be joined with those of other micro-batches."""
+        if self.kind != "ce":
+            return logits.reshape(len(labels), -1), labels.reshape(len(labels), -1)
+        if logits.ndim == 2:
+            return logits, labels.reshape(-1)
+        if self.shifts:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        return logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+
+    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The values of flat logits and labels, float32."""
+        if self.kind != "ce":
+            logits, labels = logits.float(), labels.float()
+            function = functional.mse_loss if self.kind == "mse" else functional.binary_cross_entropy_with_logits
+            return function(logits, labels, reduction="none").mean(dim=1)
+        size = max(AT_ONCE // logits.shape[-1], 1)
+        parts = [
+            functional.cross_entropy(one.float(), label, reduction="none", label_smoothing=self.smoothing)
+            for one, label in zip(torch.split(logits, size), torch.split(labels, size), strict=True)
+        ]
+        values = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return values.masked_fill_(labels == IGNORE_INDEX, IGNORED)
+
+
+def formulas(logits: torch.Tensor, labels: torch.Tensor, *, shifts: bool, smoothing: float) -> Iterator[Formula]:
+    """The formulas that may have made a loss of tensors of these shapes, the likeliest first."""
+    if not labels.is_floating_point():
+        if labels.ndim >= 2 and logits.shape[:-1] == labels.shape:
+            yield from (Formula("ce", one, smoothing) for one in (shifts, not shifts))
+        elif logits.ndim == 2 and len(logits) == labels.numel() and logits.shape[1] > 1:
+            yield Formula("ce", smoothing=smoothing)
+    if logits.numel() == labels.numel():
+        yield from (Formula("mse"), Formula("bce"))
+
+
+class SampleLosses:
+    """Losses of the samples of one run, between two readings on the device.
+
+    Args:
+        run: gives the step, and the samples of its window.
+        rule: the arithmetic of the loss.
+        engine: joins processes.
+        smoothing: of labels.
+        dataset: of the training; a mixture tells the source of each sample.
+        id_column: its column whose values name the samples; None: they are named by their number.
+        keeps_ledger: visits and losses of each sample are wanted, beside those of sources.
+        writes: this process writes files.
+    """
+
+    def __init__(
+        self, run: Any, rule: LossRule, engine: Engine, *, dataset: DatasetLike, id_column: str | None,
+        smoothing: float, keeps_ledger: bool, writes: bool,
+    ) -> None:  # fmt: skip
+        self.seen: tuple[Any, Batch] | None = None  # output and input of the last forward pass
+        self._run, self._rule, self._engine, self._smoothing = run, rule, engine, smoothing
+        self._dataset, self._id_column = dataset, id_column
+        self._locate = getattr(dataset, "source_of", None)
+        self.ledger = Ledger() if keeps_ledger else None  # of all processes, since the last `joined`
+        self._own = Ledger() if keeps_ledger and engine.num_replicas > 1 else self.ledger  # of this one, since then
+        self._formula: Formula | None = None
+        self._is_tried, self._writes = False, writes
+        self._is_plain = False  # a sample has one label: what most classifications have, on the shortest way
+        self._pending: list[MicroBatch] = []
+        self._logits: list[torch.Tensor] = []  # of `_pending`, with their labels
+        self._labels: list[torch.Tensor] = []
+        self._num_logits = 0
+        self._measured: list[tuple[list[MicroBatch], torch.Tensor]] = []
+        self._window: object = None
+        self._num_parts, self._place = 1, 0  # parts of a micro-batch; the next one, or the next row with several parts
+        self._said: set[str] = set()
+        self._loader = run.loader
+        in_order = getattr(run.loader.dataloader, "in_order", True)
+        self._loader.note_samples(are_known=in_order and not engine.dispatches)
+
+    # -- in a step -----------------------------------------------------------------------------------------------------
+
+    def add(self, loss: torch.Tensor | LossOutput, inputs: Batch, num_items: torch.Tensor | int | None) -> None:
+        """Notes a micro-batch, as the collator made it, with the loss that `compute_loss` returned."""
+        seen, self.seen = self.seen, None
+        progress = self._run.progress
+        if progress.window is not self._window or progress.num_parts != self._num_parts:
+            self._begin_window(progress)
+        place, step = self._place, progress.state.global_step + 1
+        if self._is_plain and seen is not None and type(inputs) is dict:
+            outputs, batch = seen
+            rows = self._loader.window_samples[place]
+            logits = outputs["logits"]
+            if len(rows) == logits.shape[0]:
+                self._place = place + 1
+                self._pending.append((step, rows, 1))
+                self._logits.append(logits.detach())
+                self._labels.append(batch["labels"])
+                self._num_logits += logits.numel()
+                if self._num_logits > HELD_LOGITS or len(self._pending) == HELD_BATCHES:
+                    self._measure()
+                return
+        rows = self._rows_of(inputs, progress)
+        if not rows or stands_in(inputs):
+            return
+        if isinstance(loss, LossOutput):
+            if loss.sample_losses is not None:
+                rows = singly(rows)
+                self._measured.append(([(step, rows, 0)], _checked(loss.sample_losses, len(rows))))
+                return
+            loss = loss.loss
+        tensors = None if seen is None else _tensors(*seen, inputs)
+        if not self._is_tried:
+            self._try_formulas(tensors, loss, inputs, num_items)
+        formula = self._formula
+        if formula is None or tensors is None:
+            rows, mean = singly(rows), self._rule.mean_of(loss.detach(), inputs, num_items).reshape(1)
+            self._measured.append(([(step, rows, 0)], mean.expand(len(rows))))
+            return
+        logits, labels = tensors
+        if len(rows) != len(labels):
+            self._say(f"a batch has {len(labels)} rows for {len(rows)} samples; these are not in the ledger")
+            return
+        is_known = seen is not None and "labels" in seen[1] and isinstance(seen[0], Mapping)
+        self._is_plain = self._is_plain or (
+            is_known and formula.kind == "ce" and labels.ndim == 1 and type(rows[0]) is int and self._num_parts == 1
+        )
+        width = labels.numel() // len(labels) - formula.shifts if formula.kind == "ce" else 1
+        self._pending.append((step, rows, width))
+        self._logits.append(logits.detach())
+        self._labels.append(labels)
+        self._num_logits += logits.numel()
+        if self._num_logits > HELD_LOGITS or len(self._pending) == HELD_BATCHES:
+            self._measure()
+
+    def _begin_window(self, progress: Any) -> None:
+        if progress.window is self._window:  # it did not fit into memory, and comes again in smaller parts
+            self.drop(progress.state.global_step + 1)
+        self._window, self._num_parts, self._place = progress.window, progress.num_parts, 0
+        if len(self._loader.window_samples) != len(progress.window.batches) or self._run.context.prepares_windows:
+            self._say("the batches of a step are not those that the trainer read, so their samples are not known")
+            self._loader.window_samples[:] = [[]] * len(progress.window.batches)
+        self._is_plain = self._is_plain and self._num_parts == 1
+
+    def _rows_of(self, inputs: Batch, progress: Any) -> Sequence[Row]:
+        """The samples in each row of a micro-batch, or of a part of one; empty where they are not known."""
+        batches, place = self._loader.window_samples, self._place
+        if self._num_parts > 1:
+            rows = [row for batch in batches for row in rows_of_batch(batch)]
+            self._place += find_batch_size(inputs) or 1
+            return rows[place : self._place]
+        self._place += 1
+        rows = rows_of_batch(batches[place])
+        if not rows:
+            self._say("samples of this stream, or of a dataloader of yours, are not in the ledger: it has no index")
+        elif "cu_seq_lens_q" in inputs:  # all rows are one
+            return [[piece for row in rows for piece in row]]  # type: ignore[union-attr]
+        return rows
+
+    def _try_formulas(
+        self, tensors: tuple[torch.Tensor, torch.Tensor] | None, loss: torch.Tensor, inputs: Batch, num_items: Any
+    ) -> None:
+        """Finds the formula of the model's loss by the first micro-batch; reads its loss back, once in a run."""
+        self._is_tried = True
+        reason = "the logits and labels of its loss are not at hand"
+        if tensors is not None:
+            logits, labels = (one.detach() for one in tensors)
+            mean = float(self._rule.mean_of(loss.detach(), inputs, num_items))
+            allowed = max(TOLERANCE.get(one.dtype, ROUNDING) for one in (logits, loss))
+            shifts = self._rule.shifts_labels and "shift_labels" not in inputs
+            for formula in formulas(logits, labels, shifts=shifts, smoothing=self._smoothing):
+                values = formula.losses(*formula.flat(logits, labels))
+                found = float(values[values != IGNORED].mean())
+                if abs(found - mean) <= allowed * max(abs(mean), 1.0):
+                    self._formula = formula
+                    return
+            reason = f"the loss of the first micro-batch, {mean:.4g}, is not the mean of a known loss of its logits"
+        self._say(MEAN_ONLY.format(reason=reason))
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            logger.warning("%s.", text[:1].upper() + text[1:].rstrip("."))
+
+    def drop(self, step: int) -> None:
+        """Removes a step whose update was refused, or that is trained again."""
+        for batches in (self._pending, *(batches for batches, _ in self._measured)):
+            batches[:] = [(0 if one == step else one, rows, width) for one, rows, width in batches]
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _measure(self) -> None:
+        """Computes the losses of what is pending, on the device."""
+        if not self._pending:
+            return
+        formula = self._formula
+        assert formula is not None
+        with torch.no_grad():
+            logits, labels = self._logits, self._labels
+            if not self._is_plain:
+                logits, labels = zip(*map(formula.flat, logits, labels), strict=True)  # type: ignore[assignment]
+            self._measured.append((self._pending, formula.losses(torch.cat(logits), torch.cat(labels))))
+        self._pending, self._logits, self._labels, self._num_logits = [], [], [], 0
+
+    def drain(self) -> None:
+        """Reads the losses back before a log or a save: those of sources, or where many have come together."""
+        if self._locate is not None or len(self._measured) >= HELD_GROUPS:
+            self._read()
+
+    def _read(self) -> None:
+        """Reads the losses back; adds them to the ledger, and to the numbers that the next log has of each source."""
+        self._run.guard.settle()  # steps that it refused do not count
+        self._measure()
+        measured, self._measured = self._measured, []
+        if not measured:
+            return
+        read = torch.cat([values.float() for _, values in measured]).cpu().double().numpy()
+        ends = itertools.accumulate(len(values) for _, values in measured)
+        for (batches, _), values in zip(measured, np.split(read, list(ends)), strict=False):
+            self._add_up(batches, values)
+
+    def _add_up(self, batches: Sequence[MicroBatch], values: Array) -> None:
+        """Adds the values of micro-batches up by sample."""
+        sample, size, visits, step = self._segments(batches)
+        counts = np.ones(len(values), bool) if batches[0][2] == 0 else values != IGNORED
+        if size is None:  # each sample has one value
+            tokens, loss_sum = counts.astype(np.int64), np.where(counts, values, 0.0)
+        else:
+            chosen = size > 0  # `reduceat` gives an empty segment the first value of the next one
+            starts = (np.cumsum(size) - size)[chosen]
+            tokens, loss_sum = np.zeros(len(size), np.int64), np.zeros(len(size))
+            tokens[chosen] = np.add.reduceat(counts, starts, dtype=np.int64)
+            loss_sum[chosen] = np.add.reduceat(np.where(counts, values, 0.0), starts)
+        if (sample < 0).any():
+            known = sample >= 0
+            sample, visits, step, tokens, loss_sum = (x[known] for x in (sample, visits, step, tokens, loss_sum))
+        if self._own is not None:
+            self._own.add(sample, step=step, visits=visits, tokens=tokens, loss_sum=loss_sum)
+        if self._locate is not None:
+            self._record_sources(sample, visits, tokens, loss_sum)
+
+    def _segments(self, batches: Sequence[MicroBatch]) -> tuple[Array, Array | None, Array, Array]:
+        """Sample, number of values (None: 1 each), visits and step of each segment; sample -1 where none counts."""
+        steps = [step for step, _, _ in batches]
+        if all(step and width < 2 and type(rows[0]) is int for step, rows, width in batches):
+            sample = np.asarray([row for _, rows, _ in batches for row in rows])
+            return sample, None, np.ones_like(sample), np.repeat(steps, [len(rows) for _, rows, _ in batches])
+        shifts = self._formula is not None and self._formula.shifts
+        found: list[tuple[int, int, int]] = []
+        numbers = []
+        for step, rows, width in batches:
+            before = len(found)
+            if step == 0:
+                found.append((-1, len(rows) * (width or 1), 0))
+            elif isinstance(rows[0], int):
+                found += [(sample, width or 1, 1) for sample in rows]  # type: ignore[misc]
+            else:
+                found += segments(rows, width, shifts=shifts)  # type: ignore[arg-type]
+            numbers.append(len(found) - before)
+        samples, sizes, visits = np.asarray(found).T
+        return samples, sizes, visits, np.repeat(steps, numbers)
+
+    def _record_sources(self, sample: Array, visits: Array, tokens: Array, loss_sum: Array) -> None:
+        """Records loss, tokens and samples of each source for the next log."""
+        assert self._locate is not None
+        names = np.asarray([self._locate(one)[0] for one in sample.tolist()])
+        record = self._run.progress.recorded.add
+        for name in dict.fromkeys(names.tolist()):
+            part = names == name
+            num = float(tokens[part].sum())
+            if num:
+                record(f"loss/{name}", float(loss_sum[part].sum()) / num, num)
+            record(f"tokens/{name}", num, reduce="sum")
+            record(f"samples/{name}", float(visits[part].sum()), reduce="sum")
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def load(self, checkpoint: Path) -> None:
+        """Continues from the ledger of a checkpoint; without one, from an empty one."""
+        if self.ledger is None:
+            return
+        path = checkpoint / LEDGER_NAME
+        if path.is_file():
+            self.ledger.merge(read_columns(path))
+        else:
+            logger.warning("%s has no %s: the ledger begins with this run.", checkpoint, LEDGER_NAME)
+
+    def joined(self) -> Ledger | None:
+        """Returns the ledger of all processes, which call it together; None where only sources are followed."""
+        self._read()
+        if self.ledger is not None and self._own is not None and self._own is not self.ledger:
+            for part in self._engine.objects_of_replicas(self._own.taken()):
+                self.ledger.merge(part)
+        return self.ledger
+
+    def write(self, folder: Path, *, put: Callable[..., None] | None = None) -> None:
+        """Writes the ledger of all processes into a folder; all processes call it.
+
+        `put` is the sink of a checkpoint, which calls a function of what was copied, at once or later.
+        """
+        ledger = self.joined()
+        if ledger is None or not self._writes:
+            return
+        if not len(ledger.visits):
+            self._say("the ledger is empty: no micro-batch was trained by training_step of the trainer")
+        sizes = self._locate and {name: len(rows) for name, rows in self._dataset.sources.items()}
+        num = len(self._dataset) if has_length(self._dataset) else None
+        about = {"step": self._run.progress.state.global_step, "num_samples": num, "sources": sizes,
+                 "is_mean": self._is_tried and self._formula is None}  # fmt: skip
+        table = ledger.table(about, locate=self._locate, ids=self._ids if self._id_column else None)
+        if put is None:
+            write_table(table, folder / LEDGER_NAME)
+        else:
+            put((), lambda nothing: write_table(table, folder / LEDGER_NAME))
+
+    def _ids(self, samples: list[int]) -> list[Any]:  # Any: the values of the user's column
+        """The values of the id column; of rows that hold one."""
+        name = self._id_column
+        if hasattr(self._dataset, "column_names"):
+            return self._dataset.select_columns([name]).select(samples)[name][:]  # type: ignore[no-any-return]
+        return [self._dataset[one][name] for one in samples]
+
+
+def rows_of_batch(batch: Sequence[Any]) -> list[Row]:
+    """The samples of each row, from what a sampler gives for a batch: samples, or one group of samples or of rows."""
+    if batch and isinstance(batch[0], list):
+        return [row for group in batch for row in group]
+    return batch if type(batch) is list else list(batch)
+
+
+def singly(rows: Sequence[Row]) -> Sequence[Row]:
+    """The same samples, each in a row of its own."""
+    return rows if not rows or isinstance(rows[0], int) else [[piece] for row in rows for piece in row]  # type: ignore[union-attr]
+
+
+def segments(rows: Sequence[list[Piece]], width: int, *, shifts: bool) -> Iterator[tuple[int, int, int]]:
+    """Yields sample, number of values and visits for each piece of packed rows; the rest of a row is of sample -1.
+
+    With `shifts` the first label of a row has no value. A `width` of 0 stands for one value for each piece.
+    """
+    for row in rows:
+        left, is_first = width, shifts
+        for sample, start, stop in row:
+            length = stop - start - is_first if width else 1
+            yield sample, length, int(start == 0)
+            left, is_first = left - length, False
+        if left > 0:
+            yield -1, left, 0
+
+
+def _tensors(outputs: Any, inputs: Batch, collated: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Logits and labels of a forward pass on one device; None where there are none."""
+    if isinstance(outputs, Mapping):
+        logits = outputs.get("logits")
+    else:
+        many = outputs if isinstance(outputs, (tuple, list)) else ()
+        logits = next((one for one in many if isinstance(one, torch.Tensor) and one.ndim), None)
+    for name in ("shift_labels", "labels"):
+        labels = inputs.get(name, collated.get(name))
+        if isinstance(labels, torch.Tensor) and labels.ndim and isinstance(logits, torch.Tensor) and logits.ndim:
+            return logits, labels if labels.device == logits.device else labels.to(logits.device, non_blocking=True)
+    return None
+
+
+def _checked(losses: torch.Tensor, num_rows: int) -> torch.Tensor:
+    if losses.numel() != num_rows:
+        raise ModelError(
+            f"sample_losses of a LossOutput has {losses.numel()} numbers for {num_rows} samples; return one for each."
+        )
+    return losses.detach().reshape(-1).clone()

@@ -1,0 +1,290 @@
+"""The ledger: visits, tokens and losses of each sample, from the step's own logits, for every kind of row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as T
+from pyarrow import parquet
+from torch import nn
+from torch.nn import functional
+
+import trainwright
+from trainwright.data.ledger import LEDGER_NAME, Ledger, read_table
+from trainwright.errors import DataError
+from trainwright.run.sample_losses import rows_of_batch, segments
+
+from .._support.two_processes import run, tell
+from ..contract import doubles
+
+SIZE, EPOCHS = 22, 2
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(doubles.FEATURES, 3)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        logits = self.body(x)
+        return {"logits": logits} | ({} if labels is None else {"loss": functional.cross_entropy(logits, labels)})
+
+
+class YesNo(Classifier):
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        logits = self.body(x)
+        return {"loss": functional.binary_cross_entropy_with_logits(logits, labels), "logits": logits}
+
+
+class Unknown(Classifier):
+    """A loss that no formula of ours gives."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        outputs = super().forward(x, labels)
+        return {**outputs, "loss": outputs["loss"] * 1.5}
+
+
+class Says(Classifier):
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        losses = functional.cross_entropy(self.body(x), labels, reduction="none") * 1.5
+        return trainwright.LossOutput(losses.mean(), num_items=len(losses), sample_losses=losses)
+
+
+def classes() -> list[dict[str, Any]]:
+    return [{"x": row["x"], "labels": number % 3} for number, row in enumerate(doubles.samples(SIZE))]
+
+
+def yes_and_no() -> list[dict[str, Any]]:
+    return [{"x": row["x"], "labels": torch.eye(3)[row["labels"]]} for row in classes()]
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    config = T.GPT2Config(vocab_size=32, n_embd=8, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0,
+                          resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)  # fmt: skip
+    return T.GPT2LMHeadModel(config)
+
+
+def texts(lengths: list[int] | None = None) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randint(1, 32, (n,), generator=generator).tolist() for n in lengths or [8] * SIZE]
+    return [{"input_ids": row, "labels": [-100, -100, *row[2:]] if len(row) > 4 else row} for row in rows]
+
+
+def trained(folder: Path, model: Any, rows: Any, resume: Any = None, **more: Any) -> Any:
+    settings = {"max_steps": -1, "num_train_epochs": EPOCHS, "ledger": True}
+    parts = {name: more.pop(name) for name in ("callbacks", "data_collator") if name in more}
+    one = doubles.trainer(folder, settings=settings | more, model=model, train_dataset=rows, **parts)
+    one.train(resume_from_checkpoint=resume)
+    return one
+
+
+def rows_in(folder: Path) -> dict[str, Any]:
+    table, about = read_table(folder / LEDGER_NAME)
+    return {**{name: np.asarray(table[name].to_pylist()) for name in table.column_names}, "about": about}
+
+
+def logged(one: Any) -> list[float]:
+    return [entry["loss"] for entry in one.state.log_history if "loss" in entry]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {}, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2},
+    {"logging_steps": 3}, {"train_sampling_strategy": "sequential"}, {"label_smoothing_factor": 0.1},
+]  # fmt: skip
+CASES: dict[str, tuple[Callable[[], Any], Callable[[], list[dict[str, Any]]], int]] = {
+    "classes": (lambda: doubles.model(Classifier), classes, 1),
+    "yes and no": (lambda: doubles.model(YesNo), yes_and_no, 1),
+    "regression": (doubles.model, lambda: doubles.samples(SIZE), 1),
+    "a model that counts": (lambda: doubles.model(doubles.CountsItems), lambda: doubles.samples(SIZE), 1),
+    "texts": (gpt2, texts, 6),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_of_samples_add_up_to_the_loss_of_each_step(name: str, tmp_path: Path) -> None:
+    build, data, tokens = CASES[name]
+    one = trained(tmp_path, build(), data()[:20], num_train_epochs=1)
+    found = rows_in(tmp_path)
+    assert found["sample"].tolist() == found["row"].tolist() == list(range(20))
+    assert found["visits"].tolist() == [1] * 20
+    assert found["tokens"].tolist() == [tokens] * 20
+    assert found["about"] == {"step": 5, "num_samples": 20, "sources": None, "is_mean": False}
+    of_step = [found["mean_loss"][found["last_step"] == step].mean() for step in range(1, 6)]
+    assert of_step == pytest.approx(logged(one), abs=1e-6)
+    np.testing.assert_allclose(found["last_loss"], found["loss_sum"] / found["tokens"])
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda one: ", ".join(one) or "default")
+def test_visits_are_counted_over_epochs_whatever_forms_the_batches(settings: dict[str, Any], tmp_path: Path) -> None:
+    one = trained(tmp_path, doubles.model(Classifier), classes()[:20], **settings)
+    found = rows_in(tmp_path)
+    assert found["visits"].tolist() == [EPOCHS] * 20
+    assert not found["about"]["is_mean"]
+    steps = settings.get("logging_steps", 1)
+    if 10 % steps == 0:
+        assert found["loss_sum"].sum() / found["tokens"].sum() == pytest.approx(np.mean(logged(one)), abs=1e-6)
+
+
+def test_rows_that_are_packed_are_split_by_sample(tmp_path: Path) -> None:
+    lengths = [3, 9, 16, 2, 5, 5, 12, 7, 4, 16, 6, 1]
+    rows, model = texts(lengths), gpt2()
+    alone = []
+    for row in rows:
+        labels = torch.tensor(row["labels"])[None]
+        logits = model(torch.tensor(row["input_ids"])[None]).logits[:, :-1].detach()
+        losses = functional.cross_entropy(logits[0], labels[0, 1:], reduction="none")[labels[0, 1:] != -100]
+        alone.append((len(losses), float(losses.mean()) if len(losses) else float("nan")))
+    settings = {"packing": "best_fit", "packing_length": 16, "learning_rate": 0.0, "num_train_epochs": 1}
+    trained(tmp_path, model, rows, per_device_train_batch_size=2, **settings)
+    found = rows_in(tmp_path)
+    assert found["visits"].tolist() == [1] * len(rows)
+    assert found["tokens"].tolist() == [num for num, _ in alone]
+    np.testing.assert_allclose(found["mean_loss"], [mean for _, mean in alone], atol=1e-5)
+
+
+def test_segments_of_packed_rows() -> None:
+    rows = rows_of_batch([[[(4, 0, 3), (1, 0, 1)], [(2, 8, 12)]]])
+    assert list(segments(rows, 5, shifts=True)) == [(4, 2, 1), (1, 1, 1), (-1, 2, 0), (2, 3, 0), (-1, 2, 0)]  # type: ignore[arg-type]
+    assert list(segments(rows, 4, shifts=False)) == [(4, 3, 1), (1, 1, 1), (2, 4, 0)]  # type: ignore[arg-type]
+    assert rows_of_batch([3, 5]) == [3, 5]
+    assert rows_of_batch([[3, 5]]) == [3, 5]
+
+
+def test_a_loss_that_is_not_known_gives_each_sample_the_mean_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = trained(tmp_path / "mean", doubles.model(Unknown), classes()[:20], num_train_epochs=1)
+    assert sum("mean loss of its micro-batch" in record.message for record in caplog.records) == 1
+    found = rows_in(tmp_path / "mean")
+    assert found["about"]["is_mean"]
+    assert found["mean_loss"] == pytest.approx([logged(one)[step - 1] for step in found["last_step"]], abs=1e-6)
+    caplog.clear()
+    said = trained(tmp_path / "said", doubles.model(Says), classes()[:20], num_train_epochs=1)
+    assert not [record for record in caplog.records if "mean loss" in record.message]
+    found = rows_in(tmp_path / "said")
+    assert logged(said) == pytest.approx(
+        [found["mean_loss"][found["last_step"] == step].mean() for step in range(1, 6)], abs=1e-6
+    )
+    assert len(set(found["mean_loss"])) == 20
+
+
+class Stops(trainwright.TrainerCallback):
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self._at:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_run_that_is_cut_off_and_resumed_has_the_ledger_of_one_that_was_not(size: int, tmp_path: Path) -> None:
+    saves = {"save_strategy": "steps", "save_steps": 3, "logging_steps": 4, "per_device_train_batch_size": 2}
+    trained(tmp_path / "whole", doubles.model(Classifier), classes(), **saves)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "cut", doubles.model(Classifier), classes(), callbacks=[Stops(10)], **saves)
+    assert not (tmp_path / "cut" / LEDGER_NAME).exists()
+    checkpoint = tmp_path / "cut" / "checkpoint-9"
+    assert LEDGER_NAME in (checkpoint / "manifest.json").read_text()
+    resized = saves | {"per_device_train_batch_size": size}
+    trained(tmp_path / "cut", doubles.model(Classifier), classes(), resume=str(checkpoint), **resized)
+    one, other = (rows_in(tmp_path / name) for name in ("whole", "cut"))
+    names = [name for name in one if name != "about"] if size == 2 else ["sample", "visits", "tokens"]
+    assert all(np.array_equal(one[name], other[name]) for name in names)
+
+
+def test_a_step_that_a_guard_refuses_is_no_visit(tmp_path: Path) -> None:
+    rows = classes()[:12]
+    rows[5]["x"] = torch.full((doubles.FEATURES,), torch.nan)
+    settings = {"train_sampling_strategy": "sequential", "num_train_epochs": 1, "logging_steps": 3, "incidents": False}
+    trained(tmp_path, doubles.model(Classifier), rows, **settings)
+    found = rows_in(tmp_path)
+    assert found["sample"].tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert np.isfinite(found["loss_sum"]).all()
+
+
+def test_logs_have_the_loss_and_the_tokens_of_each_source(tmp_path: Path) -> None:
+    rows = texts()[:12]
+    for number, row in enumerate(rows):  # of different numbers of labels
+        row["labels"] = [-100] * (number % 6) + row["input_ids"][number % 6 :]
+    parts = {"code": rows[:8], "chat": rows[8:]}
+    one = trained(tmp_path, gpt2(), parts, num_train_epochs=1, save_strategy="steps", save_steps=2)
+    found = rows_in(tmp_path)
+    assert list(zip(found["source"], found["row"], strict=True)) == [
+        *(("code", row) for row in range(8)), *(("chat", row) for row in range(4)),
+    ]  # fmt: skip
+    assert found["about"]["sources"] == {"code": 8, "chat": 4}
+    for step, entry in enumerate(one.state.log_history[:3], start=1):
+        of_step = found["last_step"] == step
+        names = set(found["source"][of_step])
+        assert {name.removeprefix("loss/") for name in entry if name.startswith("loss/")} == names
+        whole = sum(entry[f"tokens/{name}"] * entry[f"loss/{name}"] for name in names)
+        num = sum(entry[f"tokens/{name}"] for name in names)
+        assert whole / num == pytest.approx(entry["loss"], abs=1e-6)
+        assert num == found["tokens"][of_step].sum()
+        assert sum(entry[f"samples/{name}"] for name in names) == of_step.sum() == 4
+    plain = trained(tmp_path / "plain", gpt2(), parts, num_train_epochs=1, ledger=False, logging_steps=3)
+    assert plain.state.log_history[0]["samples/chat"] == 4
+    assert not (tmp_path / "plain" / LEDGER_NAME).exists()
+
+
+def test_samples_are_named_by_a_column(tmp_path: Path) -> None:
+    rows = [{**row, "name": f"doc-{number}"} for number, row in enumerate(classes()[:8])]
+    trained(tmp_path, doubles.model(Classifier), rows, ledger="name")
+    assert rows_in(tmp_path)["id"].tolist() == [f"doc-{number}" for number in range(8)]
+
+
+def test_processes_add_to_each_other(tmp_path: Path) -> None:
+    one, two, both = Ledger(), Ledger(), Ledger()
+    visit = {"visits": np.array([1, 1]), "tokens": np.array([2, 3]), "loss_sum": np.array([4.0, 3.0])}
+    one.add(np.array([0, 5]), step=np.array([1, 1]), **visit)
+    two.add(np.array([5, 2]), step=np.array([2, 2]), **visit)
+    for part in (two, one):
+        both.merge(part.taken())
+    assert both.visits[:6].tolist() == [1, 0, 1, 0, 0, 2]
+    assert both.mean_loss[5] == (3.0 + 4.0) / (3 + 2)
+    assert (both.last_step[5], both.last_loss[5]) == (2, 2.0)  # of the later step, whichever process comes first
+    assert not one.visits.any()
+
+
+def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    path = tmp_path / LEDGER_NAME
+    path.write_bytes(b"PAR1")
+    with pytest.raises(DataError, match="no ledger"):
+        read_table(path)
+    parquet.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(DataError, match="no ledger"):
+        read_table(path)
+
+
+def of_two_ranks(folder: str) -> None:
+    settings = {"per_device_train_batch_size": 3, "save_strategy": "steps", "save_steps": 2}
+    one = trained(Path(folder), doubles.model(Classifier), classes(), **settings)
+    tell(losses=logged(one))
+
+
+@pytest.mark.process
+def test_two_processes_write_one_ledger(tmp_path: Path) -> None:
+    script = "import sys\nfrom tests.data.test_ledger import of_two_ranks\nof_two_ranks(sys.argv[1])"
+    done = run(script, str(tmp_path / "out"), folder=tmp_path)
+    found, saved = rows_in(tmp_path / "out"), rows_in(tmp_path / "out" / "checkpoint-2")
+    assert found["visits"].tolist() == [EPOCHS] * SIZE  # the tail of 4 is shared 2 and 2, of 22 in steps of 6
+    of_step = {step: found["last_loss"][found["last_step"] == step].mean() for step in range(5, 9)}
+    assert list(of_step.values()) == pytest.approx(done.told[0]["losses"][4:], abs=1e-6)
+    assert saved["visits"].tolist() == [1] * 12
+
+
+@pytest.mark.process
+def test_workers_fetch_ahead_of_the_samples_that_are_noted(tmp_path: Path) -> None:
+    one = trained(tmp_path, doubles.model(Classifier), classes()[:20], num_train_epochs=1, dataloader_num_workers=2)
+    found = rows_in(tmp_path)
+    of_step = [found["mean_loss"][found["last_step"] == step].mean() for step in range(1, 6)]
+    assert of_step == pytest.approx(logged(one), abs=1e-6)
