@@ -189,7 +189,9 @@ class Trainer:
 
         # The user's objects.
         self.model, self.model_init = model, model_init
-        self.train_dataset, self.eval_dataset = mixture.as_mixture(train_dataset), eval_dataset
+        makes_loader = not is_overridden(self, "get_train_dataloader")  # another one may take a dict as it is
+        self.train_dataset = mixture.as_mixture(train_dataset) if makes_loader else train_dataset
+        self.eval_dataset = eval_dataset
         self.processing_class = build.one_processing_class(processing_class, tokenizer)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics

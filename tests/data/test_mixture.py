@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from trainwright import Trainer
 from trainwright.data.length_sampler import sample_lengths
@@ -44,6 +45,22 @@ def test_a_dict_becomes_a_mixture_unless_it_is_a_dataset_itself() -> None:
     for wrong, said in ((splits, "one of them"), ({}, "at least one"), ({"code": AugmentedStream([])}, "'code'")):
         with pytest.raises(DataError, match=said):
             as_mixture(wrong)
+
+
+def test_a_dict_stays_one_for_a_dataloader_of_ones_own(tmp_path: Path) -> None:
+    """As sentence-transformers and trainers of several tasks have it."""
+
+    class OneAfterTheOther(Trainer):
+        def get_train_dataloader(self) -> Any:
+            rows = [row for name in self.train_dataset for row in self.train_dataset[name]]
+            return DataLoader(rows, batch_size=4, collate_fn=self.data_collator)
+
+    datasets = pytest.importorskip("datasets")
+    items = [{**item, "x": item["x"].tolist()} for item in data.vectors(8)]
+    splits = datasets.DatasetDict({"one": data.hf_dataset(items[:3]), "two": data.hf_dataset(items[3:])})
+    trainer = make_trainer(tmp_path, cls=OneAfterTheOther, train_dataset=splits, num_train_epochs=1)
+    assert trainer.train_dataset is splits
+    assert trainer.train().global_step == 2
 
 
 def test_lengths_are_those_of_the_sources() -> None:
