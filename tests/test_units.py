@@ -17,6 +17,6 @@ def test_a_duration_has_its_two_largest_units(seconds: float, text: str) -> None
 
 
 def test_counts_and_sizes_take_the_unit_that_leaves_few_digits() -> None:
-    assert [count_text(value) for value in (0, 1e-5, 7, 999.4, 999.9, 1234567.0, -5000)] == [
-        "0", "1e-05", "7", "999", "1 k", "1.23 M", "-5 k"]  # fmt: skip
+    assert [count_text(value) for value in (0, 1e-5, 7, 999.4, 999.9, 1234567.0, 8e9, -5000)] == [
+        "0", "1e-05", "7", "999", "1 k", "1.23 M", "8 B", "-5 k"]  # fmt: skip
     assert [size_text(size) for size in (7, 1764, 51_250_000_000, 2e15)] == ["7 B", "1.764 KB", "51.25 GB", "2000 TB"]

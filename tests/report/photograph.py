@@ -93,10 +93,14 @@ def photograph(browser: Browser, page: Path, name: str) -> None:
         browser.open(page)
         browser.wait_for("document.querySelectorAll('.uplot').length > 0")
         assert browser.run("return document.documentElement.scrollWidth") <= width, f"{page} at {width} px scrolls"
+        bottoms = browser.run(
+            "return [...document.querySelectorAll('.card')].map(c => c.getBoundingClientRect().bottom)"
+        )
         path = PICTURES / f"{name}-{view}.png"
         browser.screenshot(path)
         with Image.open(path) as picture:
-            height = min(picture.height, 1500 if width > 500 else 1800)
+            limit = 1500 if width > 500 else 1800
+            height = max(bottom for bottom in bottoms if bottom <= limit) + 16
             cut = picture.convert("RGB").crop((0, 0, width, height))
         cut.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
 

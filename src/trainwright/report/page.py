@@ -18,6 +18,7 @@ from trainwright.html_table import html_section, html_table
 ASSETS = Path(__file__).parent / "assets"
 NUM_POINTS = 50_000  # of all curves of a page, which stays below 1.5 MB
 FEWEST_POINTS = 100  # of one curve
+NARROW, WIDE = '<section class="card">', '<section class="card wide">'
 WORDS = {
     "eval": "evaluation",
     "lr": "learning rate",
@@ -77,18 +78,24 @@ def tiles(facts: Iterable[tuple[str, str, str]]) -> str:
         broken = re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", html.escape(value))  # a long class name, between its words
         size = ' class="long"' if len(value) > 16 else ""
         notes = f"<dt>{html.escape(label)}</dt><dd{size}>{broken}</dd><dd>{html.escape(note)}</dd>"
-        shown += f'<dl class="tile">{notes}</dl>' if value else ""
+        data = f'data-label="{html.escape(label)}" data-value="{html.escape(value)}"'
+        shown += f'<dl class="tile" {data}>{notes}</dl>' if value else ""
     return f'<div class="tiles">{shown}</div>'
 
 
 def grid(cards: Iterable[str], kind: str = "grid") -> str:
     """Returns cards side by side: in rows, or if `kind` is "columns" one below the other, in two columns."""
-    return f'<div class="{kind}">' + "\n".join(card for card in cards if card) + "</div>"
+    shown, is_left = [card for card in cards if card], True
+    for i, one in enumerate(shown):
+        is_alone = is_left and one.startswith(NARROW) and not "".join(shown[i + 1 : i + 2]).startswith(NARROW)
+        shown[i] = one.replace(NARROW, WIDE, 1) if is_alone else one
+        is_left = not (is_left and shown[i].startswith(NARROW))
+    return f'<div class="{kind}">' + "\n".join(shown) + "</div>"
 
 
 def card(title: str, body: str, *, is_wide: bool = True, tools: str = "") -> str:
     head = f'<div class="head"><h2>{html.escape(title)}</h2>{tools}</div>'
-    return f'<section class="card{" wide" if is_wide else ""}">{head}{body}</section>'
+    return f"{WIDE if is_wide else NARROW}{head}{body}</section>"
 
 
 def table(title: str, rows: Sequence[Sequence[object]], *, is_wide: bool = True, is_folded: bool = False) -> str:
@@ -96,7 +103,7 @@ def table(title: str, rows: Sequence[Sequence[object]], *, is_wide: bool = True,
     if not rows:
         return ""
     if is_folded:
-        return f'<section class="card wide">{html_section(title, html_table(rows), is_folded=True)}</section>'
+        return f"{WIDE}{html_section(title, html_table(rows), is_folded=True)}</section>"
     return card(title, f'<div class="scroll">{html_table(rows)}</div>', is_wide=is_wide)
 
 

@@ -192,9 +192,7 @@ def charts(record: Record) -> Iterator[str]:
     if len(speed.x) > 1:
         yield figure(f"Throughput, {unit}", [speed], marks=lines, is_wide=True, height=150, num_points=num_points)
     titles = sorted(groups, key=lambda title: (title in LAST, not title.startswith("Loss"), len(groups[title]) < 2))
-    for i, title in enumerate(titles, 1):
-        is_alone = i == len(groups) and i % 2 == 1
-        yield figure(title, groups[title], marks=lines, is_wide=is_alone, num_points=num_points)
+    yield from (figure(title, groups[title], marks=lines, num_points=num_points) for title in titles)
 
 
 def place(name: str, names: list[str]) -> tuple[str, str]:

@@ -64,8 +64,8 @@ def _scatter(trials: Sequence[TrialRecord], name: str, number: int, *, title: st
     order = sorted(range(len(done)), key=places.__getitem__)
     curve = Curve("objective", [places[i] for i in order], [done[i].values[number] for i in order],
                   text=[f"trial {done[i].id}" for i in order])  # fmt: skip
-    is_wide = labels is None and min(places) > 0 and max(places) / min(places) >= 10
-    return figure(title, [curve], xname=name, labels=labels, log_x=is_wide, points=True)
+    spans_tens = labels is None and min(places) > 0 and max(places) / min(places) >= 10
+    return figure(title, [curve], xname=name, labels=labels, log_x=spans_tens, points=True)
 
 
 def _value(trial: TrialRecord, number: int) -> float | None:

@@ -27,7 +27,7 @@ function short(value) {
   const size = Math.abs(value);
   if (size >= 1e4) {
     const power = Math.min(4, Math.floor(Math.log10(size) / 3 + 1e-9));
-    return +(value / 10 ** (3 * power)).toPrecision(4) + ["", " k", " M", " G", " T"][power];
+    return +(value / 10 ** (3 * power)).toPrecision(4) + ["", " k", " M", " B", " T"][power];
   }
   return size > 0 && size < 1e-3 ? (+value.toPrecision(4)).toExponential().replace("e-", "e−") : String(+value.toPrecision(5));
 }
