@@ -212,21 +212,21 @@ def place(name: str, names: list[str]) -> tuple[str, str]:
 
 def time_by_phase(record: Record) -> dict[str, float]:
     """Returns seconds by phase: as measured; by the journal's times where a process was killed or still runs."""
-    total, seen, before = defaultdict[str, float](float), defaultdict[str, float](float), 0.0
+    total, seen, before = defaultdict[str, float](float), defaultdict[str, float](float), None
     for entry in [*record.entries, {"kind": "resume"}]:
-        kind, gap = entry["kind"], entry.get("time", 0.0) - before
-        if kind == "time":
-            seen = defaultdict(float, entry["time_by_phase"])
-        elif kind in ("start", "resume"):
+        kind = entry["kind"]
+        if kind in ("start", "resume"):
             for phase, seconds in seen.items():
                 total[phase] += seconds
-            seen.clear()
-        elif kind in TIMED:
+            seen, before = defaultdict(float), entry.get("time")
+        elif kind == "time":  # what is written later is not of the training
+            seen, before = defaultdict(float, entry["time_by_phase"]), None
+        elif kind in TIMED and before is not None:
+            gap, before = entry["time"] - before, entry["time"]
             taken = sum(value for name, value in entry.get("values", {}).items() if name.endswith("_runtime"))
             inner = min(gap, taken) if kind == "evaluation" and taken else gap
             seen[TIMED[kind]] += inner
             seen["training"] += gap - inner
-        before = entry.get("time", 0.0) if kind in TIMED else before
     return total
 
 
