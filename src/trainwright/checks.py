@@ -150,7 +150,8 @@ def check_mixture(args: Any, train_dataset: DatasetLike) -> None:
     field, shares = ("mixture", value_of(args, "mixture")) if schedule is None else ("mixture_schedule", schedule[0][1])
     if shares is None or train_dataset is None:
         return
-    if not isinstance(train_dataset, MixtureDataset):
+    is_stream = isinstance(train_dataset, IterableDataset) and hasattr(train_dataset, "sources")
+    if not isinstance(train_dataset, MixtureDataset) and not is_stream:
         raise ArgumentError(
             f"{field} has shares of {', '.join(map(repr, shares))}, and train_dataset is a "
             f"{type(train_dataset).__name__}. Pass a dict of datasets by these names: train_dataset={{'code': a, ...}}."
@@ -160,9 +161,8 @@ def check_mixture(args: Any, train_dataset: DatasetLike) -> None:
         if name not in names:
             said = did_you_mean(name, names)
             raise ArgumentError(f"{field} names {name!r}, and train_dataset has {', '.join(map(repr, names))}.{said}")
-        if len(train_dataset.sources[name]) == 0 and any(
-            parse_share(one[name])[0] for _, one in schedule or [(0, shares)]
-        ):
+        source, values = train_dataset.sources[name], [one[name] for _, one in schedule or [(0, shares)]]
+        if has_length(source) and len(source) == 0 and any(parse_share(value)[0] for value in values):
             raise ArgumentError(f"{field} gives a share to {name!r}, which has no sample. Give it 0, or leave it out.")
     if missing := [name for name in names if name not in shares]:
         raise ArgumentError(f"{field} has no share for {missing[0]!r} of train_dataset; 0 leaves it out of training.")

@@ -13,7 +13,7 @@ from trainwright.data.length_sampler import sample_lengths
 from trainwright.data.mixture import MixtureDataset, as_mixture
 from trainwright.errors import DataError
 
-from .._support.small import AugmentedStream, Diary, data, make_trainer, module
+from .._support.small import Diary, data, make_trainer, module
 
 
 class AtOnce(list[Any]):
@@ -42,7 +42,7 @@ def test_a_dict_becomes_a_mixture_unless_it_is_a_dataset_itself() -> None:
     assert as_mixture(by_number) is by_number
     assert as_mixture({"code": ["a"]}).names == ["code"]
     splits = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"x": [1]})})
-    for wrong, said in ((splits, "one of them"), ({}, "at least one"), ({"code": AugmentedStream([])}, "'code'")):
+    for wrong, said in ((splits, "one of them"), ({}, "at least one"), ({"code": iter([])}, "'code'")):
         with pytest.raises(DataError, match=said):
             as_mixture(wrong)
 

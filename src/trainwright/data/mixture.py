@@ -124,7 +124,7 @@ class MixtureDataset(Dataset[Item]):
 
 
 def as_mixture(dataset: DatasetLike) -> DatasetLike:
-    """Returns the mixture of a dict of datasets; what is not one stays as it is.
+    """Returns the mixture of a dict of datasets, a stream if one of them is; what is not one stays as it is.
 
     A dict with other keys than texts is not: it may be a dataset with indices of its own. Raises DataError for the
     splits of one dataset, which are not to be trained on together.
@@ -136,4 +136,8 @@ def as_mixture(dataset: DatasetLike) -> DatasetLike:
             f"train_dataset is a {type(dataset).__name__} with the splits {', '.join(map(repr, dataset))}. Pass one of "
             "them, or a plain dict of those to train on together: train_dataset={'code': a, 'chat': b}."
         )
+    if any(isinstance(source, IterableDataset) for source in dataset.values()):
+        from trainwright.data.streaming.mixture_stream import MixtureStream
+
+        return MixtureStream(dataset)
     return MixtureDataset(dataset)

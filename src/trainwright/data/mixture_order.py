@@ -32,6 +32,7 @@ from trainwright.data.length_sampler import Lengths
 from trainwright.data.mixture import MixtureDataset, SourceUse
 from trainwright.data.samplers import FeistelOrder, Order
 from trainwright.data.seeding import seed_of
+from trainwright.errors import DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -249,15 +250,40 @@ def mixture_order(
         weights = [float(part.mean()) if len(part) else 1.0 for part in parts]
     stages = [_shares(shares, dataset.names, rows, weights) for _, shares in plan.stages]
     num_samples = stages[0][1]
+    curve = _curve(plan, [shares for shares, _ in stages], weights, num_samples)
+    return MixtureOrder(dataset, curve, num_samples, seed=seed, settings=settings_of(plan), shuffles=shuffles)
+
+
+def settings_of(plan: MixturePlan) -> str:
+    """The settings that decide shares, as text."""
+    return json.dumps([plan.stages, plan.unit, plan.is_linear])
+
+
+def curve_of_streams(names: Sequence[str], plan: MixturePlan) -> ShareCurve:
+    """The shares of sources whose lengths are not known.
+
+    Raises DataError for passes, shares of tokens, and a run without `max_steps`.
+    """
+    if plan.unit == "tokens" or any(parse_share(value)[1] for value in plan.stages[0][1].values()):
+        raise DataError("A mixture with a stream takes shares of samples, since its length is not known.")
+    if plan.num_steps is None:
+        raise DataError("A mixture with a stream has no end, since sources that end begin again. Set max_steps.")
+    weights = [1.0] * len(names)
+    stages = [_shares(shares, names, [0] * len(names), weights)[0] for _, shares in plan.stages]
+    return _curve(plan, stages, weights, 0)
+
+
+def _curve(
+    plan: MixturePlan, stages: Sequence[Sequence[float]], weights: Sequence[float], num_samples: int
+) -> ShareCurve:
+    """The curve of shares of samples by stage, where an epoch has so many samples."""
     run = round(plan.num_epochs * num_samples) if plan.num_steps is None else plan.num_steps * plan.samples_per_step
     positions = [
         round(start * run) if isinstance(start, float) else start * plan.samples_per_step for start, _ in plan.stages
     ]
     for i in range(1, len(positions)):
         positions[i] = max(positions[i], positions[i - 1] + 1)
-    knots = _knots(positions, [shares for shares, _ in stages], weights, is_linear=plan.is_linear)
-    settings = json.dumps([plan.stages, plan.unit, plan.is_linear])
-    return MixtureOrder(dataset, ShareCurve(knots), num_samples, seed=seed, settings=settings, shuffles=shuffles)
+    return ShareCurve(_knots(positions, stages, weights, is_linear=plan.is_linear))
 
 
 def order_again(kind: OrderKind, dataset: MixtureDataset, *, num_samples: int, seed: int) -> MixtureOrder:

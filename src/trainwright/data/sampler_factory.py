@@ -88,11 +88,25 @@ def evaluation_by_length(dataset: DatasetLike, plan: SamplingPlan, generator: to
 
 def stream_former(dataset: object, plan: SamplingPlan) -> BatchFormer | None:
     """Returns what forms batches of a stream by length; None where the plan does not ask for it."""
+    if isinstance(dataset, IterableDataset) and hasattr(dataset, "use") and hasattr(dataset, "names"):
+        _use_shares(dataset, plan)
     if (plan.max_tokens or plan.row_length) is None or not isinstance(dataset, IterableDataset):
         return None
     from trainwright.data.streaming.lookahead_buffer import BatchFormer
 
     return BatchFormer(plan)
+
+
+def _use_shares(dataset: IterableDataset[Any], plan: SamplingPlan) -> None:
+    """Settles the order of the sources of a `MixtureStream`."""
+    from trainwright.data.mixture_order import ShareCurve, curve_of_streams, settings_of
+    from trainwright.data.streaming.mixture_stream import MixtureStream
+
+    if isinstance(dataset, MixtureStream):
+        curve = None if plan.mixture is None else curve_of_streams(dataset.names, plan.mixture)
+        settings = "" if plan.mixture is None else settings_of(plan.mixture)
+        shuffles = plan.strategy != "sequential"
+        dataset.use(curve, settings=settings, read=ShareCurve.from_json, seed=plan.seed, shuffles=shuffles)
 
 
 def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:

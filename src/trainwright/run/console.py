@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from trainwright import model_facts
 from trainwright._types import JSONObject, Model, printable
 from trainwright.config import rules
@@ -68,7 +70,7 @@ def source_lines(args: Any, context: LoopContext, engine: Engine) -> list[str]:
     while not isinstance(data, MixtureDataset) and hasattr(data, "dataset"):
         data = data.dataset
     asked = [name for name in ("mixture", "mixture_schedule") if value_of(args, name) is not None]
-    if asked and not engine.dispatches and not hasattr(order, "uses"):
+    if asked and not (engine.dispatches or isinstance(data, IterableDataset) or hasattr(order, "uses")):
         raise ArgumentError(
             f"{asked[0]} has no effect: _get_train_sampler or get_train_dataloader is overridden, and the samples come "
             f"in the order of a {type(getattr(order, 'sampler', order)).__name__}. Remove the override or {asked[0]}."

@@ -56,7 +56,9 @@ def sampler_of(
         return sampler_fn and sampler_fn(dataset)
     if not is_training:
         return None
-    plan = resolve.sampling(args, batch_size=batch_size, seed=0, num_processes=1, length_of=length_of)
+    plan = resolve.sampling(
+        args, batch_size=batch_size, seed=_data_seed(args), num_processes=args.world_size, length_of=length_of
+    )
     return sampler_factory.stream_former(dataset, plan)
 
 

@@ -1,0 +1,174 @@
+"""Named sources as one stream: streams, and datasets with a length beside them, item by item, resumed exactly.
+
+With shares, the source of each position is that of `ShareCurve.sources`, and a source that ends begins again. Without,
+sources take turns until each has ended. Each source has a place of its own: its own state where it tells one, else the
+number of items, which are read again on a resume.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
+from torch.utils.data._utils import worker as torch_worker
+
+from trainwright._types import DatasetLike, Item, has_length
+from trainwright.data.samplers import FeistelOrder
+from trainwright.data.seeding import seed_of
+from trainwright.data.streaming.stream_state import keeps_state
+from trainwright.errors import DataError
+
+OWNERS = 4096  # positions whose sources are computed at a time
+
+
+class Shares(Protocol):
+    """Which source each position has."""
+
+    def sources(self, first: int, stop: int) -> tuple[NDArray[np.int64], object]: ...
+    def to_json(self) -> str: ...
+
+
+class MixtureStream(IterableDataset[Item]):
+    """The items of several datasets, at least one of them a stream.
+
+    Args:
+        sources: the datasets by name.
+
+    Attributes:
+        names: their names, in order.
+    """
+
+    def __init__(self, sources: Mapping[str, DatasetLike]) -> None:
+        self.sources, self.names = dict(sources), list(sources)
+        self._shares: Shares | None = None  # None: sources take turns until all have ended
+        self._settings = ""
+        self._read: Callable[[str], Shares] | None = None
+        self._seed, self._shuffles, self._epoch = 0, True, 0
+        self._places = [_Place() for _ in self.names]
+        self._states: list[Any] = [None] * len(self.names)  # of the sources, as a checkpoint has them
+        self._position = 0
+        self._loaded: dict[str, Any] | None = None
+
+    def use(
+        self, shares: Shares | None, *, settings: str, read: Callable[[str], Shares], seed: int, shuffles: bool
+    ) -> None:
+        """Settles the order of sources, and of the rows of those with a length.
+
+        Args:
+            shares: which source each position has; None: sources take turns.
+            settings: from which the shares were made; a checkpoint with the same ones has the shares of its run.
+            read: from the text of shares in a checkpoint to them.
+            seed: of the order of rows.
+            shuffles: whether rows are shuffled.
+        """
+        self._shares, self._settings, self._read = shares, settings, read
+        self._seed, self._shuffles = seed, shuffles
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch."""
+        self._epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Says how far each source is read."""
+        places = {}
+        for number, (name, source) in enumerate(self.sources.items()):
+            place, state = self._places[number], self._states[number]
+            if place.is_open:
+                state = source.state_dict() if keeps_state(source) else None
+            places[name] = {"passes": place.passes, "items": place.items, "has_ended": place.has_ended, "state": state}
+        shares = None if self._shares is None else self._shares.to_json()
+        return {"position": self._position, "places": places, "settings": self._settings, "shares": shares}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration continues from a state; a DataError where it is of other sources."""
+        if list(state["places"]) != self.names:
+            raise DataError(
+                f"The checkpoint is of the sources {', '.join(state['places'])}; resume with the same ones."
+            )
+        self._loaded = state
+
+    def __iter__(self) -> Iterator[Item]:
+        state, self._loaded = self._loaded, None
+        self._position = 0 if state is None else state["position"]
+        saved = [{} if state is None else dict(state["places"][name]) for name in self.names]
+        self._states = [one.pop("state", None) for one in saved]
+        self._places = [_Place(**one) for one in saved]
+        if state is not None and state["shares"] and state["settings"] == self._settings and self._read is not None:
+            self._shares = self._read(state["shares"])
+        items = [self._items_of(number) for number in range(len(saved))]
+        return self._by_turns(items) if self._shares is None else self._by_shares(items, self._shares)
+
+    def _by_turns(self, items: list[Iterator[Item]]) -> Iterator[Item]:
+        while not all(place.has_ended for place in self._places):
+            number = self._position % len(items)
+            self._position += 1
+            if not self._places[number].has_ended:
+                with _without_workers():
+                    item = next(items[number], self)  # a mixture is no item of its own
+                if item is not self:
+                    yield item
+
+    def _by_shares(self, items: list[Iterator[Item]], shares: Shares) -> Iterator[Item]:
+        while True:
+            for number in shares.sources(self._position, self._position + OWNERS)[0].tolist():
+                with _without_workers():
+                    item = next(items[number])
+                self._position += 1
+                yield item
+
+    def _items_of(self, number: int) -> Iterator[Item]:
+        """The items of a source from its place on; with shares, pass after pass without end."""
+        state = self._states[number]
+        place, source, name = self._places[number], self.sources[self.names[number]], self.names[number]
+        while not place.has_ended:
+            place.is_open = True
+            if has_length(source) and not isinstance(source, IterableDataset):
+                items = self._rows_of(source, name, place)
+            else:
+                if hasattr(source, "set_epoch"):
+                    source.set_epoch(self._epoch + place.passes)
+                if state is not None:
+                    source.load_state_dict(state)
+                items = iter(source) if state is not None else itertools.islice(source, place.items, None)
+                state = None
+            for item in items:
+                place.items += 1
+                yield item
+            if place.items == 0:
+                raise DataError(f"The source {name!r} of train_dataset gave no item.")
+            if self._shares is None:
+                place.has_ended = True
+            else:
+                place.passes, place.items = place.passes + 1, 0
+
+    def _rows_of(self, source: DatasetLike, name: str, place: _Place) -> Iterator[Item]:
+        order = FeistelOrder(len(source), seed_of((self._seed, *name.encode())))
+        for row in range(place.items, len(source)):
+            if self._shuffles:
+                passes = np.array([self._epoch + place.passes], dtype=np.uint64)
+                row = int(order.of_passes(np.array([row], dtype=np.uint64), passes)[0])
+            yield source[row]
+
+
+class _Place:
+    """How far a source is read."""
+
+    def __init__(self, passes: int = 0, items: int = 0, has_ended: bool = False) -> None:
+        self.passes, self.items, self.has_ended = passes, items, has_ended
+        self.is_open = False  # read since the last resume
+
+
+@contextmanager
+def _without_workers() -> Iterator[None]:
+    """A source reads all of its items in each worker: workers take turns in making batches."""
+    actual = torch_worker._worker_info
+    torch_worker._worker_info = None
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = actual
