@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from trainwright import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from trainwright._types import counted
 from trainwright.callbacks.progress import line_of
-from trainwright.config.summary import counted
 from trainwright.errors import ArgumentError, LegacyNameWarning
-from trainwright.log_handler import PackageHandler, for_log
+from trainwright.log_handler import PackageHandler, each_warning_once, for_log
 from trainwright.run import console
 from trainwright.state.run_state import CALLBACKS, LOGGING
 from trainwright.state.trainer_state import TrainerState
@@ -69,9 +69,34 @@ def test_a_log_line_is_read_by_people_and_tools() -> None:
     state = TrainerState(global_step=10, max_steps=75)
     assert line_of(state, {"loss": "0.457", "note": "two words"}) == 'step=10/75 loss=0.457 note="two words"'
     assert line_of(TrainerState(), {"eval_loss": "0.5"}) == "eval_loss=0.5"
-    assert [counted(*one) for one in ((1, "step"), (2, "process"), (1.5, "epoch"))] == [
-        "1 step", "2 processes", "1.5 epochs",
+    assert [counted(*one) for one in ((1, "step"), (2, "process"), (1.5, "epoch"), (3, "batch"), (0, "entry"))] == [
+        "1 step", "2 processes", "1.5 epochs", "3 batches", "0 entries",
     ]  # fmt: skip
+
+
+def test_within_a_run_a_warning_is_shown_once_and_by_the_first_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    logger = logging.getLogger("trainwright.x")
+
+    def shown(*messages: str, level: int = logging.WARNING) -> list[str]:
+        for message in messages:
+            logger.log(level, message)
+        return capsys.readouterr().err.splitlines()
+
+    assert len(shown("a", "a")) == 2, "outside of a run each call is shown"
+    with each_warning_once():
+        assert shown("a", "b", "a") == ["WARNING trainwright: a", "WARNING trainwright: b"]
+        assert len(shown("a", "a", level=logging.ERROR)) == 2
+    with each_warning_once():
+        assert len(shown("a")) == 1, "the next run shows it again"
+    monkeypatch.setenv("RANK", "1")
+    assert shown("c") == []
+    assert len(shown("c", level=logging.ERROR)) == 1
+    monkeypatch.setattr(logging.getLogger("trainwright"), "level", logging.INFO)
+    logger.manager._clear_cache()
+    assert len(shown("c")) == 1, "log_level_replica='info'"
 
 
 def test_a_message_has_a_level_and_a_name_and_no_number_of_a_system_error() -> None:

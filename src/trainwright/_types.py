@@ -210,6 +210,15 @@ def without_tokens(text: str) -> str:
     return text
 
 
+def counted(number: float, thing: str) -> str:
+    """Returns a number with the singular or the plural of a thing: "1 step", "2 batches", "3 entries"."""
+    if number == 1:
+        return f"1 {thing}"
+    if thing.endswith("ry"):
+        thing = f"{thing[:-1]}ie"
+    return f"{number:.12g} {thing}{'es' if thing.endswith(('s', 'tch')) else 's'}"
+
+
 def is_count(value: object) -> bool:
     """Returns whether a value in a file is a number that a run may have counted to."""
     return isinstance(value, int) and 0 <= value <= sys.maxsize

@@ -11,7 +11,16 @@ import torch
 from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
-from trainwright._types import DataLoaderLike, DatasetLike, Model, has_length, is_instance_of, metric_number, printable
+from trainwright._types import (
+    DataLoaderLike,
+    DatasetLike,
+    Model,
+    counted,
+    has_length,
+    is_instance_of,
+    metric_number,
+    printable,
+)
 from trainwright.config.coerce import parse_share
 from trainwright.config.fields import batch_formers, value_of
 from trainwright.config.plans import StepPlan
@@ -62,7 +71,11 @@ def explain_loss(loss: object, model: Model, error: Exception) -> None:
     parameters = list(model.parameters())
     name = type(model).__name__
     if not any(parameter.requires_grad for parameter in parameters):
-        what = "has no parameters" if not parameters else f"has {len(parameters)} parameters, all of them frozen"
+        what = (
+            "has no parameters"
+            if not parameters
+            else f"has {counted(len(parameters), 'parameter')}, all of them frozen"
+        )
         raise ModelError(
             f"{name} {what}, so there is nothing to train. "
             + ("Register its weights as nn.Parameter." if not parameters else "Set requires_grad=True on some of them.")

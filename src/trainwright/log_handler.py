@@ -7,8 +7,12 @@ has its own; the handlers of `trainwright` are called before those of the root l
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
 
 from trainwright._types import printable, without_tokens
 
@@ -16,8 +20,11 @@ from trainwright._types import printable, without_tokens
 class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the stream of the moment
     """Shows messages on stderr while the script has not configured logging; Python itself drops those of level info.
 
-    Those from level warning on begin with the level and the package's name.
+    Those from level warning on begin with the level and the package's name. A warning is shown by the first process,
+    and within a run once.
     """
+
+    said: ClassVar[set[str] | None] = None  # warnings of the run under way; None between runs
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the line or lines of a record."""
@@ -27,9 +34,31 @@ class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the
     def emit(self, record: logging.LogRecord) -> None:
         """Cleans a record; shows it if the root logger has no handler."""
         _clean(record)
-        if not logging.getLogger().handlers:
+        if not logging.getLogger().handlers and not self._is_repeated(record):
             self.setStream(sys.stderr)
             super().emit(record)
+
+    def _is_repeated(self, record: logging.LogRecord) -> bool:
+        """Returns whether a warning was shown in this run, or is one that the first process shows for all."""
+        if record.levelno != logging.WARNING:
+            return False
+        if os.environ.get("RANK", "0") != "0" and not logging.getLogger(record.name).isEnabledFor(logging.INFO):
+            return True  # log_level_replica="info" shows those of every process
+        known, text = self.said, record.getMessage()
+        is_known = known is not None and text in known
+        if known is not None:
+            known.add(text)
+        return is_known
+
+
+@contextmanager
+def each_warning_once() -> Iterator[None]:
+    """Within the context a warning with the same text is shown once."""
+    before, PackageHandler.said = PackageHandler.said, set()
+    try:
+        yield
+    finally:
+        PackageHandler.said = before
 
 
 def _clean(record: logging.LogRecord) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from trainwright.cli.recipe.recipe_reader import PlaceError, absolute, checked, 
 from trainwright.cli.recipe.schema import TASKS, Recipe
 from trainwright.cli.recipe.yaml_tree import dump, parse, scalar
 from trainwright.errors import RecipeError
+
+from .commands import done
 
 GOOD = """\
 task: text-classification
@@ -139,6 +142,16 @@ def test_a_template_lists_every_setting_and_stays_the_same_file(task: str, monke
     values = yaml.safe_load("\n".join(line for line in everything.split("\n") if re.match(r"  \w+: ", line)))
     assert len(values) > 90
     assert max(map(len, short.split("\n"))) <= 120
+
+
+def test_null_stands_for_the_default() -> None:
+    recipe = read(GOOD, "data.where=null", "data.labels=null", "data.eval_share=null", "model.from_scratch=null")
+    assert recipe.data == read(GOOD).data
+    assert recipe.model == read(GOOD).model
+
+
+def test_the_schema_on_standard_output_is_json() -> None:
+    assert json.loads(done("schema")) == json_schema()
 
 
 def test_the_schema_takes_every_template_and_refuses_what_is_not_known() -> None:

@@ -59,6 +59,21 @@ def test_columns_are_removed_and_said(caplog: pytest.LogCaptureFixture) -> None:
     assert dataset.column_names == ["x", "labels", "text", "index"]
 
 
+@pytest.mark.parametrize("takes", ["samples", "dataset"])
+def test_where_only_labels_are_left_a_warning_says_what_to_do(takes: str, caplog: pytest.LogCaptureFixture) -> None:
+    if takes == "samples":
+        RemoveColumnsCollator(
+            default_data_collator, ["input_ids", "labels"], logging.getLogger("trainwright.x"), "Net"
+        )(ITEMS)
+    else:
+        columns = ["input_ids", "labels"]
+        remove_unused(data.hf_dataset(ITEMS), columns, model_name="Net", description="Training")
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "gets only labels" in record.getMessage()
+    assert "Tokenize" in record.getMessage()
+
+
 def test_no_column_left_is_an_error() -> None:
     with pytest.raises(DataError, match=r"x, labels, text, index.*Net\.forward \(a, b\).*remove_unused_columns=False"):
         remove_unused(data.hf_dataset(ITEMS), ["a", "b"], model_name="Net", description="Training")

@@ -20,7 +20,7 @@ import typer
 import typer.core
 
 from trainwright import errors
-from trainwright._types import printable, write_text
+from trainwright._types import counted, printable, write_text
 from trainwright.distributed.world import World
 from trainwright.errors import CheckpointNotFoundError, RecipeError, did_you_mean
 from trainwright.log_handler import for_log
@@ -144,7 +144,7 @@ def resume(
     overrides: Overrides = None,
     processes: Processes = None,
 ) -> None:
-    """Go on with a run from its newest intact checkpoint."""
+    """Continue a run from its newest intact checkpoint."""
     from trainwright.cli.tasks.recipe_run import read_run
     from trainwright.cli.tasks.recipe_run import run as carry_out
 
@@ -290,7 +290,7 @@ def schema(output: Output = None) -> None:
 
     text = _json(json_schema())
     if output is None:
-        echo(text)
+        typer.echo(text)  # no value of anybody's is in it, and names of fields are not to be masked
     else:
         write_text(output, f"{text}\n")
         echo(f"Written: {output}")
@@ -311,7 +311,7 @@ def export(
         echo(f"From {source}: {why}")
     written = merge(source, folder) if merged else export_model(source, folder, parts=sharded_state)
     size = sum(path.stat().st_size for path in written)
-    echo(f"Written: {folder}, {len(written)} files, {size_text(size)}")
+    echo(f"Written: {folder}, {counted(len(written), 'file')}, {size_text(size)}")
 
 
 def verify(
@@ -345,7 +345,7 @@ def intact(folder: Path) -> str:
     if manifest is None:
         return "complete; it has no manifest, so its files could not be compared"
     size = sum(entry["size"] for entry in manifest.files.values())
-    return f"intact, step {manifest.step}, {len(manifest.files)} files, {size_text(size)}"
+    return f"intact, step {manifest.step}, {counted(len(manifest.files), 'file')}, {size_text(size)}"
 
 
 def replay(

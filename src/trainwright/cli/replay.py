@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from trainwright._types import MANIFEST_NAME, JSONObject
+from trainwright._types import MANIFEST_NAME, JSONObject, counted
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.weights import load_weights, make_pretrained, weight_files
@@ -188,7 +188,8 @@ def _what_happened(folder: Path, about: JSONObject) -> list[str]:
     if not weight_files(folder):
         source, step = _source(folder, about), int(about.get("step") or 1) - 1
         before = step - int((about.get("parent") or {}).get("step", step))
-        where = "the function's" if source == folder else f"{source.name}'s, {before} steps before the incident's"
+        apart = f"{counted(before, 'step')} before the incident's"
+        where = "the function's" if source == folder else f"{source.name}'s, {apart}"
         lines.append(f"weights   {where}: the bundle has none ({(about.get('missing') or {}).get('weights')})")
     return lines
 

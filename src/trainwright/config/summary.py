@@ -11,7 +11,7 @@ from pathlib import PurePath
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from trainwright._types import JSONObject
+from trainwright._types import JSONObject, counted
 from trainwright.config import resolve
 from trainwright.config.coerce import coerce
 from trainwright.config.enums import word
@@ -186,7 +186,7 @@ def _batch(args: Arguments) -> str:
         return f"up to {budget} tokens"
     if packing is not None:
         length = value_of(args, "packing_length")
-        return f"{args.per_device_train_batch_size} rows of {length} tokens ({packing})"
+        return f"{counted(args.per_device_train_batch_size, 'row')} of {length} tokens ({packing})"
     return str(args.per_device_train_batch_size)
 
 
@@ -197,11 +197,6 @@ def _length(args: Arguments, plan: StepPlan) -> str:
         return f"{counted(plan.max_steps, 'step')}, by max_steps"
     each = f"{counted(plan.steps_per_epoch, 'step')} over {counted(plan.num_examples, 'sample')}"
     return f"{counted(plan.max_steps, 'step')}, {counted(args.num_train_epochs, 'epoch')} of {each}"
-
-
-def counted(number: float, thing: str) -> str:
-    """Returns a number with the singular or the plural of a thing: "1 step", "2 processes"."""
-    return f"{number:g} {thing}" if number == 1 else f"{number:.12g} {thing}{'es' if thing.endswith('s') else 's'}"
 
 
 def _rhythm(args: Arguments, steps_of: object, name: str) -> str:

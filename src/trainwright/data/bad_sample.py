@@ -24,6 +24,7 @@ from torch.utils.data._utils import fetch as torch_fetch
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from trainwright._types import counted
 from trainwright.errors import add_note
 
 MOST_NAMED = 16  # indices of a batch that a message lists
@@ -194,7 +195,7 @@ def _shape(row: Mapping[Any, Any], name: object) -> str:
     value = row.get(name)
     if (shape := getattr(value, "shape", None)) is not None:
         return f"the shape {tuple(shape)}"
-    return f"{len(value)} elements" if isinstance(value, (list, tuple)) else "no length"
+    return counted(len(value), "element") if isinstance(value, (list, tuple)) else "no length"
 
 
 def _flat(indices: Any) -> list[object]:

@@ -77,7 +77,7 @@ def remove_unused(
     if for_own:
         if len(unused) in (0, len(dataset.column_names)):  # of all that there is the collator makes the inputs
             return dataset
-        _say(unused, model_name, description, module_logger, for_own=True)
+        _say(unused, model_name, description, module_logger, for_own=True, found=dataset.column_names)
         return DatasetWithExtras(dataset, unused)
     if len(unused) == len(dataset.column_names):
         raise DataError(
@@ -85,7 +85,7 @@ def remove_unused(
             f"{model_name}.forward ({', '.join(columns)}). Rename the columns, or set remove_unused_columns=False "
             "and bring a data_collator that makes the model's inputs from them."
         )
-    _say(unused, model_name, description, module_logger, for_own=False)
+    _say(unused, model_name, description, module_logger, for_own=False, found=dataset.column_names)
     return dataset.remove_columns(unused) if unused else dataset
 
 
@@ -157,7 +157,8 @@ class RemoveColumnsCollator:
         if not self.message_logged:
             self.message_logged = True
             unused = [name for name in feature if name not in self._kept]
-            _say(unused, self.model_name or "the model", self.description, self.logger, for_own=self._is_own)
+            name = self.model_name or "the model"
+            _say(unused, name, self.description, self.logger, for_own=self._is_own, found=feature)
         taken = {name: value for name, value in feature.items() if name in self._kept}
         if not self._is_own:
             return taken
@@ -166,10 +167,23 @@ class RemoveColumnsCollator:
         return Sample(taken, {name: value for name, value in feature.items() if name not in self._kept})
 
 
+LABELS = frozenset({"label", "label_ids", "labels"})
+
+
 def _say(
-    unused: Sequence[str], model_name: str, description: str | None, logger: logging.Logger | None, *, for_own: bool
-) -> None:
+    unused: Sequence[str], model_name: str, description: str | None, logger: logging.Logger | None, *,
+    for_own: bool, found: Collection[str],
+) -> None:  # fmt: skip
+    """Logs the columns that a model does not take, out of those found; a warning where only labels are left."""
     if not unused or logger is None:
+        return
+    left = [name for name in found if name not in unused]
+    if not for_own and left and LABELS.issuperset(left):
+        logger.warning(
+            "The model gets only %s of the %s data, and no input: %s.forward does not take %s. Tokenize texts first "
+            "(input_ids), or rename the columns to what forward takes.",
+            ", ".join(left), (description or "given").lower(), model_name, ", ".join(unused),
+        )  # fmt: skip
         return
     effect = "They are dropped. Keep them for your own collator with remove_unused_columns=False."
     if for_own:

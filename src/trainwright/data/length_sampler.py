@@ -13,7 +13,7 @@ import xxhash
 from torch.utils.data import Dataset, Sampler
 from tqdm.auto import tqdm
 
-from trainwright._types import Batch, DataLoaderLike, DatasetLike, Item
+from trainwright._types import Batch, DataLoaderLike, DatasetLike, Item, counted
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import OrderKind
 from trainwright.data.mixture import MixtureDataset
@@ -354,7 +354,7 @@ def check_lengths(lengths: Sequence[int] | Lengths, longest: int, *, setting: st
         index = int((array > longest).argmax())
         raise DataError(
             f"Sample {index} of the training data has {array[index]} tokens, more than {setting}={longest} "
-            f"({int((array > longest).sum())} of {len(array)} samples are too long). {cure}"
+            f"(too long: {int((array > longest).sum())} of {counted(len(array), 'sample')}). {cure}"
         )
     return array
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainwright._types import Batch, Model, Nested, plain_numbers, printable, recordable, write_text
+from trainwright._types import Batch, Model, Nested, counted, plain_numbers, printable, recordable, write_text
 from trainwright.html_table import html_pairs, html_section
 from trainwright.tensor_tree import nested_detach
 
@@ -37,7 +37,7 @@ class EvalPrediction:
 
     def __getitem__(self, index: int) -> Nested:
         if not 0 <= index < len(self.elements):
-            raise IndexError(f"index {index} of an EvalPrediction with {len(self.elements)} elements")
+            raise IndexError(f"index {index} of an EvalPrediction with {counted(len(self.elements), 'element')}")
         return self.elements[index]
 
 

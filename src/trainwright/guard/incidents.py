@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from trainwright._types import JSONObject
+from trainwright._types import JSONObject, counted
 from trainwright.errors import BadStepError, NonFiniteError, SpikeError
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,8 @@ class IncidentLog:
             raise error_of(incident.kind)(incident.text)
         if 0 < self._max_skipped <= self.in_a_row:
             raise error_of(incident.kind)(
-                f"{self.in_a_row} steps in a row were skipped (max_skipped_steps={self._max_skipped}). {incident.text}"
+                f"{counted(self.in_a_row, 'step')} in a row {'was' if self.in_a_row == 1 else 'were'} skipped "
+                f"(max_skipped_steps={self._max_skipped}). {incident.text}"
             )
 
     def state(self) -> JSONObject:

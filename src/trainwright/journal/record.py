@@ -33,7 +33,7 @@ import psutil
 import torch
 
 from trainwright import host
-from trainwright._types import JSONObject, has_length, json_value, without_tokens
+from trainwright._types import JSONObject, counted, has_length, json_value, without_tokens
 from trainwright.config.protocol import Arguments
 from trainwright.state.run_state import Clock
 from trainwright.state.trainer_state import TrainerControl, TrainerState
@@ -189,7 +189,7 @@ def read(path: str | Path, run_id: str | None = None) -> Record:
         began = [entry["run"] for entry in entries if entry["kind"] in ("start", "resume")]
         run_id = began[-1] if began else None
     if run_id is None or not any(entry["run"] == run_id for entry in entries):
-        raise ValueError(f"{path} has no run {run_id or 'in it'}; it has {len(entries)} entries.")
+        raise ValueError(f"{path} has no run {run_id or 'in it'}; it has {counted(len(entries), 'entry')}.")
     return of_one_run([entry for entry in entries if entry["run"] == run_id])
 
 

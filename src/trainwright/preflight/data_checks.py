@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainwright import model_facts
-from trainwright._types import IGNORE_INDEX, Batch
+from trainwright._types import IGNORE_INDEX, Batch, counted
 from trainwright.config.fields import value_of
 from trainwright.preflight.check_registry import CheckFacts, Finding, check, error, note, some, warning
 
@@ -80,8 +80,9 @@ def masked_labels(facts: CheckFacts) -> Iterator[Finding]:
             "Shorten prompts, or raise the length at which samples are cut.",
         )
     elif num_rows and empty / num_rows >= MANY_ROWS:
+        have = "has" if empty == 1 else "have"
         yield warning(
-            f"{empty} of {num_rows} rows of the first step have no label that counts.",
+            f"{empty} of {counted(num_rows, 'row')} of the first step {have} no label that counts.",
             "Leave such samples out: they cost time and teach nothing.",
         )
 
@@ -113,7 +114,7 @@ def truncation(facts: CheckFacts) -> Iterator[Finding]:
         learned = any(isinstance(m, nn.Embedding) and "position" in n for n, m in facts.model.named_modules())
         yield Finding(
             "error" if learned else "warning",
-            f"A row has {max(lengths)} tokens, and {type(facts.model).__name__} was made for {positions}.",
+            f"A row has {counted(max(lengths), 'token')}, and {type(facts.model).__name__} was made for {positions}.",
             f"Cut samples at {positions} tokens (truncation=True, max_length={positions}).",
         )
         return
@@ -122,8 +123,9 @@ def truncation(facts: CheckFacts) -> Iterator[Finding]:
     cut = sum(length >= limit for length in lengths)
     is_packed = value_of(facts.args, "packing") is not None
     if not is_packed and cut / len(lengths) >= MANY_ROWS:
+        have = "has" if cut == 1 else "have"
         yield warning(
-            f"{cut} of {len(lengths)} rows of the first step have all of {limit} tokens: they were probably cut.",
+            f"{cut} of {counted(len(lengths), 'row')} of the first step {have} all of {limit} tokens: probably cut.",
             "Split long texts into several samples, or make sure that what counts comes first.",
         )
 

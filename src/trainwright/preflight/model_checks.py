@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from trainwright import model_facts
+from trainwright._types import counted
 from trainwright.checkpoint import weights
 from trainwright.checkpoint.async_writer import weights_bytes
 from trainwright.config import resolve
@@ -31,7 +32,7 @@ def finite_parameters(facts: CheckFacts) -> Iterator[Finding]:
     bad = [name for name, parameter in _suspects(named) if not torch.isfinite(parameter).all()]
     if bad:
         yield error(
-            f"{len(bad)} parameters hold NaN or infinity: {some(bad)}.",
+            f"{counted(len(bad), 'parameter')} with NaN or infinity: {some(bad)}.",
             "Load the weights again; those that the checkpoint lacked may never have been initialised.",
         )
 
@@ -59,7 +60,7 @@ def in_the_optimizer(facts: CheckFacts) -> Iterator[Finding]:
         )
     elif missing:
         yield warning(
-            f"{len(missing)} trainable parameters are not in the optimizer and stay as they are: {some(missing)}.",
+            f"{counted(len(missing), 'trainable parameter')} not in the optimizer, so not trained: {some(missing)}.",
             "Put them into a group, or freeze them with requires_grad_(False) to save their gradients.",
         )
     if not trainable:
@@ -91,7 +92,7 @@ def gradients(facts: CheckFacts) -> Iterator[Finding]:
     routed = all("expert" in name for name in names)  # a step may give some experts no token
     yield Finding(
         "note" if routed else "warning",
-        f"{len(names)} trainable parameters got no gradient in the first step: {some(names)}.",
+        f"{counted(len(names), 'trainable parameter')} got no gradient in the first step: {some(names)}.",
         "If forward does not use them, freeze them with requires_grad_(False); else look for a detach() on their way.",
     )
 
@@ -126,10 +127,10 @@ def round_trip(facts: CheckFacts) -> Iterator[Finding]:
     if size * COPIES > available_bytes():
         raise MemoryError(f"no room for {COPIES} copies of the weights")
     lost, altered = _lost_and_altered(facts.model)
-    for names, what in ((lost, "are not in the file"), (altered, "come back with other values")):
+    for names, what in ((lost, "not in the file"), (altered, "with other values than before")):
         if names:
             yield error(
-                f"{len(names)} weights {what} when the model is saved and loaded: {some(names)}.",
+                f"A model that is saved and loaded has {counted(len(names), 'weight')} {what}: {some(names)}.",
                 "Look at what state_dict() and load_state_dict() of the model leave out or change; register tensors "
                 "with register_parameter or register_buffer.",
             )
@@ -176,12 +177,12 @@ def disk(facts: CheckFacts) -> Iterator[Finding]:
     each, needed = size_text(facts.checkpoint_bytes), facts.checkpoint_bytes * kept
     if needed > facts.free_bytes:
         yield warning(
-            f"{kept} checkpoints of about {each} each are to be kept, {size_text(needed)}; "
+            f"{counted(kept, 'checkpoint')} of about {each} to be kept, {size_text(needed)}; "
             f"{size_text(facts.free_bytes)} are free at {facts.folder}.",
             "Set save_total_limit, save less often, or save_only_model=True.",
         )
     elif not facts.is_brief:
-        yield note(f"{kept} checkpoints of about {each} each will be kept.")
+        yield note(f"{counted(kept, 'checkpoint')} of about {each} will be kept.")
 
 
 def _num_saves(facts: CheckFacts) -> int:
@@ -241,12 +242,12 @@ def effective_batch(facts: CheckFacts) -> Iterator[Finding]:
     if not plan.has_open_end and plan.num_examples and plan.batches_per_epoch < plan.micro_batches:
         yield warning(
             f"An optimizer step is to take {plan.micro_batches} batches, and an epoch has "
-            f"{plan.batches_per_epoch}: steps are of {plan.num_examples} samples, not {plan.total_batch_size}.",
+            f"{plan.batches_per_epoch}: {counted(plan.num_examples, 'sample')} a step, not {plan.total_batch_size}.",
             "Lower gradient_accumulation_steps, or add data.",
         )
     elif not facts.is_brief:
-        length = "until the data end" if plan.has_open_end else f"{plan.max_steps} steps"
-        yield note(f"{plan.total_batch_size} samples a step, {length}.")
+        length = "until the data end" if plan.has_open_end else counted(plan.max_steps, "step")
+        yield note(f"{counted(plan.total_batch_size, 'sample')} a step, {length}.")
 
 
 @check(when="full", needs=("plan", "step"), about="how long it will take")
@@ -257,10 +258,10 @@ def time_left(facts: CheckFacts) -> Iterator[Finding]:
     total, limit = plan.max_steps * seconds, resolve.checkpoint(facts.args).max_train_s
     if limit is not None and total > limit:
         yield warning(
-            f"{plan.max_steps} steps of {seconds:.3g} s take {duration_text(total)}, and "
+            f"{counted(plan.max_steps, 'step')} of {seconds:.3g} s: {duration_text(total)}, and "
             f"max_train_time ends the run after {duration_text(limit)}, near step {int(limit / seconds)}.",
             "Raise max_train_time, or plan to resume.",
         )
         return
-    length = f"About {duration_text(total)} for {plan.max_steps} steps of {seconds:.3g} s"
+    length = f"About {duration_text(total)} for {counted(plan.max_steps, 'step')} of {seconds:.3g} s"
     yield note(f"{length}, without evaluations and saves.")

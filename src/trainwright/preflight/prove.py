@@ -25,7 +25,7 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 from torch.utils.data import Subset
 
-from trainwright._types import JSONObject, has_length
+from trainwright._types import JSONObject, counted, has_length
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.fields import value_of
 from trainwright.config.protocol import Arguments
@@ -189,13 +189,14 @@ def resume(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
         resumed.train(resume_from_checkpoint=str(Path(folder) / f"checkpoint-{half}"))
     names = differing(_weights(whole.model), _weights(resumed.model))
     if not names:
-        return True, f"{num_steps} steps, stopped after {half}: every weight is bit for bit the same", ""
+        return True, f"{counted(num_steps, 'step')}, stopped after {half}: every weight is bit for bit the same", ""
     largest = gap(_weights(whole.model), _weights(resumed.model))
     cure = (
         "Something outside of the checkpoint decides: a generator of your own, or state in the model or dataset that "
         "state_dict() does not hold. For random draws in samples set seed_samples=True."
     )
-    return False, f"{len(names)} weights differ after {num_steps} steps, by {largest:.2g} of the largest", cure
+    what = f"{counted(len(names), 'weight')} {'differs' if len(names) == 1 else 'differ'}"
+    return False, f"{what} after {counted(num_steps, 'step')}, by {largest:.2g} of the largest", cure
 
 
 def _check_samples(trainer: AnyTrainer) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
-from trainwright._types import JSONObject, Model, printable
+from trainwright._types import JSONObject, Model, counted, printable
 from trainwright.config import rules
 from trainwright.config.fields import value_of
 from trainwright.config.rules.stages import RunFacts
@@ -49,7 +49,7 @@ def log_run_header(
     if loss_note:
         lines.append(f"loss      {loss_note}")
     if start.checkpoint is not None:
-        where = f"step {state.global_step}, {start.batches} batches into epoch {start.epoch + 1}"
+        where = f"step {state.global_step}, {counted(start.batches, 'batch')} into epoch {start.epoch + 1}"
         lines.append(f"resumes   {start.checkpoint}: {where}")
         if note:
             lines.append(f"resume    {note}")

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, DatasetLike
+from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, DatasetLike, counted
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.store import CheckpointStore, verified
@@ -117,7 +117,7 @@ def run_id_after(checkpoint: str | None, output_dir: str) -> str:
     if not ahead:
         return manifest.run_id
     logger.warning(
-        "Resuming from step %d leaves later checkpoints behind (steps %s): they stay until this run comes by, and "
+        "Resuming from step %d leaves later checkpoints behind (of step %s): they stay until this run comes by, and "
         "resume_from_checkpoint=True takes what this run saves.", manifest.step, ", ".join(map(str, ahead)),
     )  # fmt: skip
     return new_run_id()
@@ -389,7 +389,7 @@ def apply_new_settings(
             warn_small_rate(scheduler, args, before=then.num_steps, now=length)
     if num_steps != then.num_steps and then.num_steps > 0 and OPEN_END not in (num_steps, then.num_steps):
         how = "" if is_own or is_new else "; the rate continues from where it stands to the new end, without a jump"
-        lines.append(f"length {then.num_steps} -> {num_steps} steps{how}")
+        lines.append(f"length {then.num_steps} -> {counted(num_steps, 'step')}{how}")
     return lines
 
 

@@ -23,6 +23,7 @@ from trainwright._types import (
     JSONObject,
     Model,
     Trial,
+    counted,
     has_length,
     is_count,
     is_instance_of,
@@ -45,6 +46,7 @@ from trainwright.guard.incidents import Incident, NullRecorder
 from trainwright.guard.rollback import make_rollback
 from trainwright.guard.step_guard import NULL_GUARD, make_guard
 from trainwright.hooks import Events, FirstStepObserver, Recorder, StepGuard
+from trainwright.log_handler import each_warning_once
 from trainwright.loop.context import LoopContext, RunStart
 from trainwright.loop.driven import DrivenSteps
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
@@ -197,7 +199,7 @@ class TrainingRun:
         if not what and not isinstance(dataset, IterableDataset):
             what = " The order is a sampler's or one of batches formed by length: an epoch keeps its number of batches."
         logger.warning(
-            "%d samples are in quarantine (%s in %s)%s.%s", len(left_out), QUARANTINE_NAME, args.output_dir,
+            "In quarantine: %s (%s in %s)%s.%s", counted(len(left_out), "sample"), QUARANTINE_NAME, args.output_dir,
             f", of {num_samples} in the training data" if num_samples else "", what,
         )  # fmt: skip
 
@@ -229,8 +231,8 @@ class TrainingRun:
             resume.continue_schedule(self.context.scheduler, args, before=before.max_steps, now=plan.max_steps)
         self.plan, self.context = plan, replace(self.context, plan=plan)
         logger.info(
-            "Epochs are of %d samples from epoch %d on: %d steps instead of %d.",
-            plan.num_examples, epoch + 1, plan.max_steps, before.max_steps,
+            "Epochs are of %s from epoch %d on: %d steps instead of %d.",
+            counted(plan.num_examples, "sample"), epoch + 1, plan.max_steps, before.max_steps,
         )  # fmt: skip
 
     def quarantine(self, samples: Iterable[Any], args: Any, dataset: DatasetLike, column: str | None) -> None:
@@ -365,7 +367,8 @@ class TrainingRun:
         """Around all of a training; an error in it is told to the writer, the uploads and the callbacks."""
         self.is_training = True
         try:
-            yield
+            with each_warning_once():
+                yield
         except GeneratorExit:  # a loop over `steps()` was left
             services.writer.end_after_failure()
             services.callback_handler.fire("on_train_end", self.progress)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainwright._types import JSONObject, json_value, read_json, without_tokens, write_text
+from trainwright._types import JSONObject, counted, json_value, read_json, without_tokens, write_text
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base
 from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec, is_better, values_of
@@ -207,7 +207,7 @@ class TrialRunner:
         if not self.record.finished():
             reasons = self.record.errors()
             raise SearchError(
-                f"None of {len(self.record.trials)} trials came to its end, so there is no best one. "
+                f"None of {counted(len(self.record.trials), 'trial')} came to its end, so there is no best one. "
                 + ("\n  ".join(["They failed with:", *reasons]) if reasons else "All were pruned or cut off.")
             )
 

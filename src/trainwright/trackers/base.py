@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, cast
 
-from trainwright._types import plain_numbers
+from trainwright._types import counted, plain_numbers
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.protocol import Arguments
 from trainwright.errors import needs_package
@@ -312,8 +312,9 @@ class TrackerCallback(TrainerCallback):
             logger.warning(note + "All values are in %s.", self.name, record.JOURNAL_NAME)
         elif self._missed:
             logger.warning(
-                "%s did not take %d values; they are in %s.", self.name, len(self._missed), record.JOURNAL_NAME
-            )
+                "%s did not take %s, which %s has.",
+                self.name, counted(len(self._missed), "value"), record.JOURNAL_NAME,
+            )  # fmt: skip
 
     def _open(self, args: Arguments, state: TrainerState, model: object) -> None:
         if not self._initialized:

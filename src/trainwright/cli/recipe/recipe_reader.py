@@ -188,7 +188,9 @@ def _unknown(value: Mapping[str, object], known: Collection[str], path: Path) ->
 
 
 def _mismatch(value: object, hint: Any, metadata: Mapping[str, Any]) -> str | None:
-    """Returns the problem of a value; None if it fits its field."""
+    """Returns the problem of a value; None if it fits its field, or is null, which stands for the default."""
+    if value is None:
+        return None
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     kinds = [get_origin(member) or member for member in members]
     if not any(_is_a(value, kind) for kind in kinds):
@@ -197,7 +199,7 @@ def _mismatch(value: object, hint: Any, metadata: Mapping[str, Any]) -> str | No
     if isinstance(value, list) and list[str] in members and not all(isinstance(item, str) for item in value):
         return f"{value!r} is not a list of texts."
     choices, low = metadata.get("choices"), metadata.get("low")
-    if choices is not None and value is not None and value not in choices:
+    if choices is not None and value not in choices:
         return f"{value!r} is not one of {', '.join(choices)}.{did_you_mean(str(value), choices)}"
     if low is not None and isinstance(value, (int, float)) and value < low:
         return f"{value!r} is too small: it must be at least {low:g}."
@@ -216,7 +218,7 @@ def _made(kind: type, value: Mapping[str, Any], path: Path) -> Any:  # of that k
         nested = NESTED.get((*path, name))
         if nested is not None and given[name] is not None:
             given[name] = nested(**given[name])
-    for one in dataclasses.fields(kind):  # `image:` with nothing behind it
+    for one in dataclasses.fields(kind):  # null, or `image:` with nothing behind it
         if given.get(one.name, 0) is None and type(None) not in get_args(get_type_hints(kind)[one.name]):
             del given[one.name]
     return kind(**given)

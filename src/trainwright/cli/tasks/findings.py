@@ -79,7 +79,7 @@ def _of_labels(recipe: Recipe, part: str, role: str, cells: Iterable[tuple[int, 
             rows_of[str(cell)].append(number)
     if missing:
         which = f"{rows_named(missing)}. Fill them in, or take them out."
-        text = f"{len(missing)} of the {part} rows have no label: {which}"
+        text = f"{len(missing)} of the {part} rows {'has' if len(missing) == 1 else 'have'} no label: {which}"
         yield Finding(path=("data", "columns", role), text=text, is_error=True)
     if "labels" not in recipe.spec.only or len(rows_of) > MOST_LABELS:
         return

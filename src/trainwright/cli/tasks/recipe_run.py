@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright._types import PREFIX_CHECKPOINT_DIR, JSONObject, write_text
+from trainwright._types import PREFIX_CHECKPOINT_DIR, JSONObject, counted, write_text
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.cli.recipe.recipe_reader import OPTIONAL, arguments_class, checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
@@ -72,7 +72,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     for note in material.notes:
         say("note", note)
     held = "" if parts.eval is None else f", {len(parts.eval)} to evaluate on"
-    say("data", f"{len(parts.train)} samples to train on{held}, {parts.about}")
+    say("data", f"{counted(len(parts.train), 'sample')} to train on{held}, {parts.about}")
     weights = "from scratch" if recipe.model.from_scratch or recipe.model.path is None else f"from {recipe.model.path}"
     num = sum(parameter.numel() for parameter in parts.model.parameters())
     log_often_enough(args, recipe, len(parts.train))
@@ -170,7 +170,7 @@ def refuse_a_second_run(recipe: Recipe, tree: Tree) -> None:
     if steps and not training.get("overwrite_output_dir") and not training.get("resume_from_checkpoint"):
         folder = training["output_dir"]
         problem = (
-            f"training.output_dir: {folder} has a run already, saved at step {steps[-1]}. Go on with it by "
+            f"training.output_dir: {folder} has a run already, saved at step {steps[-1]}. Continue it with "
             f"`trainwright resume {folder}`, delete its checkpoints with --set training.overwrite_output_dir=true, "
             "or name another directory."
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeAlias
 
-from trainwright._types import JSONObject
+from trainwright._types import JSONObject, counted
 from trainwright.cli.recipe.recipe_reader import files
 from trainwright.cli.recipe.schema import DataPart, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
@@ -290,7 +290,7 @@ def _table(lines: Iterator[list[str]], path: Path, *, has_header: bool) -> Itera
             if has_header:
                 continue
         if len(cells) != len(names):
-            said = f"{path}:{number}: it has {len(cells)} columns; the lines before it have {len(names)}."
+            said = f"{path}:{number}: it has {counted(len(cells), 'column')}; the lines before it have {len(names)}."
             raise DataError(f"{said} Quote texts that hold the delimiter, or set data.delimiter.")
         yield dict(zip(names, cells, strict=True))
 
@@ -359,7 +359,9 @@ def _conll(path: Path, data: DataPart) -> Iterator[Row]:
                 words = []
             elif not line.startswith(("# ", "-DOCSTART-")):  # a hashtag is a word, and "#<tab>O" is one too
                 if words and len(cells) != len(words[0]):
-                    raise DataError(f"{path}:{number}: it has {len(cells)} columns; the line before {len(words[0])}.")
+                    raise DataError(
+                        f"{path}:{number}: it has {counted(len(cells), 'column')}; the line before {len(words[0])}."
+                    )
                 words.append(cells)
         if words:
             yield _sentence(words)

@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.image_processing_utils import BaseImageProcessor
 
-from trainwright._types import IGNORE_INDEX, JSONObject
+from trainwright._types import IGNORE_INDEX, JSONObject, counted
 from trainwright.cli.recipe.schema import ImagePart
 from trainwright.cli.tasks import task_metrics
 from trainwright.cli.tasks.chat import AnswerMask, end_tokens, use_template
@@ -121,8 +121,8 @@ def _check_lengths(material: TaskSource) -> None:
             if not isinstance(words, (list, tuple)) or not isinstance(tags, (list, tuple)):
                 material.wrong("words and tags must be lists; these are not.", "data", "columns")
             if len(words) != len(tags):
-                said = f"{len(words)} words with {len(tags)} tags: {' '.join(map(str, words[:8]))} ..."
-                material.wrong(f"a row has {said}", "data", "columns")
+                said = f"{counted(len(words), 'word')} with {counted(len(tags), 'tag')}"
+                material.wrong(f"a row has {said}: {' '.join(map(str, words[:8]))} ...", "data", "columns")
 
 
 def causal_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
@@ -176,8 +176,8 @@ def chat(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     share = 1 - labels.count(IGNORE_INDEX) / len(labels)
     left = len(material.train) - len(objects.train)
     if left:
-        material.notes.append(f"data.max_length: {left} conversations have no answer in their first {length} tokens "
-                              "and are left out.")  # fmt: skip
+        material.notes.append(f"data.max_length: {counted(left, 'conversation')} without an answer in the "
+                              f"first {length} tokens: left out.")  # fmt: skip
     return replace(
         objects, about=f"conversations of {', '.join(shape.columns.values())}, loss on {share:.0%} of the tokens"
     )
@@ -279,7 +279,7 @@ def _of_pixels(material: TaskSource, column: str, config: ModelConfig) -> Callab
     first, _, last = column.partition("-")
     names = [str(number) for number in range(int(first), int(last) + 1)]
     if len(names) != part.channels * height * width:
-        material.wrong(f"{len(names)} columns are not {part.channels} x {height} x {width} (data.image).",
+        material.wrong(f"{counted(len(names), 'column')} cannot be {part.channels} x {height} x {width} (data.image).",
                        "data", "columns", "image")  # fmt: skip
 
     def read(row: Row) -> Pixels:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from trainwright._types import counted
 from trainwright.config.coerce import parse_steps
 from trainwright.config.enums import word
 from trainwright.config.fields import defaults_of, value_of
@@ -191,8 +192,9 @@ def warmup_fits(args: Arguments, facts: RunFacts) -> str | None:
     if length is None or args.warmup_steps < 1 or args.warmup_steps <= length:
         return None
     return (
-        f"warmup_steps={args.warmup_steps} is longer than the run of {length} steps ({_length_field(args)}): the rate "
-        "does not reach learning_rate. Lower warmup_steps (below 1 it is a share of all steps), or train longer."
+        f"warmup_steps={args.warmup_steps} is longer than the run of {counted(length, 'step')} "
+        f"({_length_field(args)}): the rate does not reach learning_rate. Lower warmup_steps "
+        "(below 1 it is a share of all steps), or train longer."
     )
 
 
@@ -212,8 +214,8 @@ def _never(args: Arguments, facts: RunFacts, what: str) -> str | None:
         return None
     but = "" if what == "logging" else "; after the last step it is done once"
     return (
-        f"{what}_steps={steps} is not reached in a run of {facts.max_steps} steps ({_length_field(args)}){but}. "
-        f"Lower {what}_steps (below 1 it is a share of all steps), or set {what}_strategy='epoch' or 'no'."
+        f"{what}_steps={steps} is not reached in a run of {counted(facts.max_steps, 'step')} ({_length_field(args)})"
+        f"{but}. Lower {what}_steps (below 1 it is a share of all steps), or set {what}_strategy='epoch' or 'no'."
         if steps > 0
         else f"{what}_steps={steps} never comes due{but}. Give a positive {what}_steps, or {what}_strategy='no'."
     )
@@ -238,7 +240,8 @@ def profiled_steps_are_reached(args: Arguments, facts: RunFacts) -> str | None:
     last = None if steps is None else parse_steps(steps).last
     if length is None or last is None or last <= length:
         return None
-    return f"profile={steps!r} names steps beyond the run of {length} steps ({_length_field(args)}). Name earlier ones."
+    run = f"the run of {counted(length, 'step')} ({_length_field(args)})"
+    return f"profile={steps!r} names steps beyond {run}. Name earlier ones."
 
 
 @rule(Stage.WARNING, "num_train_epochs", "max_steps", "eval_strategy", "eval_delay")
