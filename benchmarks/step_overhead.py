@@ -463,6 +463,42 @@ def by_lightning(work: Work, watch: Watch) -> None:
         ).fit(Module(), work.loader(items, shuffle=True))  # fmt: skip
 
 
+def by_accelerate(work: Work, watch: Watch) -> None:
+    """The ordinary loop with accelerate's objects."""
+    from accelerate import Accelerator
+
+    row = work.row
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=row.accumulation)
+    model, items = work.model_and_items()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / work.num_steps))
+    model, optimizer, loader, schedule = accelerator.prepare(
+        model, optimizer, work.loader(items, shuffle=True), schedule
+    )
+    model.train()
+    running, step, bar = torch.zeros(()), 0, progress_bar(work)
+    for batch in loader:
+        with accelerator.accumulate(model):
+            loss = model(**batch)["loss"]
+            accelerator.backward(loss)
+            running += loss.detach() / row.accumulation
+            if accelerator.sync_gradients:
+                grad_norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        if not accelerator.sync_gradients:
+            continue
+        step += 1
+        if bar is not None:
+            bar.update(1)
+        if step % row.logging_steps == 0:
+            logs = {"loss": running.item() / row.logging_steps, "grad_norm": grad_norm.item(), "step": step}
+            running.zero_()
+            print(logs) if bar is None else bar.write(str(logs))
+        watch.step_done(step)
+
+
 def subjects(row: Row, num_steps: int) -> dict[str, Subject]:
     import transformers
 
@@ -476,6 +512,8 @@ def subjects(row: Row, num_steps: int) -> dict[str, Subject]:
     if not row.settings:
         found["transformers"] = partial(by_trainer, transformers, work)
     plain = not (row.evaluates or row.eval_steps or row.checkpointing or row.settings or row.processes > 1)
+    if plain:
+        found["accelerate"] = partial(by_accelerate, work)
     if plain and find_spec("lightning") is not None:
         found["lightning"] = partial(by_lightning, work)
     return found

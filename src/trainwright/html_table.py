@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainwright._types import printable, without_tokens
@@ -14,7 +13,9 @@ CELL = "text-align: left; vertical-align: top; padding: .15em .6em"  # also in a
 
 def cell_text(value: object) -> str:
     """Returns a value as text of HTML, on one line, with *** in the place of what looks like a key."""
-    return html.escape(without_tokens(printable(str(value))))
+    from html import escape  # with its table of entities, which imports of the trainer need not load
+
+    return escape(without_tokens(printable(str(value))))
 
 
 def html_table(rows: Iterable[Row], *, header: Row = ()) -> str:

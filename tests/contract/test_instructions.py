@@ -71,7 +71,7 @@ def test_each_row_of_the_benchmark_trains_in_each_subject(benchmark: Any) -> Non
              for row in benchmark.ROWS.values() if row.processes == 1 and row.num_workers == 0}  # fmt: skip
     for row in kinds.values():
         for name, subject in benchmark.subjects(row, 3).items():
-            if name in ("hand", "floor", "trainwright"):
+            if name in ("hand", "floor", "trainwright", "accelerate"):
                 watch = Watch()
                 subject(watch)
                 assert watch.last >= 3, (row.name, name)
