@@ -368,6 +368,33 @@ def replay(
         raise typer.Exit(FAILED)
 
 
+def ledger(
+    run: Annotated[Path, typer.Argument(help="Output directory or checkpoint of a run with ledger=True.")],
+    question: Annotated[str, typer.Argument(help="top, never, repeated, by-source or text.", metavar="WHAT")] = "top",
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Samples at most.")] = 20,
+    data: Annotated[Path | None, typer.Option(help="The training data, for its texts.")] = None,
+    quarantine: Annotated[
+        Path | None, typer.Option(help="Leave these samples out of runs in DIR.", metavar="DIR")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the samples a run learnt least, never saw, or saw again."""
+    from trainwright.cli.ledger import answer, lines
+    from trainwright.data.quarantine import add_to_quarantine
+
+    found = answer(run, question, number=number, data=data)
+    if quarantine is not None and question == "by-source":
+        raise errors.ArgumentError("--quarantine takes samples, and by-source lists sources.")
+    if as_json:
+        echo(_json(found))
+    else:
+        for line in lines(found):
+            echo(line)
+    if quarantine is not None:
+        add_to_quarantine(quarantine, [int(one["sample"]) for one in found])
+        echo(f"{len(found)} samples are in quarantine in {quarantine}.", err=True)
+
+
 def env(as_json: AsJson = False) -> None:
     """Show versions and hardware, for a report of an error."""
     from trainwright.journal.record import environment
@@ -404,7 +431,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 AS_TYPED = {"allow_extra_args": True, "ignore_unknown_options": True}  # --learning_rate 1e-4 training.max_steps=1
-for _command in (init, check, train, resume, runs, report, compare, verify, export, push, schema, env):
+for _command in (init, check, train, resume, runs, report, compare, verify, export, push, ledger, schema, env):
     app.command(context_settings=AS_TYPED if _command in (check, train, resume) else None)(reporting()(_command))
 app.command(hidden=True)(reporting()(replay))  # the message of an incident names it
 
