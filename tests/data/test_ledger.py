@@ -258,10 +258,10 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
 
     path = tmp_path / LEDGER_NAME
     path.write_bytes(b"PAR1")
-    with pytest.raises(DataError, match="no ledger"):
+    with pytest.raises(DataError, match="not the ledger"):
         read_table(path)
     parquet.write_table(pa.table({"a": [1]}), path)
-    with pytest.raises(DataError, match="no ledger"):
+    with pytest.raises(DataError, match="not the ledger"):
         read_table(path)
 
 

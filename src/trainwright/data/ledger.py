@@ -144,7 +144,7 @@ def read_table(path: Path) -> tuple[pa.Table, JSONObject]:
         table = parquet.read_table(path)
         about = json.loads((table.schema.metadata or {})[b"trainwright"])
     except (pa.ArrowException, KeyError, ValueError) as error:
-        raise DataError(f"{path} is no ledger of a run: {error}.") from error
+        raise DataError(f"{path} is not the ledger of a run: {error}.") from error
     return table, about
 
 
@@ -154,4 +154,4 @@ def read_columns(path: Path) -> Columns:
     try:
         return {name: table[name].to_numpy() for name in ("sample", *DTYPES)}
     except KeyError as error:
-        raise DataError(f"{path} is no ledger: it has no column {error}.") from error
+        raise DataError(f"{path} is not a ledger: it lacks the column {error}.") from error
