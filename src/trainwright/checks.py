@@ -163,6 +163,11 @@ def check_mixture(args: Any, train_dataset: DatasetLike) -> None:
     field, shares = ("mixture", value_of(args, "mixture")) if schedule is None else ("mixture_schedule", schedule[0][1])
     if shares is None or train_dataset is None:
         return
+    if isinstance(train_dataset, dict):
+        raise ArgumentError(
+            f"{field} has no effect: get_train_dataloader is overridden, and takes the dict of datasets as it is. "
+            f"Leave {field} out, or mix the sources there."
+        )
     is_stream = isinstance(train_dataset, IterableDataset) and hasattr(train_dataset, "sources")
     if not isinstance(train_dataset, MixtureDataset) and not is_stream:
         raise ArgumentError(

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from trainwright import Trainer
 from trainwright.data.length_sampler import sample_lengths
 from trainwright.data.mixture import MixtureDataset, as_mixture
-from trainwright.errors import DataError
+from trainwright.errors import ArgumentError, DataError
 
 from .._support.small import Diary, data, make_trainer, module
 
@@ -61,6 +61,8 @@ def test_a_dict_stays_one_for_a_dataloader_of_ones_own(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, cls=OneAfterTheOther, train_dataset=splits, num_train_epochs=1)
     assert trainer.train_dataset is splits
     assert trainer.train().global_step == 2
+    with pytest.raises(ArgumentError, match="get_train_dataloader is overridden"):
+        make_trainer(tmp_path, cls=OneAfterTheOther, train_dataset=splits, mixture={"one": 1, "two": 2})
 
 
 def test_lengths_are_those_of_the_sources() -> None:

@@ -94,6 +94,7 @@ def grid(cards: Iterable[str], kind: str = "grid") -> str:
 
 
 def card(title: str, body: str, *, is_wide: bool = True, tools: str = "") -> str:
+    """Returns a section with a heading; `tools` stand beside the heading."""
     head = f'<div class="head"><h2>{html.escape(title)}</h2>{tools}</div>'
     return f"{WIDE if is_wide else NARROW}{head}{body}</section>"
 

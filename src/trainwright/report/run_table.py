@@ -50,6 +50,7 @@ def _journals(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def summary(record: Record, name: str) -> RunSummary:
+    """Returns the line of a run in a table of runs."""
     starts = [entry for entry in record.entries if entry["kind"] in ("start", "resume")]
     last = starts[-1] if starts else {}
     steps = [entry.get("step", 0) for entry in record.entries if isinstance(entry.get("step"), int)]
