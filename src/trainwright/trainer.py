@@ -197,9 +197,8 @@ class Trainer:
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        multiple = value_of(self.args, "pad_to_multiple_of")
-        self._default_collator = columns.default_collator(self.processing_class, multiple, given=data_collator)
-        self.data_collator = self._default_collator if data_collator is None else data_collator
+        default = columns.default_collator(self.processing_class, self.args, given=data_collator)
+        self._default_collator, self.data_collator = default, default if data_collator is None else data_collator
 
         # The model on its device.
         self._train_batch_size = self.args.train_batch_size
@@ -215,8 +214,7 @@ class Trainer:
         self._adopt_model(model)
         self.model_accepts_loss_kwargs = model_facts.accepts_loss_kwargs(model)
         self.can_return_loss = model_facts.returns_loss_by_default(model)
-        names = self.args.label_names
-        self.label_names = model_facts.find_label_names(model) if names is None else names
+        self.label_names = model_facts.find_label_names(model) if (names := self.args.label_names) is None else names
         self.label_smoother = build.label_smoother(model, self.args.label_smoothing_factor)
 
         # What cannot work together is refused; then callbacks, repository and directory are opened.

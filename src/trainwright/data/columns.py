@@ -17,6 +17,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from trainwright._types import Batch, DatasetLike, Item, is_instance_of, optional_class
+from trainwright.config.fields import value_of
 from trainwright.data.mixture import MixtureDataset
 from trainwright.errors import DataError, did_you_mean
 
@@ -271,9 +272,9 @@ class DatasetWithExtras(Dataset[Sample]):
 
 
 def default_collator(
-    processing_class: Any, pad_to_multiple_of: int | None = None, *, given: object = None
+    processing_class: Any, args: object = None, *, given: object = None
 ) -> Callable[[list[Item]], Batch] | None:
-    """The collator that pads with the tokenizer or feature extractor; without one, it stacks equal shapes.
+    """The collator that pads with the tokenizer or feature extractor, as `args` say; else one that stacks equal shapes.
 
     Returns None where a collator is `given` and transformers' are not loaded, so that it cannot be this one.
     """
@@ -285,7 +286,7 @@ def default_collator(
     from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
 
     if pads:
-        return DataCollatorWithPadding(processing_class, pad_to_multiple_of=pad_to_multiple_of)
+        return DataCollatorWithPadding(processing_class, pad_to_multiple_of=value_of(args, "pad_to_multiple_of"))
     return default_data_collator
 
 
