@@ -529,6 +529,8 @@ def steps_to_count(row: Row) -> tuple[int, int]:
     """
     if row.settings and row.model == "mlp":
         return 150, 350
+    if row.settings:  # of a ledger: as many as it takes logits of together
+        return 2, 34
     if row.model in ("gpt2", "llama") and not row.evaluates:
         return (2, 4) if row.accumulation > 1 else (2, 12)
     return 10, 10 + max(row.logging_steps, 10 if row.accumulation > 1 else 20)

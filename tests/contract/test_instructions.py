@@ -44,15 +44,15 @@ def test_all_guards_take_a_hundredth_of_a_step(benchmark: Any) -> None:
     assert guarded <= (1.01 + ROOM_OF_GUARDS) * without
 
 
-@pytest.mark.slow  # four trainings under valgrind
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize(("row", "base", "limit"), [("ledger", "no guard", 1.02), ("ledger of gpt2", "gpt2", 1.005)])
-def test_the_ledger_takes_little_of_a_step(row: str, base: str, limit: float, benchmark: Any) -> None:
+@pytest.mark.slow  # two trainings under valgrind, of 350 steps
+@pytest.mark.timeout(900)
+def test_the_ledger_takes_a_fiftieth_of_a_step(benchmark: Any) -> None:
     if not benchmark.instructions.can_count():
         pytest.skip("valgrind counts them, on x86-64 Linux")
-    counts = benchmark.count([base, row], ["trainwright"])
-    assert counts[base]["trainwright"] > 0.5
-    assert counts[row]["trainwright"] <= limit * counts[base]["trainwright"]
+    counts = benchmark.count(["no guard", "ledger"], ["trainwright"])
+    without, noted = (counts[row]["trainwright"] for row in ("no guard", "ledger"))
+    assert without > 0.5
+    assert noted <= 1.02 * without
 
 
 @pytest.mark.costly
