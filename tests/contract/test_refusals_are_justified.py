@@ -33,6 +33,9 @@ OURS = (
     "loop.driven", "checks.check_drives_itself", "loop.fit.prepared_window",  # loops and windows of one's own
     "checkpoint.training_state.states_of_items", "checkpoint.training_state._check_plain_state",  # objects of one's own
     "checkpoint.training_state.load_items",
+    # Several datasets together, and the ledger of samples.
+    "checks.check_mixture", "config.coerce.parse_share", "data.mixture", "data.mixture_batches", "data.mixture_order",
+    "run.console.source_lines", "data.ledger", "run.sample_losses",
 )  # fmt: skip
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (
@@ -94,7 +97,8 @@ def test_every_justification_has_a_refusal() -> None:
 OWN_FIELDS = {
     "profiled_steps", "known_levers", "share_of_the_layer_above", "rates_by_pattern", "one_way_to_form_batches",
     "a_budget_or_a_batch_size", "formed_batches_have_their_order", "formed_batches_stay_whole",
-    "packing_needs_a_length", "open_end_is_possible", "token_is_text",
+    "packing_needs_a_length", "open_end_is_possible", "token_is_text", "shares_of_sources",
+    "mixtures_have_their_order",
 }  # fmt: skip
 # The original raises there too, with devices or processes that a test of one process on a CPU does not have.
 ELSEWHERE = {"nccl_needs_a_gpu", "one_sharding", "sharded_best_needs_full_checkpoints", "bf16_is_supported"}
