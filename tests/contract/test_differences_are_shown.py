@@ -72,6 +72,7 @@ SHOWN = {
     "what a collator or a dataset draws": f"{EXACT}::test_what_workers_draw_comes_back",
     "`model_init` beside": f"{ERRORS}::test_an_optimizer_for_a_model_that_is_yet_to_be_made",
     "`fp16=True` has": "effects/precision_fields.py::the_forward_pass_is_in_float16_and_the_loss_is_scaled",
+    "a dict of datasets as": "data/test_mixture.py::test_a_union_trains_as_the_sources_one_after_the_other_do",
     "`EarlyStoppingCallback` without": f"{ERRORS}::test_early_stopping_without_what_it_watches",
 }  # fmt: skip
 
