@@ -36,5 +36,5 @@ def group() -> Iterator[Path]:
 @pytest.mark.process
 def test_a_save_without_room_for_a_copy_is_written_at_once(group: Path, tmp_path: Path) -> None:
     done = run_python(str(SCRIPT), str(group), str(tmp_path))
-    assert done.stderr.count("bytes of memory are too much to take for a copy") == 2
+    assert done.stderr.count("bytes of memory are too much to take for a copy") == 1  # of two saves: once in a run
     assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")

@@ -70,6 +70,7 @@ trainer = Ends(
         FOLDER, use_cpu=True, disable_tqdm=True, per_device_train_batch_size=4, per_device_eval_batch_size=4,
         max_steps=16, save_steps=8, eval_strategy="steps", eval_steps=6, logging_steps=4, learning_rate=1e-2,
         hang_timeout=20 if CASE == "standstill" else 0, ddp_timeout=30 if CASE == "late" else 1800,
+        log_level_replica="info",  # each process says at which step it ends
     ),
     train_dataset=Samples(), eval_dataset=data.vectors(24), callbacks=[Says],
 )  # fmt: skip
