@@ -11,7 +11,9 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ROOM = 0.03  # another CPU's kernels of torch take more or fewer
-ROOM_OF_GUARDS = 0.005  # where the limit is 1.01: 1.007 and 1.011 were counted
+# Of two trainings of ours, which differ that much from count to count: guards, limit 1.01, were counted as 1.007 and
+# 1.011, a ledger, limit 1.02, as 1.019 and 1.021.
+ROOM_OF_TWO = 0.005
 HELD = ("mlp", "mlp x 8", "own", "own x 8", "gpt2", "gpt2 x 8", "llama", "llama x 8", "loss of mlp", "loss of gpt2",
         "own, 2 processes")  # fmt: skip
 
@@ -41,7 +43,7 @@ def test_all_guards_take_a_hundredth_of_a_step(benchmark: Any) -> None:
     counts = benchmark.count(["no guard", "on_spike"], ["trainwright"])
     without, guarded = (counts[row]["trainwright"] for row in ("no guard", "on_spike"))
     assert without > 0.5
-    assert guarded <= (1.01 + ROOM_OF_GUARDS) * without
+    assert guarded <= (1.01 + ROOM_OF_TWO) * without
 
 
 @pytest.mark.slow  # two trainings under valgrind, of 350 steps
@@ -52,7 +54,7 @@ def test_the_ledger_takes_a_fiftieth_of_a_step(benchmark: Any) -> None:
     counts = benchmark.count(["no guard", "ledger"], ["trainwright"])
     without, noted = (counts[row]["trainwright"] for row in ("no guard", "ledger"))
     assert without > 0.5
-    assert noted <= 1.02 * without
+    assert noted <= (1.02 + ROOM_OF_TWO) * without
 
 
 @pytest.mark.costly
