@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 pytest_plugins = ["tests._support.tiers", "tests._support.rounds"]
@@ -22,6 +23,9 @@ os.environ |= {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "WANDB_MODE": "disabled",
 }
+# On a busy machine any example may take long; what hangs has the limit of its test.
+hypothesis.settings.register_profile("without deadline", deadline=None)
+hypothesis.settings.load_profile("without deadline")
 # A run keeps ignoring what its process ignored from its start, and a shell starts background jobs without Ctrl-C.
 for _signal in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_signal) == signal.SIG_IGN:

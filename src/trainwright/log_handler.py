@@ -35,7 +35,7 @@ class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the
         """Cleans a record; shows it if the root logger has no handler."""
         _clean(record)
         if not logging.getLogger().handlers and not self._is_repeated(record):
-            self.setStream(sys.stderr)
+            self.stream = sys.stderr  # without a flush of the one before, which may be closed: a notebook's, a test's
             super().emit(record)
 
     def _is_repeated(self, record: logging.LogRecord) -> bool:

@@ -29,7 +29,7 @@ class Windows(Trainer):
         return super().training_step(*args, **kwargs)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     num_samples=st.integers(1, 20), batch=st.integers(1, 5), accumulation=st.integers(1, 6), epochs=st.integers(1, 2)
 )

@@ -27,7 +27,7 @@ def plain(hidden: Any, weight: Any, bias: Any, targets: Any, cap: float | None) 
     return functional.cross_entropy(logits, targets, reduction="sum")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     num_tokens=st.integers(1, 40),
     words=st.integers(2, 60),
