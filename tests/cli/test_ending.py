@@ -67,7 +67,7 @@ def test_a_run_that_was_killed_and_stopped_goes_on_to_the_same_weights(
     done("train", str(tmp_path / "whole" / "config.yaml"))
     assert (run / "model.safetensors").read_bytes() == (tmp_path / "whole/run/model.safetensors").read_bytes()
     shown = done("runs", str(tmp_path))
-    assert shown.count("done") == 2
+    assert shown.count("finished") == 2
     assert shown.count("500/500") == 2
 
 
