@@ -80,7 +80,7 @@ def _of_source(name: str, columns: JSONObject) -> JSONObject:
 
 
 def _texts(run: Path, data: Path | None) -> Callable[[int], str] | None:
-    """What returns the text of a sample: of a file of the user's, in the order of training; or of a recipe's data."""
+    """Returns a function that gives the text of a sample, from a file in the order of training or a recipe's data."""
     from trainwright.cli.tasks import recipe_run, source
 
     if data is not None:

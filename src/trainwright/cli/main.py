@@ -392,7 +392,7 @@ def ledger(
             echo(line)
     if quarantine is not None:
         add_to_quarantine(quarantine, [int(one["sample"]) for one in found])
-        echo(f"{len(found)} samples are in quarantine in {quarantine}.", err=True)
+        echo(f"In quarantine in {quarantine}: {counted(len(found), 'sample')}.", err=True)
 
 
 def env(as_json: AsJson = False) -> None:

@@ -15,7 +15,7 @@ from trainwright.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class SourceUse:
-    """What a run makes of a source."""
+    """Use of one source by a run."""
 
     name: str
     rows: int

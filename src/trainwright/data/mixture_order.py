@@ -81,9 +81,9 @@ class ShareCurve:
         parts = np.array([np.add(knot.first, knot.last) / 2 for knot in self.knots])[:-1] * widths
         return np.concatenate([np.zeros((1, len(self.knots[0].first))), np.cumsum(parts, axis=0)])
 
-    def shares_at(self, position: float) -> Floats:
-        """The share of each source at a position."""
-        piece = int(np.searchsorted(self._starts, position, side="right")) - 1
+    def shares_at(self, position: float, *, is_before: bool = False) -> Floats:
+        """Returns the share of each source at a position, or just before it."""
+        piece = int(np.searchsorted(self._starts, position, side="left" if is_before else "right")) - 1
         shares: Floats = self._first[piece] + self._slopes[piece] * (position - self._starts[piece])
         return shares
 
@@ -95,7 +95,7 @@ class ShareCurve:
         return sums
 
     def times(self, source: int, numbers: Integers) -> Floats:
-        """When samples of a source are due; infinity for those that never are."""
+        """Returns the times at which samples of a source are due; infinity for those that never are."""
         sums, aim = self._sums[:, source], numbers + 0.5
         piece = np.searchsorted(sums, aim, side="right") - 1
         rest, share, slope = aim - sums[piece], self._first[piece, source], self._slopes[piece, source]
@@ -106,7 +106,7 @@ class ShareCurve:
         return times
 
     def counts_before(self, time: float) -> list[int]:
-        """How many samples of each source are due before a time: exactly those whose `times` are less."""
+        """Returns the number of samples of each source that are due before a time: those whose `times` are less."""
         counts = []
         for source, near in enumerate(np.rint(self.samples_before(time)).astype(np.int64).tolist()):
             first = max(near - 2, 0)
@@ -127,16 +127,13 @@ class ShareCurve:
         """This curve up to a position, and another one after it; what comes before the position stays the same."""
         position += len(self.knots[0].first) + 1  # samples before it may be due a little later
         before = [knot for knot in self.knots if knot.position < position]
-        before[-1] = Knot(before[-1].position, before[-1].first, tuple(self._just_before(position).tolist()))
+        before[-1] = Knot(
+            before[-1].position, before[-1].first, tuple(self.shares_at(position, is_before=True).tolist())
+        )
         after = [knot for knot in other.knots if knot.position > position]
-        end = tuple(other._just_before(after[0].position).tolist()) if after else ()
+        end = tuple(other.shares_at(after[0].position, is_before=True).tolist()) if after else ()
         here = tuple(other.shares_at(position).tolist())
         return ShareCurve((*before, Knot(position, here, end or here), *after))
-
-    def _just_before(self, position: int) -> Floats:
-        piece = int(np.searchsorted(self._starts, position, side="left")) - 1
-        shares: Floats = self._first[piece] + self._slopes[piece] * (position - self._starts[piece])
-        return shares
 
     def to_json(self) -> str:
         """Text for a checkpoint."""
@@ -223,7 +220,7 @@ class MixtureOrder(Order, Sampler[int]):
         return f"the new mixture from sample {position + 1} on; each source continues in its own order"
 
     def uses(self, num_epochs: float) -> list[SourceUse]:
-        """What a run of so many epochs makes of each source."""
+        """Returns the use of each source by a run of so many epochs."""
         end = num_epochs * self.num_samples
         shares, last, counts = self.curve.shares_at(0.0), self.curve.shares_at(end), self.curve.counts_before(end)
         return [

@@ -63,7 +63,7 @@ def comparison(records: dict[str, Record], *, tolerance: float = TOLERANCE) -> s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """Where the losses of two runs part."""
+    """First difference of the losses of two runs."""
 
     runs: tuple[str, str]
     num_shared_steps: int  # steps that both logged

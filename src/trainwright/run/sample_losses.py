@@ -52,7 +52,7 @@ MicroBatch = tuple[int, Sequence[Row], int]
 
 
 class Formula(NamedTuple):
-    """How a model makes its loss of logits and labels."""
+    """Formula by which a model computes its loss from logits and labels."""
 
     kind: str  # "ce", "mse" or "bce"
     shifts: bool = False  # the logits at position i are compared with label i + 1

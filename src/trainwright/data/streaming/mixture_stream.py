@@ -27,7 +27,7 @@ OWNERS = 4096  # positions whose sources are computed at a time
 
 
 class Shares(Protocol):
-    """Which source each position has."""
+    """Sources by position."""
 
     def sources(self, first: int, stop: int) -> tuple[NDArray[np.int64], object]: ...
     def to_json(self) -> str: ...
@@ -156,7 +156,7 @@ class MixtureStream(IterableDataset[Item]):
 
 
 class _Place:
-    """How far a source is read."""
+    """Progress of reading one source."""
 
     def __init__(self, passes: int = 0, items: int = 0, has_ended: bool = False) -> None:
         self.passes, self.items, self.has_ended = passes, items, has_ended
