@@ -14,21 +14,14 @@ from trainwright.callbacks.notebook import MAX_ROWS, MetricsTable
 
 from .._support import kernel
 from .._support.kernel import Kernel, Output
+from .tiny import TINY
 
-SETUP = """
-%xmode Minimal
+SETUP = (
+    "%xmode Minimal"
+    + TINY
+    + """
 import os, signal, time
-import torch
-from torch import nn
 from trainwright import Trainer, TrainerCallback, TrainingArguments
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, 2)
-    def forward(self, x, labels):
-        logits = self.linear(x)
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-items = [{"x": torch.ones(2) * i, "labels": i % 2} for i in range(8)]
 def accuracy(p):
     return {"accuracy": float((p.predictions.argmax(-1) == p.label_ids).mean()), "<b>": 1}
 def trainer(eval_dataset=items, callbacks=(), **settings):
@@ -50,6 +43,7 @@ def wait():  # until the signal that is sent for the line has come
 def twice():
     for _ in range(2): os.kill(os.getpid(), signal.SIGINT)
 """
+)
 
 
 class Tables(HTMLParser):

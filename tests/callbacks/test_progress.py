@@ -16,19 +16,12 @@ import pytest
 from trainwright.callbacks.progress import readable
 
 from .._support import forked
+from .tiny import TINY
 
-SCRIPT = """
-import torch
-from torch import nn
+SCRIPT = (
+    TINY
+    + """
 from trainwright import Trainer, TrainingArguments
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, 2)
-    def forward(self, x, labels):
-        logits = self.linear(x)
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-items = [{"x": torch.ones(2) * i, "labels": i % 2} for i in range(8)]
 args = TrainingArguments("run", use_cpu=True, report_to="none", num_train_epochs=3, per_device_train_batch_size=2,
                          logging_steps=4, eval_strategy="epoch", save_strategy="no", disable_tqdm=DISABLE)
 trainer = Trainer(model=Net(), args=args, train_dataset=items, eval_dataset=items)
@@ -36,6 +29,7 @@ trainer.train()
 trainer.predict(items)
 print("the end", flush=True)
 """
+)
 
 
 def environment() -> dict[str, str]:
