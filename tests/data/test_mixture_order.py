@@ -325,6 +325,19 @@ def test_lines_about_the_sources(tmp_path: Path, caplog: Any, capsys: Any) -> No
     assert "25 % of the rows of 'b'" in caplog.text
 
 
+def test_a_row_in_quarantine_gives_its_place_to_another_of_its_source() -> None:
+    batches = EpochBatches(order_of((0, SHARES)), 10)
+    before = flat(batches)
+    left_out = {*range(100, 1_000), 1_000, 10_999, 11_000, 20_000}
+    batches.leave_out(left_out, len(THREE))
+    batches.seek(0)
+    after = flat(batches)
+    assert not left_out & set(after)
+    assert left_out & set(before)
+    assert sources(after).tolist() == sources(before).tolist()
+    assert all(old == new for old, new in zip(before, after, strict=True) if old not in left_out)
+
+
 def test_another_mixture_of_formed_batches_is_refused_within_an_epoch() -> None:
     items = [{"input_ids": [0] * 4}] * 40
     dataset = MixtureDataset({"a": items[:20], "b": items[20:]})

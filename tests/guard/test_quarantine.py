@@ -193,6 +193,7 @@ def test_samples_of_a_stream_are_named_by_their_places(tmp_path: Path) -> None:
 def test_substitutes() -> None:
     assert substitutes({2, 3, 9}, 6) == {2: 4, 3: 4}
     assert substitutes({0, 5}, 6) == {0: 1, 5: 1}
+    assert substitutes({1, 2, 4, 5}, 6, [0, 3, 5]) == {1: 0, 2: 0, 4: 3, 5: 0}  # within sources; the last has no other
 
 
 def test_batches_formed_by_length_lose_the_sample() -> None:

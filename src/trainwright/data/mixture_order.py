@@ -158,7 +158,8 @@ class MixtureOrder(Order, Sampler[int]):
         self, dataset: MixtureDataset, curve: ShareCurve, num_samples: int, *, seed: int, settings: str, shuffles: bool
     ) -> None:
         super().__init__()
-        self.names, self.offsets = dataset.names, np.array(dataset.offsets, dtype=np.int64)
+        self.names, self.source_starts = dataset.names, dataset.offsets
+        self.offsets = np.array(dataset.offsets, dtype=np.int64)
         self.rows = [len(source) for source in dataset.sources.values()]
         self.curve, self.num_samples, self.seed = curve, num_samples, seed
         self.samples_per_epoch = num_samples

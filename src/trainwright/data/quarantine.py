@@ -7,15 +7,17 @@ Of samples 0 to 5, with 2 and 3 in quarantine, an epoch in the order 4 2 0 3 5 1
 one of the whole order: after 4 0 it is 4, of 6. A resume finds it whatever is in quarantine then: what comes before it
 is done, and what comes after it is trained unless it is left out.
 
-Where the order of an epoch cannot be computed (a sampler's), and in the rest of an epoch in which samples come into
-quarantine, it keeps its length: the next sample of the dataset takes the place of one that is left out. Batches that
-are formed by length lose the sample.
+Where the order of an epoch cannot be computed (a sampler's), in the rest of an epoch in which samples come into
+quarantine, and with shares of a mixture, an epoch keeps its length: the next sample of the dataset takes the place of
+one that is left out, with shares the next one of its source. Batches that are formed by length lose the sample.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -117,20 +119,22 @@ class KeptItems(Iterator[Item]):
             ) from None
 
 
-def substitutes(left_out: Collection[int], num_samples: int) -> dict[int, int]:
+def substitutes(left_out: Collection[int], num_samples: int, starts: Sequence[int] = (0,)) -> dict[int, int]:
     """Returns which sample takes the place of each one that is left out; a DataError if none would be left.
 
-    Indices beyond the end of the dataset have no effect.
+    It is the next one of the same source, from the first again after the last; of another source only where nothing is
+    left of that one. `starts` are the first samples of the sources. Indices beyond the end of the dataset have no
+    effect.
     """
     left_out = {sample for sample in left_out if sample < num_samples}
     if left_out and len(left_out) >= num_samples:
         raise DataError(f"All {num_samples} samples are in quarantine. Delete {QUARANTINE_NAME}, or lines of it.")
     found: dict[int, int] = {}
     for sample in left_out:
-        other = sample
-        while other in left_out:
-            other = (other + 1) % num_samples
-        found[sample] = other
+        source = bisect_right(starts, sample)
+        first, stop = starts[source - 1], starts[source] if source < len(starts) else num_samples
+        others = chain(range(sample + 1, stop), range(first, sample), range(stop, num_samples), range(first))
+        found[sample] = next(other for other in others if other not in left_out)
     return found
 
 

@@ -17,7 +17,7 @@ import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -44,6 +44,7 @@ class Order(ABC):
     is_permutation = False  # an epoch has each sample once, in an order that can be computed at any time
 
     samples_per_epoch: int | None = None  # where that is another number than the dataset has
+    source_starts: Sequence[int] = (0,)  # first samples of the sources whose shares it keeps
 
     @abstractmethod
     def indices(self, epoch: int) -> Iterable[Any]:
@@ -291,7 +292,7 @@ class EpochBatches(Sampler[list[int]]):
 
     def leave_out(self, samples: Collection[int], num_samples: int) -> None:
         """Leaves samples out of the epochs that begin now, and does not fetch them any more in one that has begun."""
-        self._substitutes = substitutes(samples, num_samples)
+        self._substitutes = substitutes(samples, num_samples, self.order.source_starts)
         self._left_out = frozenset(self._substitutes)
 
     @property
