@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.connect import write_connection_file
+from typing import TYPE_CHECKING, Any
 
 from . import forked
+
+if TYPE_CHECKING:  # the quick tests also run where Jupyter is not installed
+    from jupyter_client.blocking.client import BlockingKernelClient
 
 
 @dataclass
@@ -74,6 +74,9 @@ class Kernel:
 @contextmanager
 def running(folder: Path) -> Iterator[Kernel]:
     """A kernel whose working directory is `folder`."""
+    from jupyter_client.blocking.client import BlockingKernelClient
+    from jupyter_client.connect import write_connection_file
+
     path = folder / "kernel.json"
     write_connection_file(str(path), transport="ipc", ip=str(folder / "socket"))
     process = forked.start(["-m", "ipykernel_launcher", "-f", str(path)], cwd=folder)
