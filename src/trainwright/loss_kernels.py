@@ -26,9 +26,11 @@ from trainwright.state.model_modes import ModuleModes
 
 logger = logging.getLogger(__name__)
 
-# hidden (tokens, width), weight (words, width), bias (words) or None, targets (tokens), soft cap or None -> summed loss
+# hidden (tokens, width), weight (words, width), bias (words) or None, targets (tokens), soft cap or None -> the summed
+# loss, and the losses of the tokens where the kernel has them
 Kernel: TypeAlias = Callable[
-    [torch.Tensor, torch.Tensor, "torch.Tensor | None", torch.Tensor, "float | None"], torch.Tensor
+    [torch.Tensor, torch.Tensor, "torch.Tensor | None", torch.Tensor, "float | None"],
+    "tuple[torch.Tensor, torch.Tensor | None]",
 ]
 ELEMENTS = 2**25  # logits that exist at a time: 128 MiB in fp32
 PACKAGES = {"cce": ("cut_cross_entropy", "cut-cross-entropy"), "liger": ("liger_kernel", "liger-kernel")}
@@ -45,22 +47,22 @@ class _Chunked(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor,
         cap: float | None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         # Sums over chunks in fp32: in half precision each chunk would round them.
         sums = [torch.zeros_like(one, dtype=torch.promote_types(one.dtype, torch.float32)) if one is not None and needed
                 else None for one, needed in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)]  # fmt: skip
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        total = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        losses = hidden.new_empty(targets.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
         for start in range(0, hidden.shape[0], rows := max(1, ELEMENTS // weight.shape[0])):
             part, target = hidden[start : start + rows], targets[start : start + rows, None]
-            logits = functional.linear(part, weight, bias).to(total.dtype)
+            logits = functional.linear(part, weight, bias).to(losses.dtype)
             slope = None
             if cap is not None:
                 ratio = torch.tanh(logits / cap)
                 logits, slope = ratio * cap, 1 - ratio * ratio
             counts, index = target.ne(IGNORE_INDEX), target.clamp(min=0)
             norm = torch.logsumexp(logits, dim=-1, keepdim=True)
-            total += torch.where(counts, norm - logits.gather(1, index), 0.0).sum()
+            losses[start : start + rows] = torch.where(counts, norm - logits.gather(1, index), 0.0)[:, 0]
             if grad_hidden is None and sums == [None, None]:
                 continue
             grad = logits.sub_(norm).exp_()  # the probabilities
@@ -73,10 +75,11 @@ class _Chunked(torch.autograd.Function):
             if sums[1] is not None:
                 sums[1] += grad.sum(0)
         ctx.gradients, ctx.dtype = (grad_hidden, *sums), weight.dtype
-        return total
+        ctx.mark_non_differentiable(losses)
+        return losses.sum(), losses
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> Any:
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError('loss_kernel="chunked" keeps its gradients for one backward. Set loss_kernel=None.')
@@ -89,7 +92,7 @@ def chunked_cross_entropy(
     bias: torch.Tensor | None,
     targets: torch.Tensor,
     cap: float | None = None,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes the summed cross-entropy of an output layer without keeping its logits.
 
     Args:
@@ -100,33 +103,34 @@ def chunked_cross_entropy(
         cap: logits are `cap * tanh(logits / cap)`; None: as they are.
 
     Returns:
-        The sum over tokens, a scalar in fp32 with its graph (one backward). With the same memory for any number of
-        tokens beside `hidden`, and two copies of `weight` at most.
+        The sum over tokens, a scalar in fp32 with its graph (one backward), and the losses of the tokens (tokens) in
+        fp32 without one, 0 where no label counts. With the same memory for any number of tokens beside `hidden`, and
+        two copies of `weight` at most.
     """
     return _Chunked.apply(hidden, weight, bias, targets, cap)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _cce(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, cap: float | None
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, None]:
     from cut_cross_entropy import linear_cross_entropy
 
     total: torch.Tensor = linear_cross_entropy(
         hidden, weight, targets, bias=bias, softcap=cap, ignore_index=IGNORE_INDEX, reduction="sum"
     )
-    return total
+    return total, None
 
 
 def _liger(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, cap: float | None
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, None]:
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
     found = liger_fused_linear_cross_entropy(
         hidden, weight, targets, bias, ignore_index=IGNORE_INDEX, reduction="sum", softcap=cap
     )
     total: torch.Tensor = found[0] if isinstance(found, tuple) else found
-    return total
+    return total, None
 
 
 KERNELS: dict[str, Kernel] = {"chunked": chunked_cross_entropy, "cce": _cce, "liger": _liger}
@@ -189,6 +193,7 @@ class _Swap:
         self.config: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.cap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.is_active = self.in_evaluation = self.was_used = False
+        self.token_losses: torch.Tensor | None = None  # of the forward pass under way
 
     def find_obstacle(self) -> str | None:
         """Returns why the model cannot be changed like this; None where nothing is known against it."""
@@ -242,6 +247,9 @@ class _Swap:
                 self.config.final_logit_softcapping = self.cap
             if output is not None:
                 output["logits"] = None
+                if self.token_losses is not None:  # what the ledger reads in place of logits
+                    output["token_losses"] = self.token_losses
+            self.token_losses = None
 
     def loss(
         self,
@@ -266,7 +274,8 @@ class _Swap:
             dtype = torch.get_autocast_dtype(kind)
             hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         with torch.autocast(kind, enabled=False):
-            total = self.kernel(hidden, weight, bias, targets, self.cap)
+            total, losses = self.kernel(hidden, weight, bias, targets, self.cap)
+        self.token_losses = None if losses is None else losses.view(shift_labels.shape)
         if num_items_in_batch is None:
             return total / targets.ne(IGNORE_INDEX).sum()
         if isinstance(num_items_in_batch, torch.Tensor):

@@ -659,9 +659,13 @@ class Trainer:
 
         Raises:
             DataError: there is no `train_dataset`.
+            ArgumentError: `mixture` has other names than the datasets of `train_dataset`.
         """
         if self.train_dataset is None:
             raise DataError("Training needs a train_dataset; pass one to Trainer.")
+        if isinstance(self.train_dataset, dict):  # assigned since the trainer was made
+            self.train_dataset = mixture.as_mixture(self.train_dataset)
+            checks.check_mixture(self.args, self.train_dataset)
         return self._get_dataloader(
             self.train_dataset, "Training", self._train_batch_size, self._get_train_sampler, is_training=True
         )

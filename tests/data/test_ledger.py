@@ -76,9 +76,17 @@ def texts(lengths: list[int] | None = None) -> list[dict[str, Any]]:
     return [{"input_ids": row, "labels": [-100, -100, *row[2:]] if len(row) > 4 else row} for row in rows]
 
 
+def padded(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    parts = {"input_ids": 0, "labels": -100}
+    return {
+        name: nn.utils.rnn.pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=fill)
+        for name, fill in parts.items()
+    }
+
+
 def trained(folder: Path, model: Any, rows: Any, resume: Any = None, **more: Any) -> Any:
     settings = {"max_steps": -1, "num_train_epochs": EPOCHS, "ledger": True}
-    parts = {name: more.pop(name) for name in ("callbacks", "data_collator") if name in more}
+    parts = {name: more.pop(name) for name in ("callbacks", "data_collator", "eval_dataset") if name in more}
     one = doubles.trainer(folder, settings=settings | more, model=model, train_dataset=rows, **parts)
     one.train(resume_from_checkpoint=resume)
     return one
@@ -146,6 +154,22 @@ def test_rows_that_are_packed_are_split_by_sample(tmp_path: Path) -> None:
     assert found["visits"].tolist() == [1] * len(rows)
     assert found["tokens"].tolist() == [num for num, _ in alone]
     np.testing.assert_allclose(found["mean_loss"], [mean for _, mean in alone], atol=1e-5)
+
+
+@pytest.mark.parametrize("packing", [{}, {"packing": "best_fit", "packing_length": 16}], ids=["padded", "packed"])
+def test_a_loss_kernel_without_logits_gives_the_losses_of_its_tokens(packing: dict[str, Any], tmp_path: Path) -> None:
+    rows = texts([3, 9, 16, 2, 5, 5, 12, 7])
+    more: dict[str, Any] = packing or {"data_collator": padded}
+    found = []
+    for kernel in ("chunked", None):
+        folder = tmp_path / str(kernel)
+        trained(folder, gpt2(), rows, loss_kernel=kernel, num_train_epochs=1, **more)
+        found.append(rows_in(folder))
+    ours, plain = found
+    assert not ours["about"]["is_mean"]
+    for name in ("visits", "tokens"):
+        assert ours[name].tolist() == plain[name].tolist()
+    np.testing.assert_allclose(ours["mean_loss"], plain["mean_loss"], rtol=1e-5)
 
 
 def test_segments_of_packed_rows() -> None:
@@ -229,8 +253,12 @@ def test_logs_have_the_loss_and_the_tokens_of_each_source(tmp_path: Path) -> Non
         assert whole / num == pytest.approx(entry["loss"], abs=1e-6)
         assert num == found["tokens"][of_step].sum()
         assert sum(entry[f"samples/{name}"] for name in names) == of_step.sum() == 4
-    plain = trained(tmp_path / "plain", gpt2(), parts, num_train_epochs=1, ledger=False, logging_steps=3)
+    evaluates = {"eval_strategy": "steps", "eval_steps": 3, "eval_dataset": parts}
+    plain = trained(tmp_path / "plain", gpt2(), parts, num_train_epochs=1, ledger=False, logging_steps=3, **evaluates)
     assert plain.state.log_history[0]["samples/chat"] == 4
+    evaluated = {name for entry in plain.state.log_history for name in entry if name.endswith("_loss")}
+    assert evaluated == {"eval_code_loss", "eval_chat_loss", "train_loss"}
+    assert {*plain.evaluate()} >= {"eval_code_loss", "eval_chat_loss"}
     assert not (tmp_path / "plain" / LEDGER_NAME).exists()
 
 

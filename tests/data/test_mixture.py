@@ -80,10 +80,21 @@ def test_a_union_trains_as_the_sources_one_after_the_other_do(tmp_path: Path) ->
     diary = Diary(items[:16])
     mixed = make_trainer(tmp_path / "mixed", train_dataset={"list": diary, "table": table}, model=module(0.0))
     plain = make_trainer(tmp_path / "plain", train_dataset=items, model=module(0.0))
-    for trainer in (mixed, plain):
+    assigned = make_trainer(tmp_path / "assigned", train_dataset=items[:1], model=module(0.0))
+    assigned.train_dataset = {"list": items[:16], "table": table}
+    for trainer in (mixed, plain, assigned):
         trainer.train()
     assert isinstance(mixed, Trainer)
     assert sorted(diary.reads) == sorted([*range(16)] * 2)
-    assert [entry.get("loss") for entry in mixed.state.log_history] == [
-        entry.get("loss") for entry in plain.state.log_history
-    ]
+    losses, of_mixed, of_assigned = (
+        [entry.get("loss") for entry in trainer.state.log_history] for trainer in (plain, mixed, assigned)
+    )
+    assert losses == of_mixed == of_assigned
+
+
+def test_shares_of_a_dict_that_is_assigned_are_checked_before_step_1(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, train_dataset=None, mixture={"code": 1, "chat": 2})
+    trainer.train_dataset = {"code": data.vectors(4), "chats": data.vectors(4)}
+    with pytest.raises(ArgumentError, match="'chat'"):
+        trainer.train()
+    assert trainer.state.global_step == 0

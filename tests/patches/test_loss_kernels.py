@@ -21,10 +21,11 @@ from .._support.small import data, differing, make_trainer, models, weights
 from .._support.subprocesses import run_python
 
 
-def plain(hidden: Any, weight: Any, bias: Any, targets: Any, cap: float | None) -> torch.Tensor:
+def plain(hidden: Any, weight: Any, bias: Any, targets: Any, cap: float | None) -> tuple[torch.Tensor, torch.Tensor]:
     logits = functional.linear(hidden, weight, bias).float()
     logits = logits if cap is None else torch.tanh(logits / cap) * cap
-    return functional.cross_entropy(logits, targets, reduction="sum")
+    losses = functional.cross_entropy(logits, targets, reduction="none")
+    return losses.sum(), losses.detach()
 
 
 @settings(max_examples=30)
@@ -54,16 +55,16 @@ def test_loss_and_gradients_are_those_of_the_logits(
         own = [one.clone().requires_grad_(i != frozen) for i, one in enumerate(parts)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loss_kernels, "ELEMENTS", rows * words)
-            loss = compute(*own[:2], own[2] if has_bias else None, targets, cap)
+            loss, losses = compute(*own[:2], own[2] if has_bias else None, targets, cap)
         (loss * 0.5).backward()
-        found.append([loss.detach(), *(one.grad for one in own if one.requires_grad)])
+        found.append([loss.detach(), losses, *(one.grad for one in own if one.requires_grad)])
     for ours, theirs in zip(*reversed(found), strict=True):
         torch.testing.assert_close(ours.to(dtype), theirs.to(dtype), rtol=1e-5, atol=1e-5)
 
 
 def test_a_second_backward_is_refused() -> None:
     hidden = torch.randn(3, 4, requires_grad=True)
-    loss = chunked_cross_entropy(hidden, torch.randn(5, 4), None, torch.tensor([0, 1, 2]))
+    loss, _ = chunked_cross_entropy(hidden, torch.randn(5, 4), None, torch.tensor([0, 1, 2]))
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="one backward"):
         loss.backward()
@@ -193,7 +194,7 @@ targets = torch.randint(0, 150_000, (4096,))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 began = time.process_time()
 if sys.argv[1] == "chunked":
-    loss = chunked_cross_entropy(hidden, weight, None, targets)
+    loss, _ = chunked_cross_entropy(hidden, weight, None, targets)
 else:
     loss = functional.cross_entropy(functional.linear(hidden, weight).float(), targets, reduction="sum")
 loss.backward()

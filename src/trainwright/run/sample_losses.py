@@ -54,22 +54,24 @@ MicroBatch = tuple[int, Sequence[Row], int]
 class Formula(NamedTuple):
     """Formula by which a model computes its loss from logits and labels."""
 
-    kind: str  # "ce", "mse" or "bce"
+    kind: str  # "ce", "mse", "bce", or "given": a loss kernel gives the losses of tokens in place of logits
     shifts: bool = False  # the logits at position i are compared with label i + 1
     smoothing: float = 0.0  # share of the uniform target
 
     def flat(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns logits (values, ...) and labels that can be joined with those of other micro-batches."""
-        if self.kind != "ce":
+        if self.kind in ("mse", "bce"):
             return logits.reshape(len(labels), -1), labels.reshape(len(labels), -1)
-        if logits.ndim == 2:
+        if logits.ndim == 2 and self.kind == "ce":
             return logits, labels.reshape(-1)
         if self.shifts:
             logits, labels = logits[:, :-1], labels[:, 1:]
-        return logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+        return logits.reshape(-1, *logits.shape[2:]), labels.reshape(-1)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The values of flat logits and labels, float32."""
+        if self.kind == "given":
+            return logits.masked_fill(labels == IGNORE_INDEX, IGNORED)
         if self.kind != "ce":
             logits, labels = logits.float(), labels.float()
             function = functional.mse_loss if self.kind == "mse" else functional.binary_cross_entropy_with_logits
@@ -90,6 +92,8 @@ def formulas(logits: torch.Tensor, labels: torch.Tensor, *, shifts: bool, smooth
             yield from (Formula("ce", one, smoothing) for one in (shifts, not shifts))
         elif logits.ndim == 2 and len(logits) == labels.numel() and logits.shape[1] > 1:
             yield Formula("ce", smoothing=smoothing)
+        if labels.ndim == 2 and logits.shape == labels.shape:
+            yield from (Formula("given", one) for one in (shifts, not shifts))
     if logits.numel() == labels.numel():
         yield from (Formula("mse"), Formula("bce"))
 
@@ -180,7 +184,7 @@ class SampleLosses:
         self._is_plain = self._is_plain or (
             is_known and formula.kind == "ce" and labels.ndim == 1 and type(rows[0]) is int and self._num_parts == 1
         )
-        width = labels.numel() // len(labels) - formula.shifts if formula.kind == "ce" else 1
+        width = 1 if formula.kind in ("mse", "bce") else labels.numel() // len(labels) - formula.shifts
         self._pending.append((step, rows, width))
         self._logits.append(logits.detach())
         self._labels.append(labels)
@@ -404,9 +408,9 @@ def segments(rows: Sequence[list[Piece]], width: int, *, shifts: bool) -> Iterat
 
 
 def _tensors(outputs: Any, inputs: Batch, collated: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Logits and labels of a forward pass on one device; None where there are none."""
+    """Logits, or what stands for them, and labels of a forward pass on one device; None where there are none."""
     if isinstance(outputs, Mapping):
-        logits = outputs.get("logits")
+        logits = outputs.get("token_losses", outputs.get("logits"))
     else:
         many = outputs if isinstance(outputs, (tuple, list)) else ()
         logits = next((one for one in many if isinstance(one, torch.Tensor) and one.ndim), None)
