@@ -67,15 +67,25 @@ def test_the_schema_takes_both_forms() -> None:
 
 
 @pytest.mark.costly
-def test_three_files_are_trained_on_by_their_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_files_are_trained_on_by_their_shares_and_their_ledger_has_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = "".join(
         f"    - {{path: {name}.jsonl, share: {share}}}\n" for name, share in zip(NAMES, (0.5, 0.3, 0.2), strict=True)
     )
     written(tmp_path, {})
-    (tmp_path / "config.yaml").write_text(SMALL.replace("  train: table.csv\n", f"  sources:\n{sources}"))
+    text = SMALL.replace("  train: table.csv\n", f"  sources:\n{sources}") + "  ledger: true\n"
+    (tmp_path / "config.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
     done = call("train", "config.yaml")
     assert done.exit_code == 0, done.output
     assert "50.0% of the samples" in done.output
     journal = (tmp_path / "run" / "trainer_state.json").read_text()
     assert json.loads(journal)["global_step"] == 8
+    resumed = call("resume", "run", "training.max_steps=9")
+    assert resumed.exit_code == 0, resumed.output
+    listed = json.loads(call("ledger", "run", "text", "-n", "99", "--json").output)
+    assert {one["source"] for one in listed} == set(NAMES)
+    for one in listed:
+        assert one["text"].split()[0] == one["source"], "the rows of a mixture come source by source"
+    assert len({one["text"] for one in listed}) == len(listed) > 20
+    refused = call("ledger", "run", "text", "--data", "code.jsonl")
+    assert (refused.exit_code, "and code.jsonl has 24 rows" in " ".join(refused.output.split())) == (2, True)

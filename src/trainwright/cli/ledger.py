@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def answer(run: Path, question: str, *, number: int, data: Path | None) -> list[
         rows = _chosen(question, columns)[:number]
         found = [{name: columns[name][row].item() if hasattr(columns[name][row], "item") else columns[name][row]
                   for name in SHOWN if name in columns} for row in rows]  # fmt: skip
-    text_of = _texts(run, data)
+    text_of = _texts(run, data, about["num_samples"])
     return [{**one, "text": text_of(one["sample"])} for one in found] if text_of else found
 
 
@@ -79,18 +80,24 @@ def _of_source(name: str, columns: JSONObject) -> JSONObject:
     }  # fmt: skip
 
 
-def _texts(run: Path, data: Path | None) -> Callable[[int], str] | None:
-    """Returns a function that gives the text of a sample, from a file in the order of training or a recipe's data."""
+def _texts(run: Path, data: Path | None, num_samples: int | None) -> Callable[[int], str] | None:
+    """Returns a function that gives the text of a sample, from a file in the order of training or a recipe's data.
+
+    None where the recipe's rows are not the samples: texts that were cut into blocks are others.
+    """
     from trainwright.cli.tasks import recipe_run, source
 
     if data is not None:
         from trainwright.cli.recipe.schema import DataPart
 
         rows: Any = list(source.read_rows(data, DataPart()))
+        if num_samples not in (None, len(rows)):
+            raise DataError(f"The ledger is of {num_samples} samples, and {data} has {len(rows)} rows.")
     elif (run / recipe_run.RECIPE_NAME).is_file():
-        rows = source.load(*recipe_run.read_run(run, ())).train
-        if isinstance(rows, dict):
-            rows = [row for part in rows.values() for row in part]
+        material = source.load(*recipe_run.read_run(run, ()))
+        rows = list(chain.from_iterable(material.by_source().values())) if material.source_of else material.train
+        if num_samples not in (None, len(rows)):
+            return None
     else:
         return None
 

@@ -203,6 +203,8 @@ def plain(recipe: Recipe) -> JSONObject:
     """Returns the recipe as in a file: values that differ from the defaults, without tokens."""
     training = {name: value for name, value in recipe.training.items() if not name.endswith("_token")}
     training.pop("resume_from_checkpoint", None)
+    if any(one.get("share") is not None for one in recipe.data.sources or ()):
+        del training["mixture"]  # made of these shares when the file is read
     others = {name: _set(part) for name in OPTIONAL if (part := getattr(recipe, name)) is not None}
     return {"task": recipe.task, "model": _set(recipe.model), "data": _set(recipe.data), **others, "training": training}
 

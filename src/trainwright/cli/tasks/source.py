@@ -43,6 +43,13 @@ class TaskSource:
         """Returns the parts that have rows, by name."""
         return [(name, rows) for name, rows in (("train", self.train), ("eval", self.eval)) if len(rows)]
 
+    def by_source(self) -> dict[str, list[Row]]:
+        """Returns the rows to train on of each source, in the order of the sources."""
+        rows: dict[str, list[Row]] = {source["name"]: [] for source in self.recipe.data.sources or ()}
+        for row in self.train:
+            rows[self.source_of[id(row)]].append(row)
+        return rows
+
     def wrong(self, problem: str, *path: str) -> NoReturn:
         """Raises a RecipeError that names the entry at `path`."""
         self.tree.refuse([(path, f"{'.'.join(path)}: {problem}")])

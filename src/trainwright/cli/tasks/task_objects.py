@@ -73,10 +73,7 @@ def text_parts(
 
 def _mixed(material: TaskSource, encode: Callable[[Columns], Columns]) -> MixtureDataset:
     """Encodes the rows of each source."""
-    rows: dict[str, list[Row]] = {source["name"]: [] for source in material.recipe.data.sources or ()}
-    for row in material.train:
-        rows[material.source_of[id(row)]].append(row)
-    return MixtureDataset({name: encoded(one, encode) for name, one in rows.items()})
+    return MixtureDataset({name: encoded(rows, encode) for name, rows in material.by_source().items()})
 
 
 def text_objects(
