@@ -67,7 +67,9 @@ def test_the_schema_takes_both_forms() -> None:
 
 
 @pytest.mark.costly
-def test_three_files_are_trained_on_by_their_shares_and_their_ledger_has_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_files_are_trained_on_by_their_shares_and_their_ledger_has_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sources = "".join(
         f"    - {{path: {name}.jsonl, share: {share}}}\n" for name, share in zip(NAMES, (0.5, 0.3, 0.2), strict=True)
     )
