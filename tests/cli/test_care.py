@@ -166,6 +166,20 @@ def test_commands_print_json_for_programs(trained: Path, tmp_path: Path) -> None
     assert {"severity", "evidence", "cure", "check"} == set(report["findings"][0])
 
 
+def test_a_command_about_runs_says_which_one_is_missing(trained: Path) -> None:
+    one, nowhere = str(trained / "run"), str(trained / "nowhere")
+    for said, words in (
+        (f"compare takes two runs or more, and {one} is one", ("compare", one)),
+        (f"There is no {nowhere}", ("compare", one, nowhere)),
+        (f"There is no {trained / 'journal.jsonl'}", ("report", str(trained))),
+        (f"There is no {nowhere}/recipe.yaml", ("resume", nowhere)),
+    ):
+        result = call(*words)
+        assert result.exit_code != 0
+        assert said in result.output
+        assert "trainwright runs" in result.output
+
+
 def test_a_push_without_uploads_says_so(trained: Path) -> None:
     assert "Nothing waits in" in done("push", str(trained / "run"))
 

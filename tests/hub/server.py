@@ -237,6 +237,9 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(400)
         return self.hub.large[line["value"]["oid"]]
 
+    def account(self, body: bytes) -> None:
+        self._send(200, {"name": "me"})
+
     def info(self, body: bytes, repo: str, revision: str = "main") -> None:
         files = [{"rfilename": name} for name in self._branch(repo, revision)]
         self._send(200, {"id": repo, "sha": _sha(self._repo(repo)), "siblings": files,
@@ -269,6 +272,7 @@ def _oid(content: bytes | None, *, is_large: bool) -> str | None:
 
 _NAME = r"(?P<repo>[^/]+/[^/]+)"
 ROUTES: tuple[tuple[str, str, Any, bool], ...] = (
+    ("GET", "/api/whoami-v2", _Handler.account, False),
     ("POST", "/api/repos/create", _Handler.create, False),
     ("POST", "/api/validate-yaml", _Handler.validate, True),
     ("POST", f"/api/models/{_NAME}/branch/(?P<branch>.+)", _Handler.make_branch, False),

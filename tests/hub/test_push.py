@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from trainwright import TrainerCallback
+from trainwright.hub.access import dataset_problem, model_problem
 from trainwright.hub.model_card import CURVE_NAME
-from trainwright.hub.outbox import OUTBOX_NAME, Outbox, root_files
+from trainwright.hub.outbox import OUTBOX_NAME, Outbox, Ticket, root_files
 from trainwright.journal.record import read
 
 from .._support.small import OURS, REFERENCE, Side, StopAt, data, make_trainer, models, module, train, weights
@@ -215,7 +216,8 @@ def test_a_service_that_fails_for_a_while_holds_nothing_up_and_gets_everything(
     trainer = at_its_pace(pushing(tmp_path / "run", callbacks=[Ends()], hub_strategy="all_checkpoints"))
     train(trainer)
     assert trainer.state.global_step == 4
-    assert "Training continues" in caplog.text
+    assert "wait in" in caplog.text
+    assert "are sent again" in caplog.text
     files = hub.only().branches["main"]
     for name in ("checkpoint-2", "checkpoint-4"):
         assert below(files, name) == whole(tmp_path / "run" / name)
@@ -353,7 +355,8 @@ def test_a_push_of_the_users_that_fails_is_an_error_and_one_within_a_training_is
         trainer.push_to_hub()
     trainer.add_callback(Beside(step_2=trainer.push_to_hub, step_4=lambda: setattr(fault, "times", 0)))
     train(trainer)
-    assert "Training continues" in caplog.text
+    assert "wait in" in caplog.text
+    assert "are sent again" in caplog.text
     assert hub.only().messages == ["End of training"]
 
 
@@ -387,6 +390,46 @@ def test_an_upload_that_cannot_be_read_is_left_alone(
     train(pushing(tmp_path / "run"))
     assert folder.is_dir()
     assert "not an upload that can be read" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [("", "needs a token of the Hub, and none is set. Log in"), ("hf_wrong", "the Hub refuses the token. Log in"),
+     (TOKEN, "cannot be reached from this machine")],
+)  # fmt: skip
+def test_the_command_line_says_in_one_line_why_nothing_can_be_sent(
+    token: str, said: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainwright.cli.main import app
+
+    (tmp_path / "config.json").write_text("{}")
+    Outbox(tmp_path / "run").put(Ticket(repo="me/model", step=2), linked={"config.json": tmp_path / "config.json"})
+    if not token:
+        monkeypatch.setattr("huggingface_hub.hf_api.get_token", lambda: None)
+    elif token == TOKEN:
+        hub.fault = lambda method, path: DROP
+    result = CliRunner().invoke(app, ["push", str(tmp_path / "run"), *(["--token", token] if token else [])])
+    assert result.exit_code == 1
+    assert said in result.output
+    assert len(result.output.splitlines()) == 1
+    assert not any("preupload" in path for _, path in hub.requests)
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_a_model_that_cannot_be_asked_of_the_hub_is_named_after_one_request(
+    is_offline: bool, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.fault = lambda method, path: DROP
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", is_offline)
+    why = "HF_HUB_OFFLINE is set" if is_offline else "cannot be reached from this machine"
+    assert why in (model_problem("me/absent") or "")
+    assert len(hub.requests) == (not is_offline)
+    assert why in (dataset_problem("me/absent") or "")
+    assert model_problem(str(tmp_path)) is None
+    assert model_problem("not/a/name") is None
+    hub.fault = lambda method, path: None
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    assert model_problem("me/absent") is None  # the Hub answers that it has none, which the client words
 
 
 def test_the_command_line_sends_what_waits(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

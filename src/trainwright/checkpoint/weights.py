@@ -20,6 +20,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from trainwright._types import (
     MANIFEST_NAME,
+    PREFIX_CHECKPOINT_DIR,
     TRAINER_STATE_NAME,
     TRAINING_ARGS_JSON_NAME,
     is_instance_of,
@@ -402,8 +403,10 @@ def _merge(shards: list[Path], target: Path) -> None:
 
 
 def _adapters(checkpoint: Path) -> Iterator[Path]:
-    """Yields the adapters of the checkpoint itself, and named ones in directories below it."""
-    for weights in sorted([*checkpoint.glob(ADAPTER_WEIGHTS_NAME), *checkpoint.glob(f"*/{ADAPTER_WEIGHTS_NAME}")]):
+    """Yields the adapters of the checkpoint itself, and named ones in directories below it that are no checkpoints."""
+    named = (path for path in checkpoint.glob(f"*/{ADAPTER_WEIGHTS_NAME}")
+             if not path.parent.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-"))  # fmt: skip
+    for weights in sorted([*checkpoint.glob(ADAPTER_WEIGHTS_NAME), *named]):
         yield weights
         if weights.parent != checkpoint and (weights.parent / "adapter_config.json").is_file():
             yield weights.parent / "adapter_config.json"

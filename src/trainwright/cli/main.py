@@ -222,6 +222,11 @@ def compare(
     """Write an HTML file that shows where several runs part, and why."""
     from trainwright.report.comparison import comparison, differing_arguments, first_difference, partings, read_runs
 
+    if len(runs) < 2:
+        raise errors.ArgumentError(
+            f"compare takes two runs or more, and {runs[0]} is one: trainwright compare {runs[0]} OTHER_RUN. "
+            f"`trainwright runs` lists those below a directory; `trainwright report {runs[0]}` shows one."
+        )
     records = read_runs(runs)
     pairs, first = partings(records, tolerance), first_difference(records, tolerance)
     if as_json:
@@ -267,6 +272,7 @@ def push(
     token: Annotated[str | None, typer.Option(help="Of the Hub; by default that of the login.")] = None,
 ) -> None:
     """Upload to the Hub what a training with push_to_hub could not."""
+    from trainwright.hub.access import account_problem
     from trainwright.hub.outbox import Outbox
     from trainwright.hub.uploader import Uploader
 
@@ -274,6 +280,9 @@ def push(
     if not waiting:
         echo(f"Nothing waits in {run}: all of it is on the Hub, or it was trained without push_to_hub.")
         return
+    if problem := account_problem(token):
+        tell(f"Nothing was uploaded: {problem} The files stay in {waiting[0].folder.parent}.")
+        raise typer.Exit(FAILED)
     failed = Uploader(run, run.resolve().name, token=token).finish()
     for upload in waiting:
         ticket = upload.ticket

@@ -28,6 +28,7 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progr
 from trainwright._types import replacing, without_tokens
 from trainwright.config.protocol import Arguments
 from trainwright.hub import outbox
+from trainwright.hub.access import without_retries
 from trainwright.hub.outbox import Outbox, Ticket, Upload, is_over
 from trainwright.journal.record import JournalListener
 from trainwright.state.trainer_state import TrainerState
@@ -242,12 +243,12 @@ class Uploader:
         ticket = upload.ticket
         about = {"step": ticket.step, "message": ticket.message, "path": ticket.path}
         try:
-            with without_bars():
+            with without_bars(), without_retries():
                 done = self._upload(self._api, upload.root, ticket)
         except Exception as error:
             words = _words(error)
-            note = "The upload of %r failed: %s. Training continues; it is tried again when it ends."
-            logger.warning(note, ticket.message, words)
+            note = "The upload of %r failed: %s. Its files wait in %s and are sent again."
+            logger.warning(note, ticket.message, words, self._outbox.folder)
             self._tell(**about, error=words)
             raise
         finally:
@@ -341,7 +342,8 @@ def without_bars() -> Iterator[None]:
 
 
 def _words(error: BaseException) -> str:
-    """Returns an error in one line, with its cause; clients add lines of advice."""
+    """Returns an error in one line, with its cause where it says more; clients add lines of advice."""
     first = without_tokens((str(error).strip().splitlines() or [""])[0])
     said = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    return said if error.__cause__ is None else f"{said} ({_words(error.__cause__)})"
+    cause = None if error.__cause__ is None else _words(error.__cause__)
+    return said if cause in (None, said) else f"{said} ({cause})"

@@ -184,7 +184,12 @@ def read(path: str | Path, run_id: str | None = None) -> Record:
     Raises FileNotFoundError if there is no journal, ValueError if it has no such run.
     """
     path = Path(path)
-    entries = list(lines(path / JOURNAL_NAME if path.is_dir() else path))
+    journal = path / JOURNAL_NAME if path.is_dir() else path
+    if not journal.is_file():
+        raise FileNotFoundError(
+            f"There is no {journal}, so {path} is not a run. `trainwright runs DIR` lists those there are."
+        )
+    entries = list(lines(journal))
     if run_id is None:
         began = [entry["run"] for entry in entries if entry["kind"] in ("start", "resume")]
         run_id = began[-1] if began else None

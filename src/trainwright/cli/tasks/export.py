@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -48,20 +49,24 @@ def merge(checkpoint: Path, folder: Path) -> list[Path]:
         from peft import PeftModel
     import transformers
 
+    from trainwright.cli.tasks.models import quiet_transformers
+
     if not any((checkpoint / name).is_file() for name in ADAPTER_FILES):
         raise CheckpointError(f"{checkpoint} has no adapter, so there is nothing to merge. Leave --merge out.")
     described = next((one for one in (checkpoint, checkpoint.absolute().parent) if (one / CONFIG_NAME).is_file()), None)
     base_name = read_json(checkpoint / ADAPTER_CONFIG_NAME, max_bytes=1 << 20)["base_model_name_or_path"]
-    try:
-        config: Any = transformers.AutoConfig.from_pretrained(described or base_name)
-        config.__dict__.pop("quantization_config", None)
-        cls = getattr(transformers, (config.architectures or ["AutoModel"])[0])
-        base = cls.from_pretrained(base_name, config=config, dtype=config.dtype or "auto")
-        merged = PeftModel.from_pretrained(base, checkpoint).merge_and_unload()
-    except (OSError, ValueError, RuntimeError, AttributeError) as error:
-        raise CheckpointError(f"{checkpoint}: the adapter cannot be merged: {error}") from error
-    export_model(checkpoint, folder, parts=sharded_state)  # also refuses a folder that is not empty, or damage
-    for name in (*ADAPTER_FILES, ADAPTER_CONFIG_NAME):
-        (folder / name).unlink(missing_ok=True)
-    merged.save_pretrained(folder)
+    with quiet_transformers(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of transformers, about what peft reads
+        try:
+            config: Any = transformers.AutoConfig.from_pretrained(described or base_name)
+            config.__dict__.pop("quantization_config", None)
+            cls = getattr(transformers, (config.architectures or ["AutoModel"])[0])
+            base = cls.from_pretrained(base_name, config=config, dtype=config.dtype or "auto")
+            merged = PeftModel.from_pretrained(base, checkpoint).merge_and_unload()
+        except (OSError, ValueError, RuntimeError, AttributeError) as error:
+            raise CheckpointError(f"{checkpoint}: the adapter cannot be merged: {error}") from error
+        export_model(checkpoint, folder, parts=sharded_state)  # also refuses a folder that is not empty, or damage
+        for name in (*ADAPTER_FILES, ADAPTER_CONFIG_NAME):
+            (folder / name).unlink(missing_ok=True)
+        merged.save_pretrained(folder)
     return sorted(path for path in folder.rglob("*") if path.is_file())

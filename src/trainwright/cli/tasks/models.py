@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,23 @@ from trainwright.cli.tasks.adapter import quantized
 from trainwright.cli.tasks.source import ModelConfig, TaskSource, first_line
 from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import MissingPackageError, did_you_mean
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Turns off transformers' bars and reports of loading: a new head is expected."""
+    from transformers.utils import logging as hf_logging
+
+    logs: Any = hf_logging
+    level, had_bars = logs.get_verbosity(), logs.is_progress_bar_enabled()
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logs.set_verbosity(level)
+        if had_bars:
+            logs.enable_progress_bar()
 
 
 def load_config(

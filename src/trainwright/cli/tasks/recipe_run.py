@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, JSONObject, counted, write_text
 from trainwright.checkpoint.store import CheckpointStore
@@ -18,10 +18,12 @@ from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree, dump
 from trainwright.cli.tasks import task_builders
 from trainwright.cli.tasks.adapter import described, save_base_config, with_adapter
+from trainwright.cli.tasks.models import quiet_transformers
 from trainwright.cli.tasks.source import load
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import RecipeError
+from trainwright.hub.access import model_problem, without_retries
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -37,23 +39,6 @@ NOT_SHOWN = ("_runtime", "_per_second", "epoch")
 Say = Callable[[str, str], None]  # a word for what it is about, and the line
 
 
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Turns off transformers' bars and reports of loading: a new head is expected."""
-    from transformers.utils import logging as hf_logging
-
-    logs: Any = hf_logging
-    level, had_bars = logs.get_verbosity(), logs.is_progress_bar_enabled()
-    logs.set_verbosity_error()
-    logs.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logs.set_verbosity(level)
-        if had_bars:
-            logs.enable_progress_bar()
-
-
 def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     """Puts data and model into a trainer; RecipeError: they do not fit the settings, and nothing was trained."""
     from trainwright.data.seeding import set_seed
@@ -61,13 +46,14 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     from trainwright.trainer import Trainer
 
     args = arguments_class(generates=recipe.spec.generates)(**recipe.training)
+    _refuse_what_cannot_be_downloaded(recipe, tree)
     set_seed(args.seed)  # a new head is drawn at random
     material = load(recipe, tree)
     if not len(material.eval) and args.eval_strategy != "no":
         tree.refuse([(("training", "eval_strategy"), "training.eval_strategy: there are no rows to evaluate on. "
                       "Name them in data.eval, or set data.eval_share above 0.")])  # fmt: skip
     build: Callable[..., TaskObjects] = getattr(task_builders, recipe.task.replace("-", "_"))
-    with quiet_transformers():
+    with quiet_transformers(), without_retries():
         parts = build(material, args)
     for note in material.notes:
         say("note", note)
@@ -92,6 +78,14 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
         compute_metrics=parts.compute_metrics,
         preprocess_logits_for_metrics=parts.preprocess_logits,
     )
+
+
+def _refuse_what_cannot_be_downloaded(recipe: Recipe, tree: Tree) -> None:
+    """Refuses names of models on the Hub where it cannot be asked, before data are read and the client tries again."""
+    model = recipe.model
+    named = {"path": model.path, "tokenizer": model.tokenizer}
+    problems = {entry: model_problem(name, model.revision) for entry, name in named.items() if name is not None}
+    tree.refuse([(("model", entry), f"model.{entry}: {text}") for entry, text in problems.items() if text])
 
 
 def log_often_enough(args: TrainingArguments, recipe: Recipe, num_samples: int) -> None:
@@ -183,7 +177,8 @@ def read_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = ()) 
     run_folder = folder.parent if is_checkpoint else folder
     path = run_folder / RECIPE_NAME
     if not path.is_file():
-        raise RecipeError(f"{run_folder} has no {RECIPE_NAME}, so it is not a run that `trainwright train` began.")
+        cure = "`trainwright runs DIR` lists runs; that of a script is resumed in the script."
+        raise RecipeError(f"There is no {path}, so `trainwright train` began no run in that directory. {cure}")
     tree = read_tree(path, overrides, typed)
     where = str(folder) if is_checkpoint else "auto"
     tree.set(("training", "resume_from_checkpoint"), where, origin="trainwright resume")

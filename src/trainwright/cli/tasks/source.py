@@ -19,6 +19,7 @@ from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks import findings
 from trainwright.cli.tasks.conversations import Shape, find_shape
 from trainwright.errors import DataError, MissingPackageError, did_you_mean, needs_package
+from trainwright.hub.access import dataset_problem, without_retries
 
 Rows: TypeAlias = Any  # a list of rows, or a datasets.Dataset: both have a length and give rows by number
 ModelConfig: TypeAlias = Any  # a configuration of transformers: each kind of model has its own class and fields
@@ -147,11 +148,16 @@ def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
     with needs_package("data.dataset needs a package: pip install 'trainwright[datasets]'"):
         import datasets
     assert data.dataset is not None
+    is_here = Path(data.dataset).is_dir()
     try:
-        is_saved = Path(data.dataset).is_dir() and any(Path(data.dataset).glob("*.json"))
-        found = datasets.load_from_disk(data.dataset) if is_saved else datasets.load_dataset(data.dataset, data.subset)
+        is_saved = is_here and any(Path(data.dataset).glob("*.json"))
+        with without_retries():
+            found = (
+                datasets.load_from_disk(data.dataset) if is_saved else datasets.load_dataset(data.dataset, data.subset)
+            )
     except Exception as error:  # whatever the package raises, this dataset is of no use
-        raise DataError(f"{data.dataset} could not be loaded: {error}") from None
+        why = None if is_here else dataset_problem(data.dataset)
+        raise DataError(why or f"{data.dataset} could not be loaded: {error}") from None
     if isinstance(found, datasets.Dataset):
         return found, None
     train = data.train if isinstance(data.train, str) else "train"

@@ -178,9 +178,9 @@ def chat(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     if left:
         material.notes.append(f"data.max_length: {counted(left, 'conversation')} without an answer in the "
                               f"first {length} tokens: left out.")  # fmt: skip
-    return replace(
-        objects, about=f"conversations of {', '.join(shape.columns.values())}, loss on {share:.0%} of the tokens"
-    )
+    names = list(shape.columns.values())
+    where = f"the column{'s' * (len(names) > 1)} {', '.join(names)}"
+    return replace(objects, about=f"conversations in {where}, loss on {share:.0%} of the tokens")
 
 
 def masked_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
