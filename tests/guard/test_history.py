@@ -3,10 +3,18 @@
 import math
 import random
 import statistics
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from trainwright.config.plans import GuardPlan
 from trainwright.guard.history import SD_PER_MAD, SpikeHistory
+from trainwright.guard.incidents import IncidentLog
+from trainwright.guard.step_guard import HostGuard, Spikes
+from trainwright.state.meter import NormReading
+from trainwright.state.trainer_state import TrainerState
 
 
 def by_definition(values: list[float], value: float, threshold: float) -> bool:
@@ -25,7 +33,7 @@ def test_spikes_are_those_of_the_definition(window: int, threshold: float) -> No
         if kept:
             assert history.is_spike(value) == by_definition(kept, value, threshold)
             num_spikes += history.is_spike(value)
-        history.add(value)
+        history.add((value,))
         kept = [*kept, value][-window:]
         assert history.values == kept
     assert 0 < num_spikes < 400
@@ -41,40 +49,76 @@ STREAMS = {
 }
 
 
+class Collecting:
+    """A history to which values are added together, as long as its bound holds."""
+
+    def __init__(self, *, window: int, warmup: int, threshold: float) -> None:
+        self.history = SpikeHistory(window=window, warmup=warmup, threshold=threshold)
+        self.collected: list[float] = []
+
+    def is_spike(self, value: float) -> bool:
+        if len(self.collected) <= self.history.room and value <= self.history.bound:
+            return False
+        self.history.add(self.collected)
+        self.collected = []
+        return self.history.is_spike(value)
+
+
 @pytest.mark.parametrize("window", [1, 7, 40, 128])
 @pytest.mark.parametrize("stream", STREAMS)
-def test_no_value_up_to_the_bound_is_a_spike(stream: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_value_up_to_the_bound_is_a_spike(stream: str, window: int) -> None:
     def exactly(value: float) -> bool:
         fresh = SpikeHistory(window=window, warmup=5, threshold=3.0)
-        fresh.load(history.values)
+        fresh.load([*values.history.values, *values.collected])
         return fresh.is_spike(value)
 
-    draw, history, num_bounds = random.Random(window), SpikeHistory(window=window, warmup=5, threshold=3.0), 0
+    draw, values, num_bounds = random.Random(window), Collecting(window=window, warmup=5, threshold=3.0), 0
     for step in range(300):
         value = STREAMS[stream](draw, step)
-        assert history.is_spike(value) == exactly(value)
-        assert not exactly(history.bound)
-        num_bounds += math.isfinite(history.bound)
-        history.add(value)
+        assert values.is_spike(value) == exactly(value)
+        assert not exactly(values.history.bound)
+        num_bounds += math.isfinite(values.history.bound)
+        values.collected.append(value)
     assert num_bounds > 50
 
 
 def test_the_window_is_seldom_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw, history, sorts = random.Random(3), SpikeHistory(window=128, warmup=64, threshold=6.0), []
-    find_bound = history._find_bound
-    monkeypatch.setattr(history, "_find_bound", lambda ordered: (sorts.append(1), find_bound(ordered))[1])
+    draw, values, sorts = random.Random(3), Collecting(window=128, warmup=64, threshold=6.0), []
+    find_bound = values.history._find_bound
+    monkeypatch.setattr(values.history, "_find_bound", lambda number: (sorts.append(1), find_bound(number))[1])
     for _ in range(1064):
         value = draw.gauss(5, 1)
-        assert not history.is_spike(value)
-        history.add(value)
-    assert 80 < len(sorts) < 110  # of 1,000: a tenth of the window passes before the next one
+        assert not values.is_spike(value)
+        values.collected.append(value)
+    assert 50 < len(sorts) < 80  # of 1,000: an eighth of the window passes before the next one
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_guard_decides_by_the_accepted_values_of_both_histories(stream: str) -> None:
+    plan = GuardPlan(on_spike="skip", spike_window=40, spike_warmup=5, spike_threshold=3.0, max_skipped_steps=0)
+    log = IncidentLog(lambda incident: None, max_skipped=0, record=lambda incident, window: incident)
+    reading, spikes, draw = NormReading(), Spikes(plan), random.Random(3)
+    guard = HostGuard("skip", log, spikes, is_alone=True, reading=reading)
+    losses, norms, num_spikes = [], [], 0
+    for step in range(300):
+        loss, norm = STREAMS[stream](draw, step), abs(STREAMS[stream](draw, step))
+        reading.norm, reading.value = torch.tensor(norm), norm
+        run: Any = SimpleNamespace(meter=SimpleNamespace(step_loss=loss), state=TrainerState(), window=None)
+        is_spike = len(losses) >= 5 and (by_definition(losses, loss, 3.0) or by_definition(norms, norm, 3.0))
+        assert guard.permits(run, reading.norm) is not is_spike
+        num_spikes += is_spike
+        if not is_spike:
+            losses, norms = [*losses, loss][-40:], [*norms, norm][-40:]
+        if step % 7 == 0:
+            assert guard.state()["accepted"] == {"loss": losses, "grad_norm": norms}
+    assert log.num_skipped == num_spikes < 300
 
 
 def test_the_example_in_the_head_of_the_file() -> None:
     history = SpikeHistory(window=9, warmup=5, threshold=2.0)
     history.load([9.0, 1.0, 4.0, 2.0])
     assert not history.is_spike(1e9)  # the fifth value is missing
-    history.add(3.0)
+    history.add((3.0,))
     assert history.is_spike(6.0)
     assert not history.is_spike(5.9)
     assert not history.is_spike(-1e9)

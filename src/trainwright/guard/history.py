@@ -11,10 +11,11 @@ threshold 2: median 3, distances 0 1 1 2 6, MAD 1. x = 6: r = 3 / 2.97 = 1.01, w
 spike. x = 5.9: r = 0.98, within it lies 3, one of five: none.
 
 No list is sorted for an ordinary value. Sorting finds a bound up to which no value is a spike while the next k values
-come, whatever they are (k is a twelfth of the window): each moves the median by one place at most, so it stays in
-[a, b], k places to both sides, and each adds one at most to the values between low = a - r and high = b + r. As long as
-these are at most half of all, MAD >= r, and a spike is above a + 1.4826 threshold r. Subtraction, division and addition
-round monotonically, so the comparison above, as it is computed, agrees for each value up to the bound.
+come, whatever they are (k is an eighth of the window). They take the places of the k oldest ones; the others stay, and
+with any k values beside them the median lies in [a, b], k places apart among those that stay. If b + r - (a - r) has
+room for half of all values less k, MAD >= r whatever comes, and a spike is above a + 1.4826 threshold r. Subtraction,
+division and addition round monotonically, so the comparison above, as it is computed, agrees for each value up to the
+bound. The k values are collected by whoever compares them with the bound, and added together.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from array import array
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 SD_PER_MAD = 1.4826
 ROUNDING = 1e-6  # of the median: smaller rises are no spike, even if all values are equal
 SHRINK = 1e-9  # for rounding
 NO_BOUND = float("-inf")
+ROOM = 8  # one of so many values of the window may change until it is sorted again
 
 
 class SpikeHistory:
@@ -41,17 +42,15 @@ class SpikeHistory:
 
     Attributes:
         bound: a finite value up to it is no spike; a value above it may be one.
+        room: number of values that may be added together, until when the bound holds.
     """
 
     def __init__(self, *, window: int, warmup: int, threshold: float) -> None:
         self._window, self._warmup = window, min(warmup, window)
         self._deviations = SD_PER_MAD * threshold
-        self._values = array("d", bytes(8 * window))  # in a ring: value number i is in place i % window
-        self._as_array = np.frombuffer(self._values)
-        self._count = 0  # values that were added
-        self._places = _places(0)
-        self._last_for_bound = 0  # the bound holds until this value is added
-        self.bound = NO_BOUND
+        self._values = array("d")  # oldest first
+        self._places = _places(0, window)
+        self.bound, self.room = NO_BOUND, 0
 
     def is_spike(self, value: float) -> bool:
         """Returns True if a value is far above the history.
@@ -59,13 +58,12 @@ class SpikeHistory:
         Args:
             value: finite.
         """
-        number = self._count if self._count < self._window else self._window
+        number = len(self._values)
         if value <= self.bound or number == 0 or number < self._warmup:
             return False
-        ordered = self._as_array[:number].copy()
-        ordered.sort()  # a fifth of the instructions of a list's
-        if value <= self._find_bound(ordered):
+        if value <= self._find_bound(number):
             return False
+        ordered = np.sort(self._values)
         middle = (number - 1) // 2
         median = ordered.item(middle)
         if value - median <= ROUNDING * abs(median):
@@ -74,38 +72,34 @@ class SpikeHistory:
         low, high = ordered.searchsorted(median - radius, "right"), ordered.searchsorted(median + radius, "left")
         return bool(high - low > middle)
 
-    def _find_bound(self, ordered: NDArray[np.float64]) -> float:
-        if self._places[0] != ordered.size:
-            self._places = _places(ordered.size)
-        _, left, least_at, a_at, b_at, most_at = self._places
-        least, a, b, most = ordered.item(least_at), ordered.item(a_at), ordered.item(b_at), ordered.item(most_at)
+    def _find_bound(self, number: int) -> float:
+        if self._places[0] != number:
+            self._places = _places(number, self._window)
+        _, room, first, least_at, a_at, b_at, most_at = self._places
+        ordered = self._values[first:]  # those that stay
+        np.frombuffer(ordered).sort()  # a fifth of the instructions of a list's
+        least, a, b, most = ordered[least_at], ordered[a_at], ordered[b_at], ordered[most_at]
         r = (a - least if a - least < most - b else most - b) * (1 - SHRINK)
         bound = a + self._deviations * r
         r = (bound - a) / self._deviations
         if not (a - r >= least and b + r <= most):  # rounded too far: only what is not above the median
             bound = a
-        self.bound, self._last_for_bound = bound, self._count + left
+        self.bound, self.room = bound, room
         return bound
 
-    def add(self, value: float) -> None:
-        """Adds an accepted value, and drops the oldest one beyond the window.
+    def add(self, values: Iterable[float]) -> None:
+        """Adds accepted values, and drops the oldest ones beyond the window.
 
         Args:
-            value: finite.
+            values: finite, oldest first.
         """
-        count = self._count
-        self._values[count % self._window] = value
-        self._count = count + 1
-        if count >= self._last_for_bound:
-            self.bound = NO_BOUND
+        self._values = (self._values + array("d", values))[-self._window :]
+        self.bound, self.room = NO_BOUND, 0
 
     @property
     def values(self) -> list[float]:
         """The values, oldest first."""
-        if self._count < self._window:
-            return list(self._values[: self._count])
-        oldest = self._count % self._window
-        return [*self._values[oldest:], *self._values[:oldest]]
+        return self._values.tolist()
 
     def load(self, values: Iterable[float]) -> None:
         """Replaces all values.
@@ -113,14 +107,16 @@ class SpikeHistory:
         Args:
             values: oldest first.
         """
-        self._count = self._last_for_bound = 0
-        for value in values:
-            self.add(value)
+        self._values = array("d")
+        self.add(values)
 
 
-def _places(number: int) -> tuple[int, int, int, int, int, int]:
-    """Number of values, of those that may come, and the places of low, a, b and high among the sorted ones."""
-    middle, left = (number - 1) // 2, number // 12
-    beside = max(middle - 3 * left - 1, 0)  # values on both sides of a to b that may lie within
-    below, above = middle - left - 1 - beside // 2, middle + left + 1 + beside - beside // 2
-    return number, left, max(below, 0), middle - left, middle + left, min(above, number - 1)
+def _places(number: int, window: int) -> tuple[int, int, int, int, int, int, int]:
+    """Number of values, how many may come, place of the oldest one that stays; of low, a, b, high among these sorted."""
+    room = number // ROOM
+    first = max(number + room - window, 0)
+    num_kept = number - first
+    middle = (num_kept + room - 1) // 2
+    beside = max(middle + 1 - 2 * room, 0)  # places from low to a and from b to high
+    low, high = middle - room - beside // 2, middle + beside - beside // 2
+    return number, room, first, max(low, 0), max(middle - room, 0), middle, min(high, num_kept - 1)

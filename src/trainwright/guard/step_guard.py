@@ -43,7 +43,7 @@ import torch
 
 from trainwright._types import JSONObject, Optimizer, Scheduler
 from trainwright.config.plans import GuardPlan
-from trainwright.guard.history import SpikeHistory
+from trainwright.guard.history import NO_BOUND, SpikeHistory
 from trainwright.guard.incidents import NON_FINITE, SPIKE, Incident, IncidentLog, Record, error_of
 from trainwright.guard.rollback import Rollback, schedule_memory
 from trainwright.state.meter import NormReading, float_at, in_main_memory
@@ -113,8 +113,15 @@ class LossMark:
 class Spikes:
     """Histories of loss and norm, and the policy for spikes in them.
 
+    Values up to the bounds are collected in two lists, and enter the histories when these have no more room for them.
+
     Args:
         plan: the policy, and what a spike is.
+
+    Attributes:
+        loss_bound, norm_bound: finite values up to them are no spikes; their step is added to the lists.
+        losses, norms: accepted values that are not in the histories yet.
+        room: length of the lists above which `flush` is to be called.
     """
 
     def __init__(self, plan: GuardPlan) -> None:
@@ -125,15 +132,32 @@ class Spikes:
             for _ in range(2)
         )
         self._histories = {"loss": self._loss, "grad_norm": self._norm}
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+        self.loss_bound = self.norm_bound = NO_BOUND
+        self.room = 0
 
     def accept(self, loss: float, norm: float) -> bool:
         """Adds loss and norm of a step, which are finite, if none is a spike; returns whether that is so."""
-        losses, norms = self._loss, self._norm
-        if (loss <= losses.bound or not losses.is_spike(loss)) and (norm <= norms.bound or not norms.is_spike(norm)):
-            losses.add(loss)
-            norms.add(norm)
-            return True
-        return False
+        self.flush()
+        if self._loss.is_spike(loss) or self._norm.is_spike(norm):
+            return False
+        self.losses.append(loss)
+        self.norms.append(norm)
+        self.loss_bound, self.norm_bound = self._loss.bound, self._norm.bound
+        self.room = min(self._loss.room, self._norm.room)
+        if self.room == 0:
+            self.flush()
+        return True
+
+    def flush(self) -> None:
+        """Moves the values of the lists to the histories."""
+        if self.norms:
+            self._loss.add(self.losses)
+            self._norm.add(self.norms)
+            self.losses.clear()
+            self.norms.clear()
+        self.loss_bound = self.norm_bound = NO_BOUND
 
     def find(self, values: Mapping[str, float]) -> str:
         """Compares the values of a step with those before it, and adds them if the update will be made.
@@ -144,17 +168,19 @@ class Spikes:
         Returns:
             The spikes, in words; empty where there are none.
         """
+        self.flush()
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         spikes = [name for name, value in finite.items() if self._histories[name].is_spike(value)]
         if not spikes or self.policy == "warn":
             for name, value in finite.items():
-                self._histories[name].add(value)
+                self._histories[name].add((value,))
         told = " and ".join(f"{name} {values[name]:.4g}" for name in spikes)
         return f"{told} beyond {self.threshold:g} robust deviations of the accepted steps before it" if told else ""
 
     @property
     def values(self) -> dict[str, list[float]]:
         """Accepted values by name; names without any are left out."""
+        self.flush()
         return {name: history.values for name, history in self._histories.items() if history.values}
 
     def load(self, values: Mapping[str, list[float]]) -> None:
@@ -224,6 +250,13 @@ class HostGuard:
         loss = run.meter.step_loss if self._is_alone else None
         if loss is None:
             loss = self._read(loss_of(run, self._mean)) if self._reads_loss else 0.0
+        if spikes is not None and LOWEST <= norm <= spikes.norm_bound and LOWEST <= loss <= spikes.loss_bound:
+            spikes.losses.append(loss)
+            spikes.norms.append(norm)
+            if len(spikes.norms) > spikes.room:
+                spikes.flush()
+            self._log.in_a_row = 0
+            return True
         is_finite = LOWEST <= norm <= HIGHEST and LOWEST <= loss <= HIGHEST
         if is_finite and (spikes is None or spikes.accept(loss, norm)):
             self._log.in_a_row = 0
