@@ -112,7 +112,7 @@ class SpikeHistory:
 
 
 def _places(number: int, window: int) -> tuple[int, int, int, int, int, int, int]:
-    """Number of values, how many may come, place of the oldest one that stays; of low, a, b, high among these sorted."""
+    """Number of values, how many may come, place of the first that stays; of low, a, b, high among these sorted."""
     room = number // ROOM
     first = max(number + room - window, 0)
     num_kept = number - first
