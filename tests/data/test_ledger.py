@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -308,6 +311,56 @@ def test_two_processes_write_one_ledger(tmp_path: Path) -> None:
     of_step = {step: found["last_loss"][found["last_step"] == step].mean() for step in range(5, 9)}
     assert list(of_step.values()) == pytest.approx(done.told[0]["losses"][4:], abs=1e-6)
     assert saved["visits"].tolist() == [1] * 12
+
+
+class Kills(trainwright.TrainerCallback):
+    def __init__(self, at: int, after: Path) -> None:
+        self._at, self._after = at, after
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self._at:
+            while not self._after.exists():  # it is written on a thread
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+UNION = {"code": 13, "chat": 30, "web": 8}
+
+
+def of_a_union(folder: str, workers: str, size: str, dies_at: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = [{"x": torch.randn(doubles.FEATURES, generator=generator), "labels": i % 3} for i in range(51)]
+    drawn = iter(rows)
+    sources = {name: [next(drawn) for _ in range(num)] for name, num in UNION.items()}
+    settings = {"save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": int(size),
+                "dataloader_num_workers": int(workers), "num_train_epochs": 1}  # fmt: skip
+    resumes = any(Path(folder).glob("checkpoint-*"))
+    kills = Kills(int(dies_at), Path(folder) / "checkpoint-2")
+    model = doubles.model(Classifier)
+    one = trained(Path(folder), model, sources, resume=resumes, callbacks=[kills], **settings)
+    tell(step=one.state.global_step)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(  # the case with two of each shows what the others do
+    ("workers", "ranks"), [(2, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 1), (2, 1), (0, 2)))]
+)
+def test_a_union_that_is_killed_and_resumed_with_other_batches_trains_each_row_once(
+    workers: int, ranks: int, tmp_path: Path
+) -> None:
+    script = "import sys\nfrom tests.data.test_ledger import of_a_union\nof_a_union(*sys.argv[1:])"
+    out = tmp_path / "out"
+    with pytest.raises(AssertionError):  # a process ended otherwise than by itself
+        run(script, str(out), str(workers), str(8 // ranks), "4", folder=tmp_path, processes=ranks)
+    saved = rows_in(out / "checkpoint-2")
+    assert saved["visits"].tolist() == [1] * 16, "it was killed under way"
+    assert not (out / LEDGER_NAME).exists()
+    done = run(script, str(out), str(workers), str(6 // ranks), "-1", folder=tmp_path, processes=ranks)
+    assert done.told[0]["step"] == 2 + 6  # of 51 rows 16 are done, and the others come in sixes
+    found = rows_in(out)
+    assert found["visits"].tolist() == [1] * 51
+    pairs = [(name, row) for name, num in UNION.items() for row in range(num)]
+    assert list(zip(found["source"], found["row"], strict=True)) == pairs
 
 
 @pytest.mark.process
