@@ -82,6 +82,10 @@ from trainwright.data.columns import (
     RemoveColumnsCollator,
     default_data_collator,
 )
+from trainwright.data.curriculum import (
+    Curriculum,
+    LedgerColumns,
+)
 from trainwright.data.length_sampler import (
     LengthGroupedSampler,
     get_length_grouped_indices,
@@ -214,6 +218,7 @@ __all__ = [
     "ClearMLCallback",
     "CodeCarbonCallback",
     "CometCallback",
+    "Curriculum",
     "DVCLiveCallback",
     "DagsHubCallback",
     "DataClassType",
@@ -246,6 +251,7 @@ __all__ = [
     "LabelSmoother",
     "LayerWiseDummyOptimizer",
     "LayerWiseDummyScheduler",
+    "LedgerColumns",
     "LengthGroupedSampler",
     "LossOutput",
     "MLflowCallback",

@@ -46,6 +46,7 @@ RNG_STATE_NAME = "rng_state.pth"
 DATA_POSITION_NAME = "data_position.pth"
 GUARD_STATE_NAME = "guard_state.json"
 ITEMS_NAME = "checkpoint_items.pt"
+CURRICULUM_NAME = "curriculum.pt"
 RECORDED_METRICS_NAME = "recorded_metrics.json"
 MANIFEST_NAME = "manifest.json"
 

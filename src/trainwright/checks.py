@@ -22,6 +22,7 @@ from trainwright._types import (
     printable,
 )
 from trainwright.config.coerce import parse_share
+from trainwright.config.enums import word
 from trainwright.config.fields import batch_formers, value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.start import needs_length
@@ -140,6 +141,7 @@ def check_datasets(
             "and there is no eval_dataset. Pass one, or set eval_strategy='no'."
         )
     check_mixture(args, train_dataset)
+    check_curriculum(args, train_dataset)
     is_formed_stream = bool(batch_formers(args)) and isinstance(train_dataset, IterableDataset)
     has_known_end = has_length(train_dataset) and not is_formed_stream
     if train_dataset is None or has_known_end or args.max_steps > 0:
@@ -154,6 +156,29 @@ def check_datasets(
             f"the number of steps is not known, and {needs} needs it. Set max_steps, or pass a dataset with __len__, "
             "or choose settings that do not need it (lr_scheduler_type='constant', 'constant_with_warmup' or "
             "'inverse_sqrt', intervals in whole steps): then num_train_epochs whole passes are trained."
+        )
+
+
+def check_curriculum(args: Any, train_dataset: DatasetLike) -> None:
+    """Raises ArgumentError for settings that decide the order of samples beside a curriculum."""
+    if is_instance_of(train_dataset, "trainwright.data.curriculum", "Curriculum"):
+        raise ArgumentError(
+            "The Curriculum has no effect: get_train_dataloader is overridden, and decides the order of samples. Pass "
+            "the dataset itself, or remove the override."
+        )
+    if not isinstance(train_dataset, MixtureDataset) or train_dataset.curriculum is None:
+        return
+    others = [name for name in ("mixture", "mixture_schedule") if value_of(args, name) is not None] + batch_formers(
+        args
+    )
+    if word(args.train_sampling_strategy) not in ("random", "sequential"):
+        others.append(f"train_sampling_strategy={word(args.train_sampling_strategy)!r}")
+    if not args.dataloader_in_order:
+        others.append("dataloader_in_order=False")
+    if others:
+        raise ArgumentError(
+            f"A Curriculum decides the order of samples, and {others[0]} does too. Leave out one of them; a function "
+            "that returns a dict of weights takes the place of mixture."
         )
 
 

@@ -35,7 +35,8 @@ OURS = (
     "checkpoint.training_state.load_items",
     # Several datasets together, and the ledger of samples.
     "checks.check_mixture", "config.coerce.parse_share", "data.mixture", "data.mixture_batches", "data.mixture_order",
-    "run.console.source_lines", "data.ledger", "run.sample_losses",
+    "run.console.source_lines", "data.ledger", "run.sample_losses", "checks.check_curriculum", "data.curriculum",
+    "run.curriculum",
 )  # fmt: skip
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (

@@ -63,7 +63,7 @@ class Ledger:
         """Adds visits in the order in which they were trained; a sample may come several times."""
         if not len(sample):
             return
-        self._reach(int(sample.max()) + 1)
+        self.reach(int(sample.max()) + 1)
         np.add.at(self.visits, sample, visits)
         np.add.at(self.tokens, sample, tokens)
         np.add.at(self.loss_sum, sample, loss_sum)
@@ -76,7 +76,7 @@ class Ledger:
         sample = other["sample"]
         if not len(sample):
             return
-        self._reach(int(sample.max()) + 1)
+        self.reach(int(sample.max()) + 1)
         for name in ("visits", "tokens", "loss_sum"):
             self.columns[name][sample] += other[name]
         newer = other["last_step"] >= self.last_step[sample]
@@ -91,7 +91,8 @@ class Ledger:
         self.columns = Ledger().columns
         return found
 
-    def _reach(self, size: int) -> None:
+    def reach(self, size: int) -> None:
+        """Makes room for the samples below a number, without visits."""
         missing = size - len(self.visits)
         if missing > 0:
             missing = max(missing, len(self.visits))

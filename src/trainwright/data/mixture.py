@@ -29,6 +29,7 @@ class MixtureDataset(Dataset[Item]):
 
     Args:
         sources: the datasets by name; at least one.
+        curriculum: the `Curriculum` that decides their order under way; None: there is none.
 
     Attributes:
         sources: the same.
@@ -44,7 +45,7 @@ class MixtureDataset(Dataset[Item]):
         (3, 'c', ('chat', 0))
     """
 
-    def __init__(self, sources: Mapping[str, DatasetLike]) -> None:
+    def __init__(self, sources: Mapping[str, DatasetLike], curriculum: object = None) -> None:
         if not sources:
             raise DataError("train_dataset is an empty dict; it needs at least one {name: dataset}.")
         for name, source in sources.items():
@@ -53,7 +54,7 @@ class MixtureDataset(Dataset[Item]):
                     f"The source {name!r} of train_dataset is a {type(source).__name__} without a length, and sources "
                     "need one."
                 )
-        self.sources = dict(sources)
+        self.sources, self.curriculum = dict(sources), curriculum
         self.names = list(sources)
         self.offsets = [0, *accumulate(map(len, sources.values()))]
         self._length = self.offsets.pop()
@@ -120,15 +121,20 @@ class MixtureDataset(Dataset[Item]):
         Returns:
             The mixture of what `change` returned.
         """
-        return MixtureDataset({name: change(source) for name, source in self.sources.items()})
+        return MixtureDataset({name: change(source) for name, source in self.sources.items()}, self.curriculum)
 
 
 def as_mixture(dataset: DatasetLike) -> DatasetLike:
-    """Returns the mixture of a dict of datasets, a stream if one of them is; what is not one stays as it is.
+    """Returns the mixture of a dict of datasets or of a `Curriculum`, a stream if one of them is; others as they are.
 
     A dict with other keys than texts is not: it may be a dataset with indices of its own. Raises DataError for the
     splits of one dataset, which are not to be trained on together.
     """
+    if is_instance_of(dataset, "trainwright.data.curriculum", "Curriculum"):
+        from trainwright.data.ledger import ONE_SOURCE
+
+        inner = as_mixture(dataset.dataset)
+        return MixtureDataset(inner.sources if isinstance(inner, MixtureDataset) else {ONE_SOURCE: inner}, dataset)
     if not isinstance(dataset, Mapping) or not all(isinstance(name, str) for name in dataset):
         return dataset
     if is_instance_of(dataset, "datasets", "DatasetDict") or is_instance_of(dataset, "datasets", "IterableDatasetDict"):

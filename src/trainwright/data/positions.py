@@ -136,7 +136,7 @@ class IndexedPosition(LoaderPosition):
         self.num_left_out = batches.num_left_out
 
     def seek(self, epoch: int, skip_batches: int) -> None:
-        self._batches.seek(epoch, self._samples_before(epoch, skip_batches))
+        self._batches.seek(epoch, self.samples_before(epoch, skip_batches))
 
     def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
         if self._batches.fetched is not None:
@@ -161,7 +161,7 @@ class IndexedPosition(LoaderPosition):
         order = self._batches.order_of(epoch)
         return Cursor(
             epoch=epoch,
-            samples=self._samples_before(epoch, batches),
+            samples=self.samples_before(epoch, batches),
             seed=order.seed,
             num_samples=len(order),
             unit=order.unit,
@@ -170,7 +170,7 @@ class IndexedPosition(LoaderPosition):
         )
 
     def samples_of(self, epoch: int, batches: int, *, num_batches: int) -> list[list[Any]]:
-        found = self._batches.indices_of(epoch, self._samples_before(epoch, batches), num_batches)
+        found = self._batches.indices_of(epoch, self.samples_before(epoch, batches), num_batches)
         return [[index for one in batch for index in (one if isinstance(one, list) else [one])] for batch in found]
 
     def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: DatasetLike) -> str:
@@ -194,7 +194,7 @@ class IndexedPosition(LoaderPosition):
     def batches_left(self, cursor: Cursor, batches_per_epoch: int) -> int:
         return self._batches.num_batches(cursor.samples, cursor.epoch)
 
-    def _samples_before(self, epoch: int, batches: int) -> int:
+    def samples_before(self, epoch: int, batches: int) -> int:
         """Samples of an epoch before a batch. Batches lie otherwise in an epoch that was begun with another size."""
         num_kept = batches * self.chunk + (self._moved[1] if epoch == self._moved[0] else 0)
         return self._batches.place_after(epoch, num_kept)

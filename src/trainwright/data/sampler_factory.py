@@ -36,6 +36,10 @@ def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | N
                 "max_tokens_per_batch or packing."
             )
         return None
+    if isinstance(dataset, MixtureDataset) and dataset.curriculum is not None:
+        from trainwright.data.curriculum import CurriculumOrder
+
+        return CurriculumOrder(dataset, seed=plan.seed, shuffles=plan.strategy != "sequential")
     if plan.mixture is not None:
         return _by_shares(dataset, plan, plan.mixture)
     if plan.max_tokens is not None or plan.row_length is not None:
@@ -160,7 +164,8 @@ def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dat
     return order
 
 
-_SINGLE = ("sequence", "random_sampler", "length_grouping", "permutation", "feistel_permutation", "sampler", "mixture")
+_SINGLE = ("sequence", "random_sampler", "length_grouping", "permutation", "feistel_permutation", "sampler", "mixture",
+           "curriculum")  # fmt: skip
 
 
 def _length_grouping(sampler: LengthGroupedSampler) -> OrderKind:

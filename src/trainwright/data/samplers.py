@@ -129,7 +129,7 @@ class FeistelOrder(Permutation):
 
     def of_passes(self, positions: Numbers, passes: Numbers) -> Numbers:
         """The samples at some positions, each of a pass of its own, in another order than the epochs'."""
-        return self.at(positions, _mix(self._keys(0)[:, None] + (passes + np.uint64(1)) * GOLDEN_RATIO))
+        return self.at(positions, random_bits(self._keys(0)[:, None] + (passes + np.uint64(1)) * GOLDEN_RATIO))
 
     def at(self, positions: Numbers, keys: Numbers) -> Numbers:
         """The samples at some positions, of one permutation or, with keys for each position, of several."""
@@ -146,13 +146,14 @@ def _network(numbers: Numbers, bits: int, keys: Numbers) -> Numbers:
     high_bits = bits - low_bits
     high, low = numbers >> np.uint64(low_bits), numbers & np.uint64((1 << low_bits) - 1)
     for key in keys:  # (high, low) -> (low, high xor f(low)), with their widths
-        high, low = low, high ^ (_mix(low + key) & np.uint64((1 << high_bits) - 1))
+        high, low = low, high ^ (random_bits(low + key) & np.uint64((1 << high_bits) - 1))
         high_bits, low_bits = low_bits, high_bits
     numbers = (high << np.uint64(low_bits)) | low
     return numbers
 
 
-def _mix(numbers: Numbers) -> Numbers:
+def random_bits(numbers: Numbers) -> Numbers:
+    """Numbers of 64 bits that look random, each a function of one number."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     numbers = numbers ^ (numbers >> np.uint64(31))
@@ -256,10 +257,10 @@ class EpochBatches(Sampler[list[int]]):
         assert self.share.batch_size == batch_size
         self.tells_epoch = False  # batches say of which epoch they are
         self.fetched: deque[list[Any]] | None = None  # batches given, for who takes them out; None: nobody does
-        self._left_out: frozenset[int] = frozenset()  # samples in quarantine
+        self.left_out: frozenset[int] = frozenset()  # samples in quarantine
         self._substitutes: dict[int, int] = {}  # and those that take their places where these stay
-        self._begun = (-1, self._left_out)  # the epoch that was begun last, and what was left out of all of it
-        self._before = self._left_out  # and what of the one before it
+        self._begun = (-1, self.left_out)  # the epoch that was begun last, and what was left out of all of it
+        self._before = self.left_out  # and what of the one before it
         self._places: tuple[object, list[int]] = (None, [])  # of what is left out of one epoch; made when asked for
         self.epoch = 0
         self.first_sample = 0
@@ -293,18 +294,18 @@ class EpochBatches(Sampler[list[int]]):
     def leave_out(self, samples: Collection[int], num_samples: int) -> None:
         """Leaves samples out of the epochs that begin now, and does not fetch them any more in one that has begun."""
         self._substitutes = substitutes(samples, num_samples, self.order.source_starts)
-        self._left_out = frozenset(self._substitutes)
+        self.left_out = frozenset(self._substitutes)
 
     @property
     def num_left_out(self) -> int:
         """Samples by which the next epochs are shorter."""
-        return len(self._left_out) if self.order.is_permutation else 0
+        return len(self.left_out) if self.order.is_permutation else 0
 
     def left_out_of(self, epoch: int) -> frozenset[int]:
         """Samples by which an epoch is shorter."""
         if not self.order_of(epoch).is_permutation:
             return frozenset()
-        return self._begun[1] if epoch == self._begun[0] else self._left_out
+        return self._begun[1] if epoch == self._begun[0] else self.left_out
 
     def places_left_out(self, epoch: int) -> list[int]:
         """Their positions in its order, in order."""
@@ -365,7 +366,7 @@ class EpochBatches(Sampler[list[int]]):
         chunks = [list(itertools.islice(indices, share.chunk_size)) for _ in range(num_batches)]
         parts = [share.part(len(chunk)) for chunk in chunks if chunk]
         batches = [chunk[part.start : part.stop] for chunk, part in zip(chunks, parts, strict=False)]
-        if not self._left_out:
+        if not self.left_out:
             return batches
         # Nothing of a batch of which samples are left out, or were when it was fetched.
         return [[] if any(self._substituted(index, 0) != index for index in batch) else batch for batch in batches]
@@ -384,7 +385,7 @@ class EpochBatches(Sampler[list[int]]):
         share, chunk_size = self.share, self.share.chunk_size
         epoch, first = self.epoch, self.first_sample
         if epoch != self._begun[0]:
-            self._begun, self._before = (epoch, self._left_out), self._begun[1]
+            self._begun, self._before = (epoch, self.left_out), self._begun[1]
         left_out = self.left_out_of(epoch)
         number = (self.num_kept(epoch, first) if left_out and first > 0 else first) // chunk_size
         self.epoch, self.first_sample = epoch + 1, 0  # a plain `for` loop over epochs gets a new order each time
@@ -418,7 +419,7 @@ class EpochBatches(Sampler[list[int]]):
         if not isinstance(index, list):
             return self._substitutes.get(index, index)
         groups = itertools.chain([index], self.order_of(epoch).indices(epoch))
-        return next(kept for group in groups if (kept := without(group, self._left_out)))
+        return next(kept for group in groups if (kept := without(group, self.left_out)))
 
     def _check_length(self, position: int, *, is_end: bool = False) -> None:
         """Warns once of a sampler that gives another number of indices than it says."""

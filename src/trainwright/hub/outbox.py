@@ -38,8 +38,8 @@ NOT_FROM_ROOT = ("_*", f"{PREFIX_CHECKPOINT_DIR}-*", "journal.jsonl", ".*.partia
 # Of a checkpoint: what only a resume needs is no part of the model.
 NOT_OF_THE_MODEL = (
     _types.OPTIMIZER_NAME, _types.SCHEDULER_NAME, _types.SCALER_NAME, _types.TRAINER_STATE_NAME, _types.MANIFEST_NAME,
-    _types.GUARD_STATE_NAME, "rng_state*.pth", "data_position*.pth", "optimizer.bin", "optimizer_*/*",
-    "pytorch_model_*", "global_step*/*", "latest",
+    _types.GUARD_STATE_NAME, _types.CURRICULUM_NAME, "rng_state*.pth", "data_position*.pth", "optimizer.bin",
+    "optimizer_*/*", "pytorch_model_*", "global_step*/*", "latest",
 )  # fmt: skip
 
 

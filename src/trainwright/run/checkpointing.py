@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainwright import checks
-from trainwright._types import DATA_POSITION_NAME, ITEMS_NAME, TRAINER_STATE_NAME, Model
+from trainwright._types import CURRICULUM_NAME, DATA_POSITION_NAME, ITEMS_NAME, TRAINER_STATE_NAME, Model
 from trainwright.checkpoint import async_writer, rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.manifest import Manifest, find_problem
@@ -49,7 +49,7 @@ CONTENTS = (
         lambda c, hooks, run, to: training_state.save_guard(run.guard.state(), to) if c.args.should_save else None,
         True,
     ),
-    Part(lambda c, hooks, run, to: c.write_ledger(run, to), True),  # visits and losses of samples
+    Part(lambda c, hooks, run, to: c.write_ledger(run, to), True),  # visits, losses and weights of samples
     Part(lambda c, hooks, run, to: c.write_recorded(run, to), True),  # numbers recorded since the last log
     Part(lambda c, hooks, run, to: c.write_state(hooks, run, to)),  # record of the run, states of callbacks
 )  # beside it the manifest, which the store writes last: sizes, digests, the cursor
@@ -180,9 +180,12 @@ class Checkpointer:
             training_state.save_recorded(state, folder)
 
     def write_ledger(self, run: TrainingRun, folder: Path) -> None:
-        """The ledger of all processes, where the run keeps one."""
+        """The ledger of all processes, and the weights of a curriculum, where the run has them."""
         if run.samples is not None:
             run.samples.write(folder, put=self.writer.sink.put)
+        if run.curriculum is not None and self.args.should_save:
+            state = run.curriculum.state_dict()
+            self.writer.sink.put((), lambda nothing: torch.save(state, folder / CURRICULUM_NAME))
 
     def weights_to_save(self, model: Model, *, is_checkpoint: bool) -> dict[str, Any] | None:
         """All weights in the main process, where processes hold parts; empty where shards are written; else None."""

@@ -75,6 +75,8 @@ def source_lines(args: Any, context: LoopContext, engine: Engine) -> list[str]:
             f"{asked[0]} has no effect: _get_train_sampler or get_train_dataloader is overridden, and the samples come "
             f"in the order of a {type(getattr(order, 'sampler', order)).__name__}. Remove the override or {asked[0]}."
         )
+    if isinstance(data, MixtureDataset) and data.curriculum is not None:
+        return [f"weights   {data.curriculum}"]
     source = order if hasattr(order, "uses") else data
     if not hasattr(source, "uses") or plan.has_open_end:
         return []

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from trainwright._types import IGNORE_INDEX, Batch, DatasetLike, has_length
+from trainwright._types import CURRICULUM_NAME, IGNORE_INDEX, Batch, DatasetLike, has_length
 from trainwright.data.ledger import LEDGER_NAME, Array, Ledger, read_columns, write_table
 from trainwright.engine.base import Engine
 from trainwright.errors import ModelError
@@ -119,7 +119,8 @@ class SampleLosses:
         self.seen: tuple[Any, Batch] | None = None  # output and input of the last forward pass
         self._run, self._rule, self._engine, self._smoothing = run, rule, engine, smoothing
         self._dataset, self._id_column = dataset, id_column
-        self._locate = getattr(dataset, "source_of", None)
+        has_sources = getattr(getattr(dataset, "curriculum", None), "has_sources", True)
+        self._locate = getattr(dataset, "source_of", None) if has_sources else None
         self.ledger = Ledger() if keeps_ledger else None  # of all processes, since the last `joined`
         self._own = Ledger() if keeps_ledger and engine.num_replicas > 1 else self.ledger  # of this one, since then
         self._formula: Formula | None = None
@@ -341,7 +342,7 @@ class SampleLosses:
         path = checkpoint / LEDGER_NAME
         if path.is_file():
             self.ledger.merge(read_columns(path))
-        else:
+        elif not (checkpoint / CURRICULUM_NAME).is_file():
             logger.warning("%s has no %s: the ledger begins with this run.", checkpoint, LEDGER_NAME)
 
     def joined(self) -> Ledger | None:
@@ -360,7 +361,7 @@ class SampleLosses:
         ledger = self.joined()
         if ledger is None or not self._writes:
             return
-        if not len(ledger.visits):
+        if not ledger.last_step.any():
             self._say("the ledger is empty: no micro-batch was trained by training_step of the trainer")
         sizes = self._locate and {name: len(rows) for name, rows in self._dataset.sources.items()}
         num = len(self._dataset) if has_length(self._dataset) else None

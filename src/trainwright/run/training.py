@@ -62,6 +62,7 @@ from trainwright.state.throughput import FlopEstimator
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
+    from trainwright.run.curriculum import CurriculumRun
     from trainwright.run.sample_losses import SampleLosses
 
 logger = logging.getLogger(__name__)
@@ -110,6 +111,7 @@ class TrainingRun:
         self.lease: Lease | NullLease = NullLease()  # its claim on the directory where it saves
         self.eval_mode_guard: model_modes.EvalModeGuard | None = None  # how training left the model, until a step
         self.samples: SampleLosses | None = None  # losses of single samples; None: nobody asks for them
+        self.curriculum: CurriculumRun | None = None  # asks for weights of samples; None: nothing changes their order
         self.quarantined: set[Sample] = set()  # samples that are left out since it began
         self.flops = FlopEstimator()  # estimates the operations of a micro-batch
         self.driven_steps: DrivenSteps[Any] | None = None  # of `fit_step`, under way or at their end
@@ -330,7 +332,9 @@ class TrainingRun:
             self.guard.load(training_state.load_guard(self.resumed_from))
             if engine.replica == 0:  # which had the numbers of all processes
                 self.progress.recorded.load(training_state.load_recorded(self.resumed_from))
-        self._follow_samples(engine, args, dataset)
+        self._follow_samples(engine, args, dataset, start)
+        if self.curriculum is not None:
+            parts["events"].watch(self.curriculum)
         epoch, batches = start
         self.context = LoopContext(
             engine=engine, plan=self.plan, rule=rule, guard=self.guard, first_look=first_look,
@@ -344,7 +348,7 @@ class TrainingRun:
         )  # fmt: skip
         return self.context
 
-    def _follow_samples(self, engine: Engine, args: Any, dataset: DatasetLike) -> None:
+    def _follow_samples(self, engine: Engine, args: Any, dataset: DatasetLike, start: tuple[int, int]) -> None:
         """Takes down the losses of single samples from now on, for the ledger or for the sources of a mixture."""
         wanted = value_of(args, "ledger")
         is_mixture = is_instance_of(dataset, "trainwright.data.mixture", "MixtureDataset")
@@ -355,10 +359,21 @@ class TrainingRun:
         assert self.loss_rule is not None
         self.samples = self.progress.recorded.samples = SampleLosses(
             self, self.loss_rule, engine, dataset=dataset, id_column=wanted if isinstance(wanted, str) else None,
-            smoothing=args.label_smoothing_factor, keeps_ledger=bool(wanted), writes=args.should_save,
+            smoothing=args.label_smoothing_factor, keeps_ledger=bool(wanted or (is_mixture and dataset.curriculum)),
+            writes=args.should_save and bool(wanted),
         )  # fmt: skip
         if self.resumed_from is not None:
             self.samples.load(self.resumed_from)
+        if is_mixture and dataset.curriculum is not None:
+            from trainwright.run.curriculum import CurriculumRun
+
+            assert self.loader is not None
+            assert self.plan is not None
+            self.curriculum = CurriculumRun(
+                dataset, self.loader, self.samples, engine, plan=self.plan, progress=self.progress,
+                keeps_ledger=bool(wanted),
+            )  # fmt: skip
+            self.curriculum.begin(start, self.resumed_from)
 
     # -- under way -----------------------------------------------------------------------------------------------------
 
@@ -384,6 +399,8 @@ class TrainingRun:
             raise
         finally:
             self.guard.close()
+            if self.curriculum is not None:
+                services.callback_handler.unwatch(self.curriculum)
             self.is_training, self.recorder, self.progress.window = False, NullRecorder(), None
 
     def check_not_training(self, called: str = "train") -> None:

@@ -1,0 +1,204 @@
+"""Curriculum of one run: asks the user's function for weights at its steps, and keeps them for a resume.
+
+Weights are due at positions, in samples: where steps end of the size that the run began with. In epochs of n samples
+and S steps, step k ends at e * n + min(r * size, end of an epoch), where k = e * S + r, and r is from 1 to S. Weights
+come into force `delay` steps of that size later: further than the loader has read, whatever its number of workers. So
+the order depends neither on them nor, where the function returns the same, on batch size and processes of a resume.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from trainwright._types import CURRICULUM_NAME, JSONObject, counted
+from trainwright.checkpoint.rng import unchanged_random_states
+from trainwright.checkpoint.training_state import load_plain
+from trainwright.config.plans import StepPlan
+from trainwright.data.curriculum import Curriculum, CurriculumOrder, LedgerColumns, Weights, read_weights
+from trainwright.data.ledger import DTYPES, Array
+from trainwright.data.loader import Loader
+from trainwright.data.mixture import MixtureDataset
+from trainwright.data.positions import IndexedPosition
+from trainwright.data.samplers import EpochBatches
+from trainwright.data.seeding import seed_from
+from trainwright.engine.base import Engine
+from trainwright.errors import ArgumentError, CheckpointError, DataError
+from trainwright.run.sample_losses import SampleLosses
+from trainwright.state.run_state import RunState
+
+logger = logging.getLogger(__name__)
+
+
+class Steps(NamedTuple):
+    """Steps of a run, in samples over all processes."""
+
+    num_samples: int  # of an epoch
+    size: int  # of a step
+    per_epoch: int
+    end: int  # of the last step of an epoch
+
+    def end_of(self, step: int) -> int:
+        """The position after an optimizer step."""
+        epoch = max(step - 1, 0) // self.per_epoch
+        return epoch * self.num_samples + min((step - epoch * self.per_epoch) * self.size, self.end)
+
+
+class CurriculumRun:
+    """Asks for weights after the steps of a run at which they are due. All processes call its methods together.
+
+    Args:
+        dataset: the training data, with its curriculum.
+        loader: reads it in the order that the weights make.
+        samples: keep the ledger.
+        plan: of the run.
+        progress: says where it is.
+        keeps_ledger: the ledger has a file of its own in checkpoints.
+
+    Raises:
+        ArgumentError: the order is not the curriculum's.
+    """
+
+    def __init__(
+        self, dataset: MixtureDataset, loader: Loader, samples: SampleLosses, engine: Engine, *, plan: StepPlan,
+        progress: RunState, keeps_ledger: bool,
+    ) -> None:  # fmt: skip
+        assert isinstance(dataset.curriculum, Curriculum)
+        self._curriculum, self._dataset, self._progress = dataset.curriculum, dataset, progress
+        self._samples, self._engine, self._keeps_ledger = samples, engine, keeps_ledger
+        self._loader = loader.dataloader
+        batches = getattr(self._loader, "batch_sampler", None)
+        order = batches.order if isinstance(batches, EpochBatches) else None
+        if engine.dispatches or not isinstance(order, CurriculumOrder):
+            cause = "dispatch_batches" if engine.dispatches else "an override of _get_train_sampler or of a dataloader"
+            raise ArgumentError(
+                f"A Curriculum decides the order of samples, and {cause} does too. Leave out one of them."
+            )
+        assert isinstance(batches, EpochBatches)
+        assert isinstance(loader.position, IndexedPosition)
+        self._batches, self._order, self._position = batches, order, loader.position
+        chunk, num = loader.position.chunk, len(order)
+        end = min(plan.batches_per_epoch * chunk, num)
+        self._now = self._steps = Steps(num, chunk * plan.micro_batches, plan.steps_per_epoch, end)
+        self._asked = -1  # the last step after which weights were asked for
+        self._due: float = 0  # position at which they are due next
+
+    def begin(self, start: tuple[int, int], checkpoint: Path | None) -> None:
+        """Continues from a checkpoint, at an epoch and batches of it; asks for weights if they are due.
+
+        Raises ArgumentError where batches are read before the weights that choose their samples are known.
+        """
+        position = self._place(*start)
+        if checkpoint is not None and not self._load(checkpoint):
+            self._asked = self._last_due(position)
+        self._check_distance()
+        self._look_ahead()
+        if position >= self._due:
+            self._ask(position)
+        else:  # a mistake in the function shows before step 1
+            made_up = LedgerColumns.made_up(self._dataset, step=max(self._asked, 0))
+            self._engine.agree(
+                lambda: self._call(made_up, "before training, with a ledger that is made up", visits=None)
+            )
+
+    def on_step_end(self, args: object, state: object, control: object, **kwargs: object) -> None:
+        """Asks for weights after a step at which they are due."""
+        position = self._place(self._progress.epoch, self._progress.batches_in_epoch)
+        if position >= self._due:
+            self._ask(position)
+
+    def _place(self, epoch: int, batches: int) -> int:
+        """The samples of the run before a batch of an epoch."""
+        num = self._now.num_samples
+        return epoch * num + min(self._position.samples_before(epoch, batches), num)
+
+    def _last_due(self, position: int) -> int:
+        """The last step at or before a position at which weights are due, of those after the last one."""
+        step, following = self._asked, self._curriculum.step_after(self._asked)
+        while following is not None and self._steps.end_of(following) <= position:
+            step, following = following, self._curriculum.step_after(following)
+        return step
+
+    def _look_ahead(self) -> None:
+        """Notes when weights are due next, and up to where the order is known until then."""
+        step = self._curriculum.step_after(self._asked)
+        self._due = float("inf") if step is None else self._steps.end_of(step)
+        self._order.end = self._steps.end_of(step) + self._lead if step else None
+
+    @property
+    def _lead(self) -> int:
+        """Samples from asking to force."""
+        return self._curriculum.lead * self._steps.size
+
+    def _check_distance(self) -> None:
+        workers, chunk = self._loader.num_workers, self._position.chunk
+        ahead = 1 + workers * (self._loader.prefetch_factor or 0)
+        # In steps of another size, one may end later than where weights are due.
+        needed = ahead * chunk + (self._now.size - 1 if self._now.size != self._steps.size else 0)
+        if needed > self._lead:
+            raise ArgumentError(
+                f"{counted(workers, 'worker')} and the loader read {counted(ahead, 'batch')} ahead ({needed} samples), "
+                f"and weights of the curriculum come into force after {self._lead} (delay={self._curriculum.lead}). "
+                f"Pass delay={-(-needed // self._steps.size)} to Curriculum, or fewer workers."
+            )
+
+    def _ask(self, position: int) -> None:
+        step = self._last_due(position)
+        self._samples.joined()
+        assert self._samples.ledger is not None
+        columns = LedgerColumns.of(self._samples.ledger, self._dataset, step=step)
+        weights = self._engine.agree(lambda: self._call(columns, f"after step {step}", visits=columns.visits))
+        start = max(self._steps.end_of(step) + self._lead, position) if step else 0
+        self._order.add(start, weights, position=position)
+        self._asked = step
+        self._look_ahead()
+        if isinstance(weights, tuple):
+            said = ", ".join(f"{name} {one:.3g}" for name, one in zip(self._dataset.names, weights, strict=True))
+        else:
+            said = f"{int((weights == 0).sum())} of {len(weights)} samples left out"
+        logger.info("Curriculum %s after step %d: %s, from sample %d on.", self._curriculum.name, step, said, start + 1)
+
+    def _call(self, columns: LedgerColumns, when: str, *, visits: Array | None) -> Weights:
+        """What the function returns, in the main process; with `visits` its values are checked too."""
+        curriculum = self._curriculum
+        with unchanged_random_states():
+            seed_from((self._order.seed, columns.step))  # so that its random draws are those of a run that was not cut
+            try:
+                given = curriculum.weights_fn(columns)
+            except Exception as error:
+                raise DataError(
+                    f"{curriculum.name}, the weights_fn of the Curriculum, raised {type(error).__name__}: {error} "
+                    f"(called {when})."
+                ) from error
+        return read_weights(given, self._dataset, curriculum.name, visits=visits, left_out=self._batches.left_out)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> JSONObject:
+        """What a resume needs: weights in force and to come, and the ledger where it has no file of its own."""
+        assert self._samples.ledger is not None
+        columns = {} if self._keeps_ledger else self._samples.ledger.columns
+        ledger = {name: torch.from_numpy(column.copy()) for name, column in columns.items()}
+        return {"asked": self._asked, "steps": [*self._steps], "ledger": ledger, **self._order.state_dict()}
+
+    def _load(self, checkpoint: Path) -> bool:
+        """Takes over the state of a checkpoint; returns False where it has none, or one of other data."""
+        path = checkpoint / CURRICULUM_NAME
+        state = load_plain(path) if path.is_file() else None
+        try:
+            if state is None or state["steps"][0] != self._now.num_samples:
+                what = "has no weights of a curriculum" if state is None else "has weights of other data"
+                logger.warning("%s %s: samples are shuffled until it is asked.", checkpoint, what)
+                return False
+            self._order.load_state_dict(state)
+            self._asked, self._steps = int(state["asked"]), Steps(*map(int, state["steps"]))
+            if state["ledger"] and self._samples.ledger is not None:
+                self._samples.ledger.columns = {
+                    name: state["ledger"][name].numpy().astype(dtype) for name, dtype in DTYPES.items()
+                }
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise CheckpointError(f"{path} is not the state of a curriculum: {error!r}.") from error
+        return True
