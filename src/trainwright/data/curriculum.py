@@ -330,14 +330,16 @@ class CurriculumOrder(Order, Sampler[int]):
             ],
         }  # fmt: skip
 
-    def load_state_dict(self, state: JSONObject) -> None:
-        """Takes segments and shares over; ValueError for what is of other data, and others for what no run writes."""
+    def load_state_dict(self, state: JSONObject, *, position: int) -> None:
+        """Takes segments and shares over, for positions from one on; ValueError and others for what no run writes."""
         curve, segments = ShareCurve.from_json(state["curve"]), []
         for one in state["segments"]:
             weights = None if one["weights"] is None else one["weights"].numpy()
             if weights is not None and weights.shape != (self.num_samples,):
                 raise ValueError(f"weights of {len(weights)} samples")
             segments.append(Segment(int(one["start"]), int(one["given"]), weights))
+        if position < segments[0].start:  # `ignore_data_skip` goes back to the beginning of an epoch
+            segments.insert(0, Segment(position, max(segments[0].given - segments[0].start + position, 0)))
         self._of_sources.curve, self.segments = curve, segments
 
 

@@ -92,7 +92,7 @@ class CurriculumRun:
         Raises ArgumentError where batches are read before the weights that choose their samples are known.
         """
         position = self._place(*start)
-        if checkpoint is not None and not self._load(checkpoint):
+        if checkpoint is not None and not self._load(checkpoint, position):
             self._asked = self._last_due(position)
         self._check_distance()
         self._look_ahead()
@@ -107,6 +107,12 @@ class CurriculumRun:
     def on_step_end(self, args: object, state: object, control: object, **kwargs: object) -> None:
         """Asks for weights after a step at which they are due."""
         position = self._place(self._progress.epoch, self._progress.batches_in_epoch)
+        if position >= self._due:
+            self._ask(position)
+
+    def on_epoch_end(self, args: object, state: object, control: object, **kwargs: object) -> None:
+        """Asks for weights that steps of an epoch that a callback has ended would have made due."""
+        position = self._place(self._progress.epoch + 1, 0)
         if position >= self._due:
             self._ask(position)
 
@@ -150,6 +156,10 @@ class CurriculumRun:
         self._samples.joined()
         assert self._samples.ledger is not None
         columns = LedgerColumns.of(self._samples.ledger, self._dataset, step=step)
+        if step and not columns.visits.any():
+            logger.warning(
+                "The ledger of the curriculum is empty: no micro-batch was trained by Trainer.training_step."
+            )
         weights = self._engine.agree(lambda: self._call(columns, f"after step {step}", visits=columns.visits))
         start = max(self._steps.end_of(step) + self._lead, position) if step else 0
         self._order.add(start, weights, position=position)
@@ -181,10 +191,11 @@ class CurriculumRun:
         """What a resume needs: weights in force and to come, and the ledger where it has no file of its own."""
         assert self._samples.ledger is not None
         columns = {} if self._keeps_ledger else self._samples.ledger.columns
-        ledger = {name: torch.from_numpy(column.copy()) for name, column in columns.items()}
+        num = self._now.num_samples
+        ledger = {name: torch.from_numpy(column[:num].copy()) for name, column in columns.items()}
         return {"asked": self._asked, "steps": [*self._steps], "ledger": ledger, **self._order.state_dict()}
 
-    def _load(self, checkpoint: Path) -> bool:
+    def _load(self, checkpoint: Path, position: int) -> bool:
         """Takes over the state of a checkpoint; returns False where it has none, or one of other data."""
         path = checkpoint / CURRICULUM_NAME
         state = load_plain(path) if path.is_file() else None
@@ -193,7 +204,7 @@ class CurriculumRun:
                 what = "has no weights of a curriculum" if state is None else "has weights of other data"
                 logger.warning("%s %s: samples are shuffled until it is asked.", checkpoint, what)
                 return False
-            self._order.load_state_dict(state)
+            self._order.load_state_dict(state, position=position)
             self._asked, self._steps = int(state["asked"]), Steps(*map(int, state["steps"]))
             if state["ledger"] and self._samples.ledger is not None:
                 self._samples.ledger.columns = {
