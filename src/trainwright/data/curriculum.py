@@ -253,7 +253,7 @@ class CurriculumOrder(Order, Sampler[int]):
             dataset, _constant(tuple((rows / max(rows.sum(), 1)).tolist())), len(dataset), seed=seed, settings="",
             shuffles=shuffles,
         )  # fmt: skip
-        self._shuffles = shuffles
+        self._shuffles, self.source_starts = shuffles, dataset.offsets
         self.segments = [Segment(0, 0)]
         self.end: int | None = None
 
