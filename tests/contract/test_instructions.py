@@ -11,9 +11,8 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ROOM = 0.03  # another CPU's kernels of torch take more or fewer
-# Of two trainings of ours, which differ that much from count to count: a ledger, limit 1.02, was counted as 1.019 and
-# 1.021.
-ROOM_OF_TWO = 0.005
+# Of two trainings of ours, which differ from count to count: a ledger, limit 1.02, was counted as 1.018, 1.019, 1.021.
+ROOM_OF_LEDGER = 0.002
 HELD = ("mlp", "mlp x 8", "own", "own x 8", "gpt2", "gpt2 x 8", "llama", "llama x 8", "loss of mlp", "loss of gpt2",
         "own, 2 processes")  # fmt: skip
 
@@ -54,7 +53,7 @@ def test_the_ledger_takes_a_fiftieth_of_a_step(benchmark: Any) -> None:
     counts = benchmark.count(["no guard", "ledger"], ["trainwright"])
     without, noted = (counts[row]["trainwright"] for row in ("no guard", "ledger"))
     assert without > 0.5
-    assert noted <= (1.02 + ROOM_OF_TWO) * without
+    assert noted <= (1.02 + ROOM_OF_LEDGER) * without
 
 
 @pytest.mark.costly

@@ -1,0 +1,98 @@
+"""Draws docs/pictures/ledger.svg: mean losses of the ledger of a real run in which a twentieth of the labels is wrong.
+
+python docs/pictures/ledger.py
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+
+from trainwright import Trainer, TrainingArguments
+from trainwright.data.ledger import LEDGER_NAME, read_table
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 300, 60, 20, 36, 44
+COLORS = {"labels as they were": "#4c78a8", "labels that were changed": "#e4863a"}
+LOW, HIGH, BINS = -2.0, 1.0, 40  # of the logarithm of the mean loss
+
+
+class Classifier(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+
+    def forward(self, x: Any, labels: Any) -> dict[str, Any]:
+        logits = self.layers(x)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def digits(seed: int) -> tuple[list[dict[str, Any]], set[int]]:
+    """The digits of scikit-learn, and which of them have another label than they should."""
+    draw, data = random.Random(seed), load_digits()
+    rows = [{"x": torch.tensor(x / 16, dtype=torch.float32), "labels": int(y)}
+            for x, y in zip(data.data, data.target, strict=True)]  # fmt: skip
+    changed = set(draw.sample(range(len(rows)), len(rows) // 20))
+    for number in sorted(changed):
+        rows[number]["labels"] = (rows[number]["labels"] + draw.randrange(1, 10)) % 10
+    return rows, changed
+
+
+def mean_losses(rows: list[dict[str, Any]], folder: str, seed: int) -> Any:
+    """Mean loss of each row in a run of ten epochs, by its ledger."""
+    torch.manual_seed(seed)
+    args = TrainingArguments(
+        output_dir=folder, ledger=True, num_train_epochs=10, per_device_train_batch_size=32, learning_rate=3e-3,
+        report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    Trainer(model=Classifier(), args=args, train_dataset=rows).train()
+    return read_table(Path(folder) / LEDGER_NAME)[0]["mean_loss"].to_numpy()
+
+
+def main() -> None:
+    rows, changed = digits(0)
+    with tempfile.TemporaryDirectory() as folder:
+        losses = mean_losses(rows, folder, 0)
+    is_changed = np.isin(np.arange(len(rows)), list(changed))
+    limit = float(np.log10(np.sort(losses)[-len(changed)]))
+    floor, parts = HEIGHT - BOTTOM, []
+
+    def across(value: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (value - LOW) / (HIGH - LOW)
+
+    logs = np.clip(np.log10(losses), LOW, HIGH)
+    groups = [np.histogram(logs[chosen], BINS, (LOW, HIGH))[0] / chosen.sum() for chosen in (~is_changed, is_changed)]
+    most = max(float(group.max()) for group in groups)
+    for exponent in range(int(LOW), int(HIGH) + 1):
+        x = across(exponent)
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{floor}" stroke="#8884"/>')
+        parts.append(f'<text x="{x:.1f}" y="{floor + 18}" text-anchor="middle">{10.0**exponent:g}</text>')
+    for percent in range(0, int(most * 100) + 1, 10):
+        y = floor - (floor - TOP) * percent / 100 / most
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{percent} %</text>')
+    for place, ((name, color), group) in enumerate(zip(COLORS.items(), groups, strict=True)):
+        for i, share in enumerate(group):
+            left, right = (across(LOW + (HIGH - LOW) * edge / BINS) for edge in (i, i + 1))
+            height = (floor - TOP) * share / most
+            parts.append(f'<rect x="{left:.1f}" y="{floor - height:.1f}" width="{right - left - 1:.1f}" '
+                         f'height="{height:.1f}" fill="{color}" fill-opacity="0.75"/>')  # fmt: skip
+        parts.append(f'<text x="{LEFT + 10}" y="{TOP + 16 + 18 * place}" style="fill:{color}">{name}</text>')
+    x = across(limit)
+    parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{floor}" stroke="#777" stroke-dasharray="4 3"/>')
+    parts.append(f'<text x="{x - 6:.1f}" y="{TOP + 52}" text-anchor="end">the top 5 % lie to the right</text>')
+    parts.append(f'<text x="{LEFT}" y="20">Share of the rows of each kind, by mean loss over ten epochs</text>')
+    parts.append(f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">mean loss</text>')
+    drawn = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        f'font-size="12"><style>text {{ fill: #777 }}</style>{"".join(parts)}</svg>\n'
+    )
+    Path(__file__).with_name("ledger.svg").write_text(drawn, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
