@@ -89,7 +89,7 @@ def counted(command: list[str]) -> dict[str, dict[str, float]]:
         with running:
             assert running.stdout is not None
             for line in running.stdout:
-                if line.startswith("["):
+                if line.startswith('["'):
                     row, subject, steps, process, status = json.loads(line)
                     if status != 0:
                         raise RuntimeError(f"{row}, {subject} failed:\n{errors.read_text()[-5000:]}")

@@ -2,6 +2,7 @@
 
     python benchmarks/start.py            about two minutes
     python benchmarks/start.py --quick
+    python benchmarks/start.py --count    the first step in machine instructions too, by valgrind: ten minutes
 
     import      time and resident memory of `from <library> import Trainer, TrainingArguments` beside those of
                 `import torch`, each in a fresh process, in turns
@@ -32,6 +33,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent)]
 
 from harness import print_json, print_table, silence, versions  # noqa: E402
+from instructions import Counts, counted, run_jobs  # noqa: E402
 
 LIBRARIES = ("trainwright", "transformers")
 LIMITS = {"import_time": 1.08, "import_memory": 1.03, "first_step": 2.0}
@@ -77,7 +79,24 @@ def imports(turns: int) -> dict[str, dict[str, float]]:
     }
 
 
-def by_hand(*, is_alone: bool = False) -> tuple[float, float, float]:
+Mark = Callable[[str], object]  # called at the "constructor", at "train", and at the "end" of the first step
+
+
+class Times:
+    """Times of the moments of a first step."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, float] = {}
+
+    def __call__(self, moment: str) -> None:
+        self.at[moment] = time.perf_counter()
+
+    def seconds(self) -> tuple[float, float]:
+        """Seconds of the constructor, and from `train()` to the end of the first step."""
+        return self.at["train"] - self.at["constructor"], self.at["end"] - self.at["train"]
+
+
+def by_hand(mark: Mark, *, is_alone: bool = False) -> None:
     import torch
     from step_overhead import BATCH, LEARNING_RATE, Mlp, own_collator, vectors
     from torch import nn
@@ -89,7 +108,8 @@ def by_hand(*, is_alone: bool = False) -> tuple[float, float, float]:
         from transformers import default_data_collator as collate
 
     model, items = Mlp(), vectors(256)
-    start = time.perf_counter()
+    mark("constructor")
+    mark("train")
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / 10)
@@ -101,19 +121,17 @@ def by_hand(*, is_alone: bool = False) -> tuple[float, float, float]:
     schedule.step()
     optimizer.zero_grad()
     loss.item()
-    return 0.0, time.perf_counter() - start, time.process_time()
+    mark("end")
 
 
-def by_trainer(name: str, *, is_alone: bool = False) -> tuple[float, float, float]:
-    """Seconds of the constructor, of the way to the end of the first step, and of the CPU from the process's start."""
+def by_trainer(name: str, mark: Mark, *, is_alone: bool = False) -> None:
     from step_overhead import BATCH, LEARNING_RATE, Mlp, own_collator, vectors
 
-    library, ended, used = importlib.import_module(name), list[float](), list[float]()
+    library = importlib.import_module(name)
 
     class TellsTheFirst(library.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            ended.append(time.perf_counter())
-            used.append(time.process_time())
+            mark("end")
 
     with tempfile.TemporaryDirectory() as folder:
         args = library.TrainingArguments(
@@ -121,36 +139,63 @@ def by_trainer(name: str, *, is_alone: bool = False) -> tuple[float, float, floa
             per_device_train_batch_size=BATCH, learning_rate=LEARNING_RATE, log_level="error",
         )  # fmt: skip
         model, items = Mlp(), vectors(256)
-        start = time.perf_counter()
         own = {"data_collator": own_collator} if is_alone else {}
+        mark("constructor")
         trainer = library.Trainer(model=model, args=args, train_dataset=items, callbacks=[TellsTheFirst()], **own)
-        built = time.perf_counter()
+        mark("train")
         with silence():
             trainer.train()
-        return built - start, ended[0] - built, used[0]
+
+
+def subjects() -> dict[str, Callable[..., None]]:  # of `by_hand`, and `by_trainer` of a library
+    return {"hand": by_hand} | {name: partial(by_trainer, name) for name in LIBRARIES}
 
 
 def first_steps(turns: int) -> dict[str, dict[str, float]]:
     import torch
 
     torch.set_num_threads(1)
-    subjects: dict[str, Callable[[], tuple[float, ...]]] = {"hand": by_hand}
-    subjects |= {name: partial(by_trainer, name) for name in LIBRARIES}
-    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in subjects}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects()}
     for turn in range(turns + 2):
-        for name, subject in subjects.items():
-            one = subject()
+        for name, subject in subjects().items():
+            times = Times()
+            subject(times)
             if turn > 1:
-                found[name].append(one)
+                found[name].append(times.seconds())
     base = [one[1] for one in found["hand"]]
     return {
         name: {
             "ratio": round(statistics.median(one[1] / b for one, b in zip(all_of_one, base, strict=True)), 2),
+            "ratio_least": round(min(one[1] for one in all_of_one) / min(base), 2),
+            "both_least": round(min(sum(one) for one in all_of_one) / min(base), 2),
             "ms": round(statistics.median(one[1] for one in all_of_one) * 1e3, 2),
             "constructor_ms": round(statistics.median(one[0] for one in all_of_one) * 1e3, 2),
         }
         for name, all_of_one in found.items()
     }
+
+
+BOTH = "constructor and first step"
+WARM_UP = 2  # first steps before the one that is counted
+
+
+def count_first_steps() -> None:
+    """Under valgrind: each subject in a fork, from `train()` and from the constructor on."""
+    import torch
+
+    torch.set_num_threads(1)
+
+    def job(subject: Callable[[Mark], None], begins: str) -> None:
+        for _ in range(WARM_UP):
+            subject(Times())
+        counts, steps = Counts(0, 1), {begins: 0, "end": 1}
+        subject(lambda moment: counts.step_done(steps[moment]) if moment in steps else None)
+
+    run_jobs(
+        (row, name, partial(job, subject, begins), 1)
+        for row, begins in (("first step", "train"), (BOTH, "constructor"))
+        for name, subject in subjects().items()
+    )
 
 
 def processes(turns: int) -> dict[str, dict[str, float]]:
@@ -176,26 +221,36 @@ def processes(turns: int) -> dict[str, dict[str, float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three turns")
+    parser.add_argument("--count", action="store_true", help="count the first step in machine instructions too")
+    parser.add_argument("--counted", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--first-step-of", choices=("hand", *LIBRARIES), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.first_step_of:
-        name = asked.first_step_of
-        *_, used = by_hand(is_alone=True) if name == "hand" else by_trainer(name, is_alone=True)
-        print(used)
+        used: dict[str, float] = {}
+        subjects()[asked.first_step_of](lambda moment: used.update({moment: time.process_time()}), is_alone=True)
+        print(used["end"])
         return 0
+    if asked.counted:
+        count_first_steps()
+        return 0
+    of_counts = counted([__file__, "--counted"]) if asked.count else {}
     turns = 3 if asked.quick else 9
     of_imports, of_steps, of_processes = imports(turns), first_steps(3 * turns), processes(turns)
     print_json({"benchmark": "start", "turns": turns, "limits": LIMITS, "import": of_imports, "first_step": of_steps,
-                "process": of_processes,
+                "process": of_processes, "instructions": of_counts,
                 **versions("torch", "transformers", "trainwright")})  # fmt: skip
     print_table([["import", "ratio", "cpu", "least cpu", "ms", "memory", "MB", "limits"]] + [
         [name, *(str(value) for value in one.values()), "1.08, 1.03" if name == "trainwright" else ""]
         for name, one in of_imports.items()])  # fmt: skip
     print()
-    print_table([["first step", "ratio", "ms", "constructor ms", "limit"]] + [
+    print_table([["first step", "ratio", "least", "with constructor", "ms", "constructor ms", "limit"]] + [
         [name, *(str(value) for value in one.values()), "2.0" if name == "trainwright" else ""]
         for name, one in of_steps.items()])  # fmt: skip
     print()
+    for row, millions in of_counts.items():
+        print_table([[row, "instructions", "millions"]] + [
+            [name, f"{one / millions['hand']:.2f}", f"{one:.2f}"] for name, one in millions.items()])  # fmt: skip
+        print()
     print_table([["process", "cpu", "least cpu", "cpu ms"]] + [
         [name, *(str(value) for value in one.values())] for name, one in of_processes.items()])  # fmt: skip
     return 0

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -106,22 +106,26 @@ def replacing(path: str | Path) -> Iterator[Path]:
         raise
 
 
-def json_value(value: Any, depth: int = 64) -> Any:
+def json_value(value: Any, depth: int = 64, *, text: Callable[[str], str] = lambda text: text) -> Any:
     """Converts a value to what strict JSON has: nested dicts and lists of strings, numbers, bools and None.
 
     Numbers of libraries become Python's; numbers that are not finite, and all other objects, become text. What lies
-    deeper than `depth` levels becomes the name of its type.
+    deeper than `depth` levels becomes the name of its type. `text` is applied to all texts but the names of a dict.
     """
+    if value is None or type(value) in (int, bool):
+        return value
+    if isinstance(value, str):
+        return text(value)
     if isinstance(value, (Mapping, list, tuple, set, frozenset)) and depth == 0:
         return type(value).__name__
     if isinstance(value, Mapping):
-        return {str(name): json_value(inner, depth - 1) for name, inner in value.items()}
+        return {str(name): json_value(inner, depth - 1, text=text) for name, inner in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [json_value(inner, depth - 1) for inner in value]
+        return [json_value(inner, depth - 1, text=text) for inner in value]
     value = python_number(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value if value is None or isinstance(value, (str, int, float)) else str(value)
+    return value if value is None or isinstance(value, (int, float)) else text(str(value))
 
 
 def python_number(value: Any) -> Any:
@@ -185,6 +189,7 @@ _ESCAPES = {
     for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 }
 _LINE_ESCAPES = {code: escape for code, escape in _ESCAPES.items() if chr(code) not in "\n\t"}
+SHORTEST_TOKEN = 15  # "bearer " and eight characters; a shorter text only hides one after a sign
 _SECRETS = tuple(
     (re.compile(pattern, re.IGNORECASE), r"\1***")
     for pattern in (
@@ -206,6 +211,8 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 def without_tokens(text: str) -> str:
     """Returns text with *** in the place of what looks like a key: in a URL, a header, an assignment, by its form."""
+    if len(text) < SHORTEST_TOKEN and ":" not in text and "=" not in text:  # nearly all values of arguments
+        return text
     for pattern, mask in _SECRETS:
         text = pattern.sub(mask, text)
     return text

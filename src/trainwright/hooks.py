@@ -147,6 +147,9 @@ class FirstStepObserver(Protocol):
     def gradients(self, loss: torch.Tensor) -> None: ...
 
 
+HOME = f"{__name__.partition('.')[0]}."  # how the modules of this package begin
+
+
 def definer(owner: object, name: str) -> type | None:
     """The class that defines an attribute of an object; None where the object itself has it, or nobody."""
     if name in vars(owner):
@@ -156,11 +159,9 @@ def definer(owner: object, name: str) -> type | None:
 
 def is_overridden(owner: object, *names: str) -> bool:
     """Returns True if code outside of this package defines one of these methods, in a subclass or on the object."""
-    home = f"{__name__.partition('.')[0]}."
     for name in names:
         cls = definer(owner, name)
-        module = str(getattr(getattr(cls, name, None), "__module__", ""))
-        if cls is None or not (cls.__module__.startswith(home) and module.startswith(home)):
+        if cls is None or not (cls.__module__.startswith(HOME) and _is_ours(getattr(cls, name, None))):
             return True
     return False
 
@@ -176,8 +177,10 @@ def accept_older_signatures(trainer: object) -> None:
         for name, value in list(vars(cls).items()):
             is_static = isinstance(value, staticmethod)
             function = value.__func__ if is_static else value
-            base = None if _is_ours(function) else _base_of(name, classes[place + 1 :])
-            is_hook = inspect.isfunction(function) and base is not None and isinstance(base, staticmethod) == is_static
+            if not inspect.isfunction(function) or _is_ours(function):
+                continue
+            base = _base_of(name, classes[place + 1 :])
+            is_hook = base is not None and isinstance(base, staticmethod) == is_static
             if is_hook and (adapter := _adapter(function, _parameters(base))):
                 setattr(cls, name, staticmethod(adapter) if is_static else adapter)
     for name, function in list(vars(trainer).items()):
@@ -207,7 +210,8 @@ def left_out(function: object) -> Sequence[str]:
 
 
 def _is_ours(function: object) -> bool:
-    return str(getattr(function, "__module__", "")).startswith(f"{__name__.partition('.')[0]}.")
+    module = getattr(function, "__module__", None)
+    return isinstance(module, str) and module.startswith(HOME)
 
 
 def _base_of(name: str, classes: Sequence[type]) -> object:

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import psutil
-
 CGROUP = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")  # the control groups of this process
 SAME_START_S = 1.0  # start times of one process differ by less
@@ -28,8 +26,34 @@ def available_bytes() -> int:
 
     Those of the page cache that the system frees when they are needed count as available.
     """
+    import psutil
+
     machine = int(psutil.virtual_memory().available)
     return max(0, min([machine, *(left for group in _cgroups() if (left := _left_in(group)) is not None)]))
+
+
+@cache
+def memory_bytes() -> int:
+    """Returns the memory of this machine."""
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+@cache
+def num_cpus() -> int | None:
+    """Returns the number of logical processors of this machine; None where it is not known."""
+    import psutil
+
+    return psutil.cpu_count()
+
+
+@cache  # a fork has another id
+def start_of(pid: int) -> float:
+    """Returns when a process that runs began, in seconds since the epoch."""
+    import psutil
+
+    return psutil.Process(pid).create_time()
 
 
 def _cgroups() -> Iterator[Path]:
@@ -61,6 +85,8 @@ def _left_in(group: Path) -> int | None:
 def peak_bytes() -> int:
     """Most resident memory that this process has had at a time; on Windows too."""
     if sys.platform == "win32":
+        import psutil
+
         return int(psutil.Process().memory_info().peak_wset)
     import resource
 
@@ -72,6 +98,8 @@ def is_process_alive(pid: int, *, began: float | None = None) -> bool:
 
     Its number may belong to a later process now: only one that `began` then, in seconds since the epoch, counts.
     """
+    import psutil
+
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:

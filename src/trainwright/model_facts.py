@@ -10,9 +10,10 @@ import dis
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -53,9 +54,19 @@ def num_devices(model: Model) -> int:
     return len(set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"})
 
 
+# Signatures of the `forward` of classes, as a model has them; those that a model has for itself are not kept.
+_SIGNATURES: MutableMapping[object, inspect.Signature] = WeakKeyDictionary()
+
+
 def forward_parameters(model: Model) -> dict[str, inspect.Parameter]:
     """Parameters of the model's `forward` by name; those of the model inside a wrapper."""
-    return dict(inspect.signature(core_model(model).forward).parameters)
+    core = core_model(model)
+    function = getattr(core.forward, "__func__", None)
+    if function is None or function is not getattr(type(core), "forward", None):
+        return dict(inspect.signature(core.forward).parameters)
+    if function not in _SIGNATURES:
+        _SIGNATURES[function] = inspect.signature(core.forward)
+    return dict(_SIGNATURES[function].parameters)
 
 
 def find_label_names(model: Model) -> list[str]:

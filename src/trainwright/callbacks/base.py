@@ -112,8 +112,12 @@ EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
 def overrides(callback: object, event: str) -> bool:
     """Returns True if the instance, or a class other than the base classes (ours, transformers'), defines an event."""
+    if event in vars(callback):
+        return True
+    if getattr(type(callback), event, None) is vars(TrainerCallback)[event]:  # most events of most callbacks
+        return False
     cls = definer(callback, event)
     if cls is None:
-        return event in vars(callback)
+        return False
     is_transformers_base = cls.__name__ == "TrainerCallback" and cls.__module__.startswith("transformers.")
     return cls is not TrainerCallback and not is_transformers_base

@@ -62,7 +62,8 @@ class CallbackHandler(TrainerCallback):
         self.clock = Clock()
         self._table: dict[str, Heard] = {}
         for callback in callbacks:
-            self.add_callback(callback)
+            self._append(callback)
+        self.rebuild()
         is_ours = any(isinstance(callback, DefaultFlowCallback) for callback in self.callbacks)
         if not is_ours and "DefaultFlowCallback" not in self.callback_list.split():  # transformers' has the name too
             logger.warning(
@@ -77,6 +78,10 @@ class CallbackHandler(TrainerCallback):
         Args:
             callback: an instance, or a class to make one of.
         """
+        self._append(callback)
+        self.rebuild()
+
+    def _append(self, callback: Given) -> None:
         instance = callback() if isinstance(callback, type) else callback
         if type(instance) in [type(other) for other in self.callbacks]:
             logger.warning(
@@ -85,7 +90,6 @@ class CallbackHandler(TrainerCallback):
                 self.callback_list.replace("\n", ", "),
             )
         self.callbacks.append(instance)
-        self.rebuild()
 
     def pop_callback(self, callback: Given) -> Callback | None:
         """Removes a callback and returns it.

@@ -23,11 +23,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import psutil
-
 from trainwright._types import read_json
 from trainwright.errors import ArgumentError, CheckpointWriteError
-from trainwright.host import is_process_alive, place_of_this_process
+from trainwright.host import is_process_alive, place_of_this_process, start_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +51,8 @@ class Holder:
     @classmethod
     def of_this_process(cls) -> Holder:
         host, place = place_of_this_process()
-        began = psutil.Process().create_time()
-        return cls(host=host, place=place, pid=os.getpid(), began=began, since=time.time())
+        pid = os.getpid()
+        return cls(host=host, place=place, pid=pid, began=start_of(pid), since=time.time())
 
     @classmethod
     def read(cls, path: Path) -> Holder | None:

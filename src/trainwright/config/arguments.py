@@ -294,11 +294,7 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as plain values, with marks in the place of tokens."""
-        return {
-            field.name: summary.stand_in(field.name, summary.plain(getattr(self, field.name)))
-            for field in fields(self)
-            if field.init
-        }
+        return summary.as_plain(self)
 
     def to_json_string(self) -> str:
         """Returns `to_dict()` as JSON text."""

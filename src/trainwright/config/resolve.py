@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def world_of(args: Arguments) -> World:
     """The world that `args` asks for."""
-    return World.detect(use_cpu=args.use_cpu)
+    return World.of_process(use_cpu=args.use_cpu)
 
 
 def lengths(

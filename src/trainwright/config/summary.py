@@ -7,18 +7,21 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from enum import Enum
+from functools import lru_cache
 from pathlib import PurePath
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from trainwright._types import JSONObject, counted
 from trainwright.config import resolve
-from trainwright.config.coerce import coerce
+from trainwright.config.accelerator import AcceleratorConfig
+from trainwright.config.coerce import coerce, verbosity
 from trainwright.config.enums import word
 from trainwright.config.fields import ALIASES, GROUPS, SETTINGS, batch_formers, defaults_of, value_of
 from trainwright.config.fields.setting import HERE, PER_START
 from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
+from trainwright.distributed.world import runs_in_kubeflow
 from trainwright.html_table import html_section, html_table
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 VERBS = (("logs", "logging"), ("evaluates", "eval"), ("saves", "save"))
 SIMPLE = (str, int, float, bool, type(None))
+COMPARED = (*SIMPLE, list, dict, AcceleratorConfig)
 
 
 def plain(value: Any) -> Any:  # Any: a tree of whatever arguments hold
@@ -46,6 +50,15 @@ def plain(value: Any) -> Any:  # Any: a tree of whatever arguments hold
         if callable(convert := getattr(value, method, None)):
             return plain(convert())
     return str(value).removeprefix("torch.") if type(value).__name__ == "dtype" else value
+
+
+def as_plain(args: DataclassInstance) -> JSONObject:
+    """Returns all arguments as plain values, with marks in the place of tokens."""
+    values = {field.name: getattr(args, field.name) for field in fields(args) if field.init}
+    for name, value in values.items():
+        if name.endswith("_token") or type(value) not in SIMPLE:
+            values[name] = stand_in(name, plain(value))
+    return values
 
 
 def stand_in(name: str, value: Any) -> Any:
@@ -69,11 +82,13 @@ def differing(args: DataclassInstance) -> JSONObject:
 
     Serves transformers' arguments too. An alias that repeats its new name is left out.
     """
-    defaults = _settled_defaults(type(args))
+    defaults = _settled_defaults(type(args), verbosity(), runs_in_kubeflow())
     result = {}
     for field in fields(args):
         value, default = getattr(args, field.name), defaults.get(field.name, MISSING)
-        if value is default:  # nearly all of them
+        if value is default or (
+            type(value) is type(default) and type(value) in COMPARED and value == default
+        ):  # nearly all of them
             continue
         repeats = field.name in ALIASES and value == getattr(args, ALIASES[field.name])
         same = default is not MISSING and _comparable(value) == _comparable(default)
@@ -118,8 +133,9 @@ def values_by_group(args: DataclassInstance) -> dict[str, JSONObject]:
     }
 
 
-def _settled_defaults(kind: type) -> JSONObject:
-    """Defaults in the form that construction brings them to (None -> "trainer_output", ...)."""
+@lru_cache(maxsize=8)
+def _settled_defaults(kind: type, level: int, in_kubeflow: bool) -> JSONObject:
+    """Defaults in the form that construction brings them to there (None -> "trainer_output", ...)."""
     defaults: JSONObject = {}
     for group in GROUPS:
         defaults |= defaults_of(group)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from trainwright.errors import ArgumentError
@@ -27,6 +27,10 @@ LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE
               "LOCAL_SIZE")  # fmt: skip  # the last is DeepSpeed's
 CURE = "Start all processes with one launcher, such as torchrun, and unset what another one left in the environment."
 PARALLEL_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
+READ = (
+    *RANK, *WORLD_SIZE, *LOCAL_RANK, *LOCAL_SIZE, "ACCELERATE_USE_CPU", "ACCELERATE_TORCH_DEVICE", "MASTER_ADDR",
+    "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_NODES", "SLURM_LOCALID",
+)  # fmt: skip  # all that `World.detect` reads
 TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
 LAUNCHER_PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MASTER_", "SLURM_STEP_", "SLURM_PROCID")
 
@@ -75,6 +79,14 @@ class World:
     device_name: str | None = None  # whatever the machine has; None: the first accelerator, or the CPU
 
     @classmethod
+    def of_process(cls, *, use_cpu: bool = False) -> World:
+        """Returns what `detect` does, which is asked again only where the variables or the process group differ."""
+        variables = getattr(os.environ, "_data", None)  # os.environ raises and catches an error for each that is unset
+        if variables is None:
+            return cls.detect(use_cpu=use_cpu)
+        return _detected(use_cpu, _process_group(), tuple(map(variables.get, _KEYS)))
+
+    @classmethod
     def detect(cls, *, use_cpu: bool = False, environ: Mapping[str, str] | None = None) -> World:
         """Reads the launcher's variables, where no process group exists; ArgumentError for contradictions."""
         env = os.environ if environ is None else environ
@@ -113,7 +125,7 @@ class World:
         """True if there is one process per device; of a single process, only where there is an accelerator."""
         return self.world_size > 1 or (self.launched and not self.use_cpu and _accelerator()[0] is not None)
 
-    @cached_property
+    @property
     def device(self) -> torch.device:
         """Device of this process; an ArgumentError where the environment asks for a TPU."""
         import torch
@@ -127,7 +139,7 @@ class World:
             return torch.device(kind or "cpu")
         return torch.device(kind, self.local_process_index % max(1, count) if self.launched else 0)
 
-    @cached_property
+    @property
     def n_gpu(self) -> int:
         """Number of devices of this process: more than one only without a launcher; 0 on the CPU."""
         if self.use_cpu:
@@ -247,6 +259,15 @@ def _check_ranks(rank: int, size: int, local_rank: int, local_size: int) -> None
 def _first(env: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
     """First number from zero up among the variables `names`."""
     return next((int(text) for name in names if (text := env.get(name, "")).isdecimal()), default)
+
+
+_KEYS = tuple(os.environ.encodekey(name) for name in READ)
+
+
+@lru_cache(maxsize=8)
+def _detected(use_cpu: bool, group: tuple[int, int] | None, variables: tuple[object, ...]) -> World:
+    """The world of this process, by all that it depends on."""
+    return World.detect(use_cpu=use_cpu)
 
 
 def _process_group() -> tuple[int, int] | None:

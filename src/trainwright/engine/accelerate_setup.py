@@ -5,11 +5,12 @@ The process group is started by `distributed/process_group.py`, or by accelerate
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from trainwright.errors import ArgumentError, MissingPackageError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from accelerate.utils.dataclasses import KwargsHandler
+    from accelerate.utils.dataclasses import GradientAccumulationPlugin, KwargsHandler
 
 # Accelerate notes in the environment which plugin it got; the next trainer of this process may have none.
 PLUGIN_VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "FSDP_CPU_RAM_EFFICIENT_LOADING")
@@ -54,6 +55,7 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: ob
         cpu = on_cpu if is_among_others else plan.use_cpu
     mixed = plan.precision.mixed
     scales_here = mixed == "fp16" and on_cpu  # accelerate has no scaler there
+    num_steps = int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))  # of `accelerate launch`
     handlers = [*_handlers(plan, in_group=is_among_others or bool(plugins))]
     with _without_variables(), _missing_recipe_explained(mixed):
         accelerator = Accelerator(
@@ -61,6 +63,7 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: ob
             cpu=cpu,
             dataloader_config=DataLoaderConfiguration(**asdict(plan.loaders)),
             kwargs_handlers=handlers,
+            gradient_accumulation_plugin=_accumulation()(num_steps=num_steps),
             **plugins,
         )
     if plan.parallel is not None:
@@ -130,6 +133,22 @@ def _handlers(plan: EnginePlan, *, in_group: bool) -> Iterator[KwargsHandler]:
 
         # The weights stay plain; torchao's default prepares them for sharding.
         yield AORecipeKwargs(config=Float8LinearConfig(enable_fsdp_float8_all_gather=False))
+
+
+@functools.cache
+def _accumulation() -> type[GradientAccumulationPlugin]:
+    """Class of accelerate's settings of accumulation that finds what differs from its defaults by its fields.
+
+    The original's `to_kwargs` empties the environment of the process for it, and takes longer than all else there.
+    """
+    from accelerate.utils import GradientAccumulationPlugin
+
+    class Accumulation(GradientAccumulationPlugin):  # type: ignore[misc]
+        def to_kwargs(self) -> dict[str, object]:
+            values = {field.name: (field.default, getattr(self, field.name)) for field in fields(self)}
+            return {name: value for name, (default, value) in values.items() if value != default}
+
+    return Accumulation
 
 
 @contextmanager

@@ -29,7 +29,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import psutil
 import torch
 
 from trainwright import host
@@ -69,8 +68,8 @@ class FileJournal:
 
     def write(self, kind: str, **values: object) -> None:
         try:
-            masked = _masked(json_value(values))
-            line = json.dumps({"kind": kind, "run": self.run_id, "time": time.time(), **masked}) + "\n"
+            entry = {"kind": kind, "run": self.run_id, "time": time.time(), **json_value(values, text=without_tokens)}
+            line = json.dumps(entry) + "\n"
             with self._lock:
                 self._append(line.encode())
         except Exception as error:  # also from the text of an object that somebody logged
@@ -93,15 +92,6 @@ class FileJournal:
 
 
 Journal: TypeAlias = NullJournal | FileJournal
-
-
-def _masked(value: Any) -> Any:  # JSON
-    """Returns JSON without what looks like a key or a token in its texts."""
-    if isinstance(value, dict):
-        return {name: _masked(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_masked(inner) for inner in value]
-    return without_tokens(value) if isinstance(value, str) else value
 
 
 class OpenFile:
@@ -328,11 +318,11 @@ def facts_of_run(args: Arguments, device: torch.device, data: Mapping[str, objec
 
     By host, id and start of the process a reader can tell whether it still runs.
     """
-    own = psutil.Process()
+    pid = os.getpid()
     return {
         "arguments": without_secrets(args.to_dict()), "changed": changed_arguments(args),
         "environment": environment(device), "data": {name: data_summary(dataset) for name, dataset in data.items()},
-        "process": {"host": socket.gethostname(), "pid": own.pid, "began": own.create_time()},
+        "process": {"host": socket.gethostname(), "pid": pid, "began": host.start_of(pid)},
     }  # fmt: skip
 
 
@@ -344,9 +334,9 @@ def environment(device: torch.device) -> JSONObject:
         "packages": {name: version for name in PACKAGES if (version := installed(name)) is not None},
         "commit": commit(os.getcwd()),
         "device": f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device),
-        "cpus": psutil.cpu_count(),
+        "cpus": host.num_cpus(),
         "threads": torch.get_num_threads(),
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": host.memory_bytes(),
         "script": sys.argv[0] if sys.argv else "",
     }
 

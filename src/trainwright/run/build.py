@@ -128,8 +128,10 @@ def arguments_of_trainer(args: Any, model: Model) -> Any:
     if model_facts.num_devices(model) > 1:
         args._n_gpu = 1  # the model has the GPUs: it is not copied to them
     seed_everything(args)
+    level = args.get_process_log_level()
     for name in {"trainwright", "transformers"} & sys.modules.keys():
-        logging.getLogger(name).setLevel(args.get_process_log_level())
+        if (known := logging.getLogger(name)).level != level:  # a new one empties the caches of all loggers
+            known.setLevel(level)
     return args
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
+
+if TYPE_CHECKING:
+    import psutil
 
 SAMPLE_EVERY_S = 0.01
 
@@ -48,7 +50,11 @@ class TrainerMemoryTracker:
         self.skip_memory_metrics = skip_memory_metrics
         self.cur_stage: str | None = None
         self._init_report: dict[str, int] = {}
-        self._process = None if skip_memory_metrics else psutil.Process()
+        self._process: psutil.Process | None = None
+        if not skip_memory_metrics:
+            import psutil
+
+            self._process = psutil.Process()
         self._sampler: _PeakSampler | None = None
         self._before: dict[str, int] = {}
 

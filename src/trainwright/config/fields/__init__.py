@@ -60,9 +60,10 @@ def value_of(args: object, name: str) -> Any:  # Any: the value of any field
     setting = SETTINGS[name]
     if setting.shares_name and has_other_meaning(args, name):
         return setting.default
-    if not hasattr(args, name) and name in OLDER_NAMES:
-        name = OLDER_NAMES[name]
-    return getattr(args, name, setting.default)
+    value = getattr(args, name, MISSING)
+    if value is MISSING:
+        value = getattr(args, OLDER_NAMES.get(name, name), setting.default)
+    return value
 
 
 def reproduces(args: object) -> bool:
@@ -73,8 +74,10 @@ def reproduces(args: object) -> bool:
 def has_other_meaning(args: object, name: str) -> bool:
     """Returns True if the class of `args` declares one of our fields anew, which may then mean something else."""
     ours = OurFields.__dataclass_fields__.get(name)
+    if ours is None:
+        return False
     theirs = getattr(type(args), "__dataclass_fields__", {}).get(name)
-    return ours is not None and theirs is not None and theirs is not ours
+    return theirs is not None and theirs is not ours
 
 
 def batch_formers(args: object) -> list[str]:
