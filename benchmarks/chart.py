@@ -14,18 +14,20 @@ mpl.use("svg")
 import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).parents[1]
-MODELS = {"mlp": "small MLP", "gpt2": "tiny GPT-2", "llama": "tiny Llama"}
+ROWS = {"mlp": "small MLP", "own": "own Dataset and collator", "mlp x 8": "accumulation of 8"}
 SUBJECTS = {"trainwright": "Trainwright", "lightning": "Lightning 2.6", "transformers": "transformers 5.23"}
 MODES = {"light": ("#1f2328", "#d1d9e0", ("#0969da", "#9a6700", "#818b98")),
          "dark": ("#f0f6fc", "#3d444d", ("#4493f8", "#d29922", "#9198a1"))}  # fmt: skip
 
 
 def ratios() -> dict[str, dict[str, float]]:
-    """Step time of each subject as a ratio to the loop by hand, without accumulation, by model."""
+    """Machine instructions of each subject's step as a ratio to the loop by hand, by row."""
     text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
     found: dict[str, dict[str, float]] = {}
-    for model, subject, ratio in re.findall(r"^(\w+) +1 +(\w+) +(\d+\.\d+) ", text, flags=re.MULTILINE):
-        found.setdefault(model, {})[subject] = float(ratio)
+    for row, subject, ratio in re.findall(
+        r"^(\w[\w ,]*?) {2,}([a-z]+) +(\d+\.\d+) +\d+\.\d+", text, flags=re.MULTILINE
+    ):
+        found.setdefault(row, {}).setdefault(subject, float(ratio))
     return found
 
 
@@ -35,14 +37,14 @@ def draw(mode: str, values: dict[str, dict[str, float]]) -> None:
     figure, axes = plt.subplots(figsize=(7.6, 3.0), layout="constrained")
     width = 0.26
     for place, ((subject, label), colour) in enumerate(zip(SUBJECTS.items(), colours, strict=True)):
-        heights = [values[model][subject] for model in MODELS]
-        where = [number + (place - 1) * width for number in range(len(MODELS))]
+        heights = [values[row][subject] for row in ROWS]
+        where = [number + (place - 1) * width for number in range(len(ROWS))]
         bars = axes.bar(where, heights, width * 0.92, label=label, color=colour)
         axes.bar_label(bars, fmt="%.2f", padding=2, color=ink, fontsize=10)
     axes.axhline(1.0, color=ink, linewidth=1, linestyle="--")
     axes.text(0.5, 1.06, "loop by hand", ha="center", fontsize=9, color=ink)
-    axes.set_xticks(range(len(MODELS)), list(MODELS.values()), color=ink)
-    axes.set_ylabel("time of a step, ratio", color=ink)
+    axes.set_xticks(range(len(ROWS)), list(ROWS.values()), color=ink)
+    axes.set_ylabel("instructions of a step, ratio", color=ink)
     axes.tick_params(colors=ink)
     axes.spines[["top", "right"]].set_visible(False)
     for spine in axes.spines.values():
