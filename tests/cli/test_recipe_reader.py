@@ -216,6 +216,8 @@ def test_overrides_are_read_as_people_type_them(words: tuple[str, ...], expected
     found = read_tree(Path("config.yaml"), typed=words).value["training"]
     assert {name: found[name] for name in expected} == expected
     assert read_tree(Path("config.yaml"), typed=["--eval_share", "0.5"]).value["data"]["eval_share"] == 0.5
+    for sign in (",", "|", ";", "\t"):
+        assert read_tree(Path("config.yaml"), typed=[f"data.delimiter={sign}"]).value["data"]["delimiter"] == sign
 
 
 @pytest.mark.parametrize(

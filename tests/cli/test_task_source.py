@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +45,10 @@ def test_rows_are_chosen_and_cut(tmp_path: Path) -> None:
     assert {row["source"] for row in found.train} == {"one"}
 
 
-def test_another_encoding_is_found_and_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("installed", [True, False])
+def test_another_encoding_is_found_and_named(installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not installed:
+        monkeypatch.setitem(sys.modules, "charset_normalizer", None)
     text = "text;label\n" + "".join(
         f"Das Geb\u00e4ude hat viele Fenster f\u00fcr {i} Leute;{i % 2}\n" for i in range(40)
     )
@@ -56,6 +60,12 @@ def test_another_encoding_is_found_and_named(tmp_path: Path) -> None:
     assert (given.train, given.notes) == (found.train, [])
     with pytest.raises(RecipeError, match=r"rows\.csv is not text in ascii"):
         material(tmp_path, train="rows.csv", encoding="ascii")
+    (tmp_path / "rows.csv").write_text(text, encoding="utf-16")
+    assert material(tmp_path, train="rows.csv").train == found.train
+    (tmp_path / "rows.csv").write_bytes(b"text;label\nabc\x81;1\n")
+    if not installed:
+        with pytest.raises(RecipeError, match=r"rows\.csv is not text in UTF-8"):
+            material(tmp_path, train="rows.csv")
 
 
 def test_a_dataset_of_the_package_gives_the_same_as_a_file(tmp_path: Path) -> None:

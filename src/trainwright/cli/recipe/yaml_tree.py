@@ -108,6 +108,8 @@ def parse(text: str, name: str) -> Tree:
 
 def scalar(text: str) -> Any:  # of YAML's types
     """Parses a value as in a file; RecipeError: it is not YAML, or none that a file may have."""
+    if len(text) == 1 and text in ",|\t":  # a delimiter, which a file has in quotes
+        return text
     tree = Tree("value", lines=text.splitlines())
     return _value(tree, text)
 

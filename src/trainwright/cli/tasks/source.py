@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import json
@@ -133,15 +134,26 @@ def _of_file(material: TaskSource, path: Path) -> list[Row]:
     except DataError as error:
         if not isinstance(error.__cause__, UnicodeDecodeError) or data.encoding is not None:
             raise
+        found = _encoding(path)
         try:
-            from charset_normalizer import from_path
-        except ImportError:
+            rows = list(read_rows(path, replace(data, encoding=found)))
+        except DataError:
             raise error from None
-        best = from_path(path).best() if path.suffix != ".gz" else None
-        if best is None:
-            raise
-        material.notes.append(f"{path} is not UTF-8 and is read as {best.encoding}; data.encoding sets another.")
-        return list(read_rows(path, replace(data, encoding=best.encoding)))
+        material.notes.append(f"{path} is not UTF-8 and is read as {found}; data.encoding sets another.")
+        return rows
+
+
+def _encoding(path: Path) -> str:
+    """Guesses the encoding of a file: by its first bytes, by charset_normalizer if installed, else that of Windows."""
+    with path.open("rb") as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return "utf-16"
+    try:
+        from charset_normalizer import from_path
+    except ImportError:
+        return "cp1252"
+    best = from_path(path).best()
+    return "cp1252" if best is None else best.encoding
 
 
 def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
