@@ -21,17 +21,10 @@ NO_LOGS: Logs = MappingProxyType({})
 class TrainerCallback:
     """Base of callbacks: watches a run and steers it by the flags of `control`.
 
-    Every event gets the same arguments.
-
-    Args:
-        args: the arguments of the run, a `TrainingArguments`.
-        state: the record of the run: step, epoch, history.
-        control: flags of the run; a callback may change them in place.
-        **kwargs: `model`, `processing_class` (also as `tokenizer`), `optimizer`, `lr_scheduler`, `train_dataloader` and
-            `eval_dataloader`, and the objects that an event names. An override takes those needed as parameters.
-
-    Returns:
-        A control object that replaces the current one, or None to keep it.
+    Every event gets `args`, the `TrainingArguments` of the run; `state`, its record: step, epoch, history; `control`,
+    whose flags it may change in place; and by name `model`, `processing_class` (also as `tokenizer`), `optimizer`,
+    `lr_scheduler`, `train_dataloader`, `eval_dataloader`, and the objects that the event has of its own. An override
+    takes those that it needs as parameters. It returns a control object that replaces the current one, or None.
 
     Example:
         class StopAtLoss(TrainerCallback):
