@@ -14,7 +14,6 @@ The loop is `_inner_training_loop` (epochs), `_run_epoch` (steps) and `_train_on
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -226,7 +225,7 @@ class Trainer:
         if self.args.push_to_hub:
             self._open_repository()
         if self.args.should_save:
-            os.makedirs(self.args.output_dir, exist_ok=True)
+            checks.make_output_dir(self.args.output_dir)
         self.state = self._fresh_state()
         self.callback_handler.fire("on_init_end", self._run.progress)
         self._services.memory_tracker.stop_and_update_metrics(stage="init")

@@ -27,6 +27,10 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from trainwright._types import counted
 from trainwright.errors import add_note
 
+PADDING_CURE = (
+    "Their input_ids differ in length: pad them, by processing_class=tokenizer (one with a pad token), or in a "
+    "data_collator."
+)
 MOST_NAMED = 16  # indices of a batch that a message lists
 Rows = Sequence[Any]  # samples as the user's dataset gives them
 Pipe = tuple[Connection, Connection]  # from the workers of a loader: the end that reads, and the end that writes
@@ -142,7 +146,9 @@ def _numbers(origin: Any) -> list[object]:
 def _note_of_rows(rows: Rows, numbers: Sequence[object]) -> str:
     note = f"Collating the batch of samples {_listed(numbers)} failed." if numbers else "Collating a batch failed."
     if (odd := odd_one(rows)) is None:
-        return note
+        ids = [row["input_ids"] for row in rows if isinstance(row, Mapping) and "input_ids" in row]
+        is_ragged = len({len(one) for one in ids if isinstance(one, (list, tuple))}) > 1
+        return f"{note} {PADDING_CURE}" if is_ragged else note
     row, what = odd
     which = f"Sample {numbers[row]}" if row < len(numbers) else f"Its row {row}"
     return f"{note} {which} differs from the others: {what}."

@@ -25,7 +25,7 @@ from trainwright.checkpoint.store import CheckpointStore, flush, link_unchanged
 from trainwright.config.fields import value_of
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
-from trainwright.errors import BadStepError, BundleError
+from trainwright.errors import BadStepError, BundleError, add_note
 from trainwright.guard import bundle
 from trainwright.guard.incidents import Incident
 from trainwright.guard.probe import Findings, probe
@@ -37,6 +37,10 @@ from trainwright.run.training import TrainingRun
 from trainwright.tensor_tree import find_batch_size, tensors_of
 
 logger = logging.getLogger(__name__)
+OUT_OF_MEMORY_CURE = (
+    "The step does not fit into memory. A smaller per_device_train_batch_size with more gradient_accumulation_steps "
+    "trains the same; auto_find_batch_size=True finds the size; gradient_checkpointing=True keeps fewer activations."
+)
 
 MOST_LOOKED_AT = 20  # bad steps of a run; a run in which every step is bad must not take twice as long
 HANG_TIMEOUT_S = 20.0  # for the bundle of a hang
@@ -88,12 +92,17 @@ class IncidentRecorder:
         return engine.gather_objects(written)[writer]
 
     def failed(self, error: BaseException) -> None:
-        """Writes the bundle of an error that was raised inside of a step; other errors have none."""
+        """Writes the bundle of an error that was raised inside of a step; other errors have none.
+
+        An error for want of memory gets a note that says what to change.
+        """
         window = self._run.progress.window
         is_found = not isinstance(error, Exception) or isinstance(error, BadStepError)  # signals; or by a guard
+        is_full = self._engine.is_out_of_memory(error)
+        if is_full and window is not None:
+            add_note(error, OUT_OF_MEMORY_CURE)
         if not self._is_on or is_found or window is None or self._run.progress.is_window_trained:
             return
-        is_full = self._engine.is_out_of_memory(error)
         text = f"{type(error).__name__}: {without_tokens(str(error))}"
         seen = Evidence()
         try:

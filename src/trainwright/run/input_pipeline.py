@@ -140,7 +140,8 @@ def raise_no_input(batch: Any, model: Model, kept: list[str] | None) -> NoReturn
         )
     raise DataError(
         f"A batch is empty: no entry of the samples is an input of {type(model).__name__}.forward "
-        f"({', '.join(kept or ())}). Rename them, or set remove_unused_columns=False."
+        f"({', '.join(name for name in kept or () if name != 'kwargs')}). Rename the columns, tokenize texts first, or "
+        "set remove_unused_columns=False."
     )
 
 

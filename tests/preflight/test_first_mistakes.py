@@ -1,0 +1,69 @@
+"""The first mistakes of a new user end in a sentence that says what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright import Trainer, TrainingArguments
+from trainwright.errors import DataError
+
+
+class Tagger(nn.Module):
+    """Takes token ids; `full` is the error that its forward pass raises, if any."""
+
+    def __init__(self, full: Exception | None = None) -> None:
+        super().__init__()
+        self.table, self.full = nn.Embedding(8, 2), full
+
+    def forward(self, input_ids: Any, labels: Any = None) -> dict[str, Any]:
+        if self.full is not None:
+            raise self.full
+        logits = self.table(input_ids).mean(1)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def train(folder: Path, rows: list[dict[str, Any]], full: Exception | None = None) -> None:
+    args = TrainingArguments(
+        output_dir=str(folder), max_steps=1, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True,
+        per_device_train_batch_size=2,
+    )  # fmt: skip
+    Trainer(model=Tagger(full), args=args, train_dataset=rows).train()
+
+
+ROWS = [{"input_ids": [1, 2], "labels": 0}, {"input_ids": [3, 4], "labels": 1}]
+
+
+def text_of(error: BaseException) -> str:
+    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+
+
+def test_an_output_directory_that_is_a_file_is_named_with_the_cure(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(FileExistsError, match=r"^output_dir=.*runs' cannot be made: it is a file. Name another"):
+        train(tmp_path / "runs", ROWS)
+    with pytest.raises(OSError, match=r"^output_dir=.*first' cannot be made: not a directory. Name another"):
+        train(tmp_path / "runs" / "first", ROWS)
+
+
+def test_texts_of_different_lengths_are_to_be_padded(tmp_path: Path) -> None:
+    ragged = [ROWS[0], {"input_ids": [3, 4, 5], "labels": 1}]
+    with pytest.raises(ValueError, match="expected sequence of length") as caught:
+        train(tmp_path, ragged)
+    assert "differ in length: pad them, by processing_class=tokenizer" in text_of(caught.value)
+
+
+def test_columns_that_are_no_inputs_are_to_be_renamed_or_tokenized(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"\(input_ids, labels.*Rename the columns, tokenize texts first"):
+        train(tmp_path, [{"text": "a"}, {"text": "b"}])
+
+
+def test_a_step_that_does_not_fit_says_what_to_change(tmp_path: Path) -> None:
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        train(tmp_path, ROWS, full)
+    assert "A smaller per_device_train_batch_size with more gradient_accumulation_steps" in text_of(caught.value)
