@@ -55,6 +55,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m mkdocs build --strict
 
 # The pages for people, in build/site; a warning is an error.
 docs: $(VENV)/.dev
