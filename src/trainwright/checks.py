@@ -27,7 +27,7 @@ from trainwright.config.enums import word
 from trainwright.config.fields import batch_formers, value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.start import needs_length
-from trainwright.data.mixture import MixtureDataset
+from trainwright.data.mixture import MixtureDataset, as_mixture
 from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError, did_you_mean
 from trainwright.hooks import is_overridden
 
@@ -195,6 +195,15 @@ def check_curriculum(args: Any, train_dataset: DatasetLike) -> None:
             f"A Curriculum decides the order of samples, and {others[0]} does too. Leave out one of them; a function "
             "that returns a dict of weights takes the place of mixture."
         )
+
+
+def mixed(args: Any, train_dataset: DatasetLike) -> DatasetLike:
+    """Returns the checked mixture of a dict of datasets or of a `Curriculum`; others as they are."""
+    mixture = as_mixture(train_dataset)
+    if mixture is not train_dataset:
+        check_mixture(args, mixture)
+        check_curriculum(args, mixture)
+    return mixture
 
 
 def check_mixture(args: Any, train_dataset: DatasetLike) -> None:

@@ -662,9 +662,7 @@ class Trainer:
         """
         if self.train_dataset is None:
             raise DataError("Training needs a train_dataset; pass one to Trainer.")
-        if isinstance(self.train_dataset, dict):  # assigned since the trainer was made
-            self.train_dataset = mixture.as_mixture(self.train_dataset)
-            checks.check_mixture(self.args, self.train_dataset)
+        self.train_dataset = checks.mixed(self.args, self.train_dataset)  # which may be assigned since the constructor
         return self._get_dataloader(
             self.train_dataset, "Training", self._train_batch_size, self._get_train_sampler, is_training=True
         )
