@@ -55,11 +55,11 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/python -m mkdocs build --strict
+	$(BIN)/mkdocs build --strict
 
 # The pages for people, in build/site; a warning is an error.
 docs: $(VENV)/.dev
-	$(BIN)/python -m mkdocs build --strict
+	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.run
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step_overhead.py $(ARGS)

@@ -35,17 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 def make_output_dir(folder: str) -> None:
-    """Makes the directory of a run; OSError with its name and the cure if it cannot be made, or not be written."""
-    cure = "Name another directory with output_dir, or make this one writable."
+    """Makes the directory of a run; OSError with its name and the cure if it cannot be made."""
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        is_file = os.path.isfile(folder)
-        why = "it is a file" if is_file else (error.strerror or type(error).__name__).lower()
-        raise type(error)(f"output_dir={folder!r} cannot be made: {why}. {cure}") from None
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"output_dir={folder!r} cannot be written: this user lacks the right, or the disk is "
-                              f"read-only. {cure}")  # fmt: skip
+        why = "it is a file" if os.path.isfile(folder) else (error.strerror or type(error).__name__).lower()
+        raise type(error)(f"output_dir={folder!r} cannot be made: {why}. Name another one.") from None
 
 
 def check_metrics(args: Any, compute_metrics: Any) -> None:

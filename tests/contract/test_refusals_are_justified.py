@@ -49,7 +49,7 @@ MISSING = ("trackers", "errors.needs_package")
 # An error that came is passed on, as it is or with more words.
 PASSED_ON = (
     "config.rules.stages.refuse", "distributed.collectives.broadcast_from_main", "engine.sharded_state._write",
-    "distributed.world.reading_launchers_variables",
+    "distributed.world.reading_launchers_variables", "checks.make_output_dir",
 )  # fmt: skip
 
 ROWS = (

@@ -49,7 +49,7 @@ def suite(tmp_path: Path) -> Path:
     write(suite)
     programs = suite / ".venv/bin"
     programs.mkdir(parents=True)
-    for name, does in {"python": f'exec {sys.executable} "$@"', "ruff": "true", "mypy": "true"}.items():
+    for name, does in {"python": f'exec {sys.executable} "$@"', "ruff": "true", "mypy": "true", "mkdocs": "true"}.items():
         (programs / name).write_text(f"#!/bin/sh\n{does}\n")
         (programs / name).chmod(0o755)
     for stamp in (".torch", ".run", ".dev", ".ray", ".engines"):
