@@ -49,7 +49,8 @@ def suite(tmp_path: Path) -> Path:
     write(suite)
     programs = suite / ".venv/bin"
     programs.mkdir(parents=True)
-    for name, does in {"python": f'exec {sys.executable} "$@"', "ruff": "true", "mypy": "true", "mkdocs": "true"}.items():
+    for name in ("python", "ruff", "mypy", "mkdocs"):
+        does = f'exec {sys.executable} "$@"' if name == "python" else "true"
         (programs / name).write_text(f"#!/bin/sh\n{does}\n")
         (programs / name).chmod(0o755)
     for stamp in (".torch", ".run", ".dev", ".ray", ".engines"):
