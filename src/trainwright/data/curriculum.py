@@ -223,7 +223,7 @@ def read_weights(
 
 @dataclass(frozen=True)
 class Segment:
-    """What decides the order from a position on."""
+    """The weights or shares that decide the order from a position on."""
 
     start: int
     given: int  # samples that shares of sources have decided before it
@@ -231,7 +231,7 @@ class Segment:
 
     @cached_property
     def sums(self) -> Floats:
-        """Where each sample's part of the line ends."""
+        """End of each sample's part of the line."""
         return np.cumsum(self.weights, dtype=np.float64)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Whether the Hub can be asked: one request, before a client is called that tries again for half a minute.
+"""Reach of the Hub: one request that asks for it, before a client is called that tries again for half a minute.
 
 Functions return what is wrong and what to do about it, or None. The client words other answers of the Hub.
 """

@@ -172,7 +172,7 @@ class CurriculumRun:
         logger.info("Curriculum %s after step %d: %s, from sample %d on.", self._curriculum.name, step, said, start + 1)
 
     def _call(self, columns: LedgerColumns, when: str, *, visits: Array | None) -> Weights:
-        """What the function returns, in the main process; with `visits` its values are checked too."""
+        """Asks the function, in the main process, and reads its weights; with `visits` their values are checked too."""
         curriculum = self._curriculum
         with unchanged_random_states():
             seed_from((self._order.seed, columns.step))  # so that its random draws are those of a run that was not cut
@@ -188,7 +188,7 @@ class CurriculumRun:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> JSONObject:
-        """What a resume needs: weights in force and to come, and the ledger where it has no file of its own."""
+        """State for a resume: weights in force and to come, and the ledger where it has no file of its own."""
         assert self._samples.ledger is not None
         columns = {} if self._keeps_ledger else self._samples.ledger.columns
         num = self._now.num_samples
