@@ -15,7 +15,7 @@ from trainwright import Trainer, TrainingArguments
 from trainwright.config import resolve
 from trainwright.config.plans import StepPlan
 
-from ._support.subprocesses import run_python
+from ._support import forked
 from .effects.bench import Toy, are_equal, samples, seeded, weights
 from .parity.sides import Weights
 
@@ -139,7 +139,8 @@ HONOURED = ("overwrite_output_dir", "logging_dir")
 def run_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The script as a user runs it, every warning shown as often as it comes."""
     (folder / "run_old.py").write_text(SCRIPT, encoding="utf-8")
-    return run_python("-W", "always:::", "run_old.py", *words, cwd=folder, code=None)
+    always = "import runpy, warnings; warnings.simplefilter('always'); runpy.run_path('run_old.py', None, '__main__')"
+    return forked.run(["-c", always, *words], cwd=folder)
 
 
 @pytest.mark.process

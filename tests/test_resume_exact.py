@@ -19,6 +19,7 @@ from transformers import DataCollatorForLanguageModeling
 
 from trainwright import EarlyStoppingCallback, Trainer
 
+from ._support import forked
 from ._support.small import (
     NUM_SAMPLES,
     Augmented,
@@ -36,7 +37,6 @@ from ._support.small import (
     weights,
     without_clock,
 )
-from ._support.subprocesses import run_python
 
 pytestmark = pytest.mark.costly
 
@@ -450,5 +450,6 @@ SCRIPT = """
 @pytest.mark.process
 def test_in_a_new_process(uninterrupted: Callable[[str, int], Course], tmp_path: Path) -> None:
     make_trainer(tmp_path / "run", callbacks=[StopAt(4)], **DATA["augmented-list"]()).train()
-    run_python("-c", textwrap.dedent(SCRIPT), str(tmp_path / "run"), str(tmp_path / "weights.pt"))
+    done = forked.run(["-c", textwrap.dedent(SCRIPT), str(tmp_path / "run"), str(tmp_path / "weights.pt")])
+    assert done.returncode == 0, done.stderr
     assert differing(torch.load(tmp_path / "weights.pt"), uninterrupted("augmented-list", 1).weights) == {}

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
+SERVER = "ADDRESS_OF_FORKS"  # variable with the address of a parent process
 IMPORTS = (
     "numpy", "torch", "torch.distributed", "torch.utils.data", "accelerate", "datasets", "safetensors.torch",
     "transformers.data.data_collator", "transformers.modeling_utils", "transformers.optimization",
@@ -39,9 +40,11 @@ IMPORTS = (
 class Process:
     """A fork that runs; as much of `subprocess.Popen` as tests use."""
 
-    def __init__(self, pid: int, status: IO[str], stdout: IO[str] | None, stderr: IO[str] | None) -> None:
+    def __init__(
+        self, pid: int, status: IO[str], stdin: IO[str] | None, stdout: IO[str] | None, stderr: IO[str] | None
+    ) -> None:
         self.pid = pid
-        self.stdout, self.stderr = stdout, stderr
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
         self.returncode: int | None = None
         self._status = status
         self._readers: list[threading.Thread] = []
@@ -99,6 +102,7 @@ def start(
     cwd: str | Path | None = None,
     merge_output: bool = False,
     terminal: int | None = None,
+    stdin: bool = False,
     start_new_session: bool = False,
 ) -> Process:
     """Runs a script, `-c CODE` or `-m MODULE` with its arguments in a fork.
@@ -109,6 +113,7 @@ def start(
         cwd: working directory; by default that of this process.
         merge_output: standard error goes where standard output goes.
         terminal: descriptor to which both go, in place of a pipe.
+        stdin: standard input is a pipe; otherwise it is empty.
         start_new_session: as in `subprocess.Popen`.
 
     Returns:
@@ -122,14 +127,17 @@ def start(
     }
     outputs = [] if terminal is not None else [os.pipe() for _ in range(1 if merge_output else 2)]
     status = os.pipe()
+    source = os.pipe() if stdin else None
     writes = [write for _, write in outputs] or [terminal]
-    socket.send_fds(_server(), [json.dumps(request).encode()], [writes[0], writes[-1], status[1]])
-    for _, write in (*outputs, status):
-        os.close(write)
+    passed = [writes[0], writes[-1], status[1], *([source[0]] if source else [])]
+    socket.send_fds(_server(), [json.dumps(request).encode()], passed)
+    for descriptor in {*passed} - {terminal}:
+        os.close(descriptor)
     state = os.fdopen(status[0], buffering=1)
     pid = int(state.readline())
     files = [os.fdopen(read, encoding="utf-8", errors="replace") for read, _ in outputs]
-    return Process(pid, state, files[0] if files else None, files[1] if len(files) == 2 else None)
+    ours = os.fdopen(source[1], "w", encoding="utf-8") if source else None
+    return Process(pid, state, ours, files[0] if files else None, files[1] if len(files) == 2 else None)
 
 
 def run(arguments: Sequence[str], *, timeout: float = 250, **how: Any) -> subprocess.CompletedProcess[str]:
@@ -142,56 +150,86 @@ def run(arguments: Sequence[str], *, timeout: float = 250, **how: Any) -> subpro
     return subprocess.CompletedProcess(list(arguments), process.wait(), out, err)
 
 
+def address() -> str:
+    """Returns the name under which the processes of this test run find the one that forks."""
+    return os.environ.get(SERVER) or f"trainwright-forks-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+
+
 @cache
 def _server() -> socket.socket:
-    """Starts the process with the imports, one for this process; it ends with it."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    """Connects to the process with the imports; all workers of a test run share one, which ends with the last of them.
+
+    The first that asks starts it: an address that has no file is taken by one process, and free once nobody uses it.
+    """
+    name = f"\0{address()}"
+    ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), *filter(None, sys.path)])}
-    try:
-        process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], env=env, cwd=ROOT,
-                                   pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.DEVNULL)  # fmt: skip
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-    atexit.register(process.wait)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
+            listener.bind(name)
+        except OSError:
+            _connect(ours, name)
+        else:
+            listener.listen(64)
+            ours.connect(name)
+            atexit.register(_start_server(listener).wait)
     atexit.register(ours.close)
     return ours
 
 
-def _serve(control: socket.socket) -> dict[str, Any]:
-    """Forks for each request; returns in the child, with the request."""
+def _connect(ours: socket.socket, name: str) -> None:
+    """Connects to the server of another worker, which may not listen yet."""
+    for _ in range(100):
+        with contextlib.suppress(ConnectionRefusedError):
+            return ours.connect(name)
+        time.sleep(0.1)
+    raise AssertionError("the worker that has the address of the forks does not listen")
+
+
+def _start_server(listener: socket.socket) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), *filter(None, sys.path)])}
+    return subprocess.Popen([sys.executable, __file__, str(listener.fileno())], env=env, cwd=ROOT,
+                            pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL,
+                            stdout=subprocess.DEVNULL)  # fmt: skip
+
+
+def _serve(listener: socket.socket) -> dict[str, Any]:
+    """Forks for each request, until nobody is connected; returns in the child, with the request."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 3)
-        if not data:
-            sys.stderr.flush()
-            os._exit(0)
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            control.close()
-            _keep(descriptors)
-            return json.loads(data)  # type: ignore[no-any-return]
-        for descriptor in descriptors:
-            os.close(descriptor)
+    connections = [listener.accept()[0]]
+    while connections:
+        for one in select.select([listener, *connections], [], [])[0]:
+            if one is listener:
+                connections.append(listener.accept()[0])
+                continue
+            data, descriptors, _, _ = socket.recv_fds(one, 1 << 20, 4)
+            if not data:
+                connections.remove(one)
+                one.close()
+            elif os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for other in (listener, *connections):
+                    other.close()
+                _keep(descriptors)
+                return json.loads(data)  # type: ignore[no-any-return]
+            for descriptor in descriptors:
+                os.close(descriptor)
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _keep(descriptors: list[int]) -> None:
     """Forks the child, in which it returns; tells its pid and then its exit code."""
-    out, err, status = descriptors
+    out, err, status, *source = descriptors
     pid = os.fork()
     if pid == 0:
         os.close(status)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        os.close(out)
-        os.close(err)
+        for number, descriptor in ((1, out), (2, err), *((0, one) for one in source)):
+            os.dup2(descriptor, number)
+    for descriptor in (out, err, *source):
+        os.close(descriptor)
+    if pid == 0:
         return
-    os.close(out)
-    os.close(err)
     os.write(status, f"{pid}\n".encode())
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with contextlib.suppress(BrokenPipeError):

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,8 +112,8 @@ def run(
 ) -> Done:
     """Runs a script to its end, in forks if no launcher is named (see `launch`); fails if a process did."""
     if launcher is None:
-        done = _forks(script, *arguments, folder=folder, processes=processes, timeout_s=timeout_s,
-                      environment=environment)  # fmt: skip
+        ranks = start_forks(script, *arguments, folder=folder, processes=processes, environment=environment)
+        done = finish_forks(ranks, folder, timeout_s=timeout_s)
     else:
         process = launch(script, *arguments, folder=folder, launcher=launcher, environment=environment)
         done = finish(process, folder, timeout_s=timeout_s, processes=processes)
@@ -121,32 +121,36 @@ def run(
     return done
 
 
-def _forks(
-    script: Path | str, *arguments: str, folder: Path, processes: int, timeout_s: float,
-    environment: dict[str, str] | None,
-) -> Done:  # fmt: skip
-    """Like a launcher: one process for each rank, and if one fails the others are killed."""
+def start_forks(
+    script: Path | str, *arguments: str, folder: Path, processes: int = 2, environment: dict[str, str] | None = None
+) -> list[forked.Process]:
+    """Starts a script as a launcher does: one process for each rank."""
     script = _written(script, folder)
     env = _environment(folder, environment) | {
         "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
     }  # fmt: skip
-    ranks = [
+    return [
         forked.start([str(script), *arguments], env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=folder,
                      merge_output=True, start_new_session=True)
         for rank in range(processes)
     ]  # fmt: skip
-    with ThreadPoolExecutor(processes) as pool:
+
+
+def finish_forks(ranks: list[forked.Process], folder: Path, *, timeout_s: float = 250, grace_s: float = 0) -> Done:
+    """Waits for all ranks; once one has failed, the others are killed, after a grace in which they may end."""
+    with ThreadPoolExecutor(len(ranks)) as pool:
         ends = {pool.submit(rank.communicate, timeout_s): rank for rank in ranks}
         for end in as_completed(ends):
             if end.exception() or ends[end].returncode != 0:
+                wait(ends, timeout=grace_s)
                 for rank in ranks:
                     end_group(rank)
         for rank in ranks:
             end_group(rank)
         out = "\n".join(rank.communicate(10)[0] for rank in ranks)
         late = any(end.exception() for end in ends)
-    return Done(1 if late or any(rank.returncode for rank in ranks) else 0, out, _told(folder, processes))
+    return Done(1 if late or any(rank.returncode for rank in ranks) else 0, out, _told(folder, len(ranks)))
 
 
 def _written(script: Path | str, folder: Path) -> Path:
@@ -157,9 +161,22 @@ def _written(script: Path | str, folder: Path) -> Path:
     return path
 
 
+def as_forks(script: str, folder: Path) -> Path:
+    """Writes a script for a launcher that runs the given one in a fork, whose output and exit code become its own.
+
+    Only for scripts that end by themselves: a signal reaches the launcher's process, not the fork.
+    """
+    stub = folder / "stub.py"
+    stub.write_text(f"import sys\nfrom tests._support import forked\n"
+                    f"done = forked.run([{str(_written(script, folder))!r}, *sys.argv[1:]])\n"
+                    f"print(done.stdout, done.stderr)\nsys.exit(done.returncode)\n")  # fmt: skip
+    return stub
+
+
 def _environment(folder: Path, more: dict[str, str] | None) -> dict[str, str]:
     paths = os.pathsep.join([str(forked.ROOT), *sys.path])
-    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TOLD_FOLDER": str(folder), **(more or {})}
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TOLD_FOLDER": str(folder),
+            forked.SERVER: forked.address(), **(more or {})}  # fmt: skip
 
 
 def _told(folder: Path, processes: int) -> list[dict[str, Any]]:

@@ -7,8 +7,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,7 @@ import torch
 
 from trainwright.checkpoint.store import CheckpointStore, verified
 
-from .._support.subprocesses import environment
+from .._support import forked
 from .victim import NUM_STEPS
 
 pytestmark = pytest.mark.process
@@ -52,16 +50,10 @@ Weights = dict[str, torch.Tensor]
 
 
 class Nursery:
-    """Starts runs without paying for the import of torch each time."""
+    """Starts runs in forks of one process, which waits for them."""
 
     def __init__(self, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(VICTIM), *arguments],
-            env=environment(),
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self._process = forked.start([str(VICTIM), *arguments], stdin=True)
 
     def start(self, *arguments: object) -> int:
         """The process id of a new run, which stays taken until somebody waits for it."""
@@ -77,8 +69,7 @@ class Nursery:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+        self._process.communicate()
 
     def _ask(self, line: str) -> int:
         assert self._process.stdin is not None
@@ -241,7 +232,7 @@ def nursery_of_all() -> Iterator[Nursery]:
 @pytest.fixture(scope="module")
 def uninterrupted_all(nursery_of_all: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Weights:
     folder = tmp_path_factory.mktemp("all")
-    nursery_of_all.start(*command(folder, 2, "", 0, "all"))
+    nursery_of_all.start(*command(folder, 4, "", 0, "all"))
     assert nursery_of_all.wait() == 0, words(folder)
     return safetensors.torch.load_file(folder / "weights.safetensors")
 
@@ -256,7 +247,7 @@ def test_killed_with_all_features_at_once(
     """A stream, packed, in workers; accumulation, background saves, rotation, evaluations, the best model."""
     draw, kills, ends = random.Random(num_kills), 0, 0
     while kills < num_kills or ends == 0:
-        process = nursery_of_all.start(*command(tmp_path, 2, "", 0, "all"))
+        process = nursery_of_all.start(*command(tmp_path, 4, "", 0, "all"))
         if kills < num_kills:
             time.sleep(draw.uniform(0.1, 2.5))
             os.kill(process, signal.SIGKILL)

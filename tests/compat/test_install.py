@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import trainwright
 import trainwright.compat
 from trainwright.errors import TrainwrightWarning
 
-from .._support.subprocesses import run_python
+from .._support import forked
 
 
 @pytest.mark.filterwarnings("ignore:trainwright.compat.install. came too late")
@@ -60,10 +59,6 @@ def test_what_else_lies_among_the_modules_is_left_alone(monkeypatch: pytest.Monk
         assert transformers.Trainer is trainwright.Trainer
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_python("-m", "trainwright.compat", *arguments, code=None)
-
-
 @pytest.mark.process
 def test_a_script_runs_with_it(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("WORD = 'beside'")
@@ -72,14 +67,14 @@ def test_a_script_runs_with_it(tmp_path: Path) -> None:
         "import sys, neighbour\nfrom transformers import Trainer\n"
         "print(Trainer.__module__, sys.argv[1:], neighbour.WORD, __name__)"
     )
-    done = run(str(script), "--steps", "3")
+    done = forked.run(["-m", "trainwright.compat", str(script), "--steps", "3"])
     assert done.stdout.strip() == "trainwright.trainer ['--steps', '3'] beside __main__"
     assert "names of transformers" in done.stderr
 
 
 @pytest.mark.process
 def test_a_script_that_is_missing_is_named() -> None:
-    done = run("no_such_script.py")
+    done = forked.run(["-m", "trainwright.compat", "no_such_script.py"])
     assert done.returncode == 1
     assert "no script 'no_such_script.py'" in done.stderr
-    assert run().returncode == 2
+    assert forked.run(["-m", "trainwright.compat"]).returncode == 2

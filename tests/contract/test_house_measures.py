@@ -27,21 +27,18 @@ CHOSEN = ("preflight", "hub", "search", "report", "trackers", "patches", "cli", 
           "run.dry_run", "run.search")  # fmt: skip
 
 
-def assigned(tree: ast.AST, owner: str) -> list[tuple[int, str]]:
-    """Where attributes of the variable `owner` are assigned, in this form or by `setattr` and `vars().update`."""
+def assigned(tree: ast.AST, *owners: str) -> list[tuple[int, str]]:
+    """Where attributes of the variables `owners` are assigned, in this form or by `setattr` and `vars().update`."""
     found = []
+    by_name = tuple(f"{start}{owner}{end}" for owner in owners
+                    for start, end in (("setattr(", ","), ("vars(", ")."), ("", ".__dict__.")))  # fmt: skip
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            if isinstance(node.value, ast.Name) and node.value.id == owner:
+            if isinstance(node.value, ast.Name) and node.value.id in owners:
                 found.append((node.lineno, node.attr))
-        elif isinstance(node, ast.Call) and by_name(node, owner):
-            found.append((node.lineno, ast.unparse(node)))
+        elif isinstance(node, ast.Call) and (text := ast.unparse(node)).startswith(by_name):
+            found.append((node.lineno, text))
     return found
-
-
-def by_name(call: ast.Call, owner: str) -> bool:
-    text = ast.unparse(call)
-    return text.startswith((f"setattr({owner},", f"vars({owner}).", f"{owner}.__dict__."))
 
 
 def the_trainer() -> ast.ClassDef:
@@ -63,7 +60,7 @@ def sites() -> list[str]:
     found = [f"trainer.py:{line} {name}" for line, name in own]
     for path in sorted(SOURCE.rglob("*.py")):
         tree, place = ast.parse(path.read_text()), path.relative_to(SOURCE)
-        found += [f"{place}:{line} {name}" for owner in TRAINERS for line, name in assigned(tree, owner)]
+        found += [f"{place}:{line} {name}" for line, name in assigned(tree, *TRAINERS)]
     return found
 
 

@@ -1,6 +1,5 @@
 """The published surface: every name is there, with the parameters that the outside world passes."""
 
-import ast
 import inspect
 import json
 from collections.abc import Callable
@@ -206,46 +205,65 @@ def test_a_name_that_nobody_published_is_an_attribute_error() -> None:
         _ = trainwright.Trainor
 
 
-def modules_after(code: str) -> set[str]:
-    """Top-level modules that a fresh interpreter has loaded after running the code."""
-    script = f"{code}\nimport sys\nprint(sorted({{name.partition('.')[0] for name in sys.modules}}))"
-    return set(ast.literal_eval(run_python("-c", script).stdout.splitlines()[-1]))
+LOADS = """
+import sys
 
+def say():
+    print("LOADED", *sys.modules)
 
-@pytest.mark.process
-def test_importing_the_package_loads_neither_torch_nor_transformers() -> None:
-    assert not modules_after("import trainwright") & {"torch", "transformers", "accelerate", "numpy"}
-
-
-@pytest.mark.process
-def test_importing_the_trainer_does_not_load_transformers_or_accelerate() -> None:
-    loaded = modules_after("from trainwright import Trainer, TrainingArguments")
-    assert "torch" in loaded
-    assert not loaded & {"transformers", "accelerate", "datasets", "pandas", "sklearn", "scipy"}
-
-
-@pytest.mark.process
-def test_training_a_plain_module_with_a_collator_of_its_own_does_not_load_transformers(tmp_path: Path) -> None:
-    """Nor does an evaluation, a checkpoint or a resume."""
-    code = f"""
-import torch
+import trainwright
+say()
 from trainwright import Trainer, TrainingArguments
+say()
+import torch
 
 class Model(torch.nn.Linear):
     def forward(self, x, labels):
         logits = super().forward(x)
-        return {{"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}}
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 def collate(items):
-    return {{"x": torch.stack([x for x, _ in items]), "labels": torch.tensor([label for _, label in items])}}
+    return {"x": torch.stack([x for x, _ in items]), "labels": torch.tensor([label for _, label in items])}
 
 items = [(torch.randn(4), i % 2) for i in range(16)]
 for steps in (1, 2):
-    args = TrainingArguments({str(tmp_path)!r}, use_cpu=True, report_to="none", max_steps=steps, save_steps=1,
+    args = TrainingArguments(sys.argv[1], use_cpu=True, report_to="none", max_steps=steps, save_steps=1,
                              eval_strategy="steps", eval_steps=1, logging_steps=1, disable_tqdm=True)
     trainer = Trainer(Model(4, 2), args, collate, items, items)
     assert trainer.train(resume_from_checkpoint=steps > 1).global_step == steps
+say()
+items = [{"x": x, "labels": label} for x, label in items]
+Trainer(Model(4, 2), args, train_dataset=items, eval_dataset=items).train()
+say()
 """
-    loaded = modules_after(code)
-    assert "accelerate" in loaded
-    assert not loaded & {"transformers", "torchao", "scipy", "datasets"}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
+    """Modules of a fresh interpreter: after importing the package, then the trainer, after a training, and another."""
+    out = run_python("-c", LOADS, str(tmp_path_factory.mktemp("loads"))).stdout
+    return [set(line.split()[1:]) for line in out.splitlines() if line.startswith("LOADED")]
+
+
+@pytest.mark.process
+def test_importing_the_package_loads_neither_torch_nor_transformers(loaded: list[set[str]]) -> None:
+    assert "trainwright" in loaded[0]
+    assert not loaded[0] & {"torch", "transformers", "accelerate", "numpy"}
+
+
+@pytest.mark.process
+def test_importing_the_trainer_does_not_load_transformers_or_accelerate(loaded: list[set[str]]) -> None:
+    assert "torch" in loaded[1]
+    assert not loaded[1] & {"transformers", "accelerate", "datasets", "pandas", "sklearn", "scipy"}
+
+
+@pytest.mark.process
+def test_training_a_plain_module_with_a_collator_of_its_own_does_not_load_transformers(loaded: list[set[str]]) -> None:
+    """Nor does an evaluation, a checkpoint or a resume."""
+    assert "accelerate" in loaded[2]
+    assert not loaded[2] & {"transformers", "torchao", "scipy", "datasets"}
+
+
+@pytest.mark.process
+def test_a_plain_run_loads_no_package_that_it_does_not_use(loaded: list[set[str]]) -> None:
+    assert not loaded[3] & {"peft", "bitsandbytes", "datasets", "transformers.trainer", "optuna", "ray"}

@@ -12,13 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from trainwright import get_last_checkpoint
 
 from .._support import forked
 from .._support.small import data, differing, make_trainer, weights
+from .draws import Draws
 
 pytestmark = pytest.mark.process
 
@@ -119,16 +119,6 @@ def test_spawned_workers_train_to_the_same_weights(by: str, tmp_path: Path, monk
         trainer.train()
         trained.append(weights(trainer.model))
     assert differing(*trained) == {}
-
-
-class Draws(Dataset[Any]):
-    """Samples with noise that is drawn where they are read."""
-
-    def __len__(self) -> int:
-        return 26
-
-    def __getitem__(self, index: int) -> Any:
-        return {"x": torch.rand(6), "labels": index % 3}
 
 
 MAIN = """

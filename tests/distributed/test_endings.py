@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from trainwright import get_last_checkpoint
 
-from .._support.two_processes import Done, finish, launch, run
+from .._support.forked import Process
+from .._support.two_processes import Done, finish, finish_forks, launch, run, start_forks
 
 SCRIPT = Path(__file__).with_name("ending.py")
 slow = pytest.mark.slow
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # a few launches each
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # a few starts each
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def ended(case: str, folder: Path) -> Done:
-    return finish(launch(SCRIPT, str(folder), case, folder=folder), folder)
+    """The others have half a minute to end by themselves."""
+    return finish_forks(start_forks(SCRIPT, str(folder), case, folder=folder), folder, grace_s=30)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_an_error_in_one_process_ends_all_and_is_shown(case: str, error: str, tm
 
 @slow
 def test_a_standstill_of_one_process_shows_the_stacks_of_both(tmp_path: Path) -> None:
-    done = ended("standstill", tmp_path)
+    done = finish(launch(SCRIPT, str(tmp_path), "standstill", folder=tmp_path), tmp_path)  # torchrun ends the other
     assert done.code != 0
     assert "has finished no step and no batch of an evaluation for" in done.out
     assert "Stacks of process 0:" in done.out
@@ -59,7 +60,7 @@ def test_a_standstill_of_one_process_shows_the_stacks_of_both(tmp_path: Path) ->
     assert re.search(r"ending\.py.{1,20}line \d+ in training_step", done.out), done.out
 
 
-def signalled(process: subprocess.Popen[str]) -> None:
+def signalled(process: Process) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("HERE"):
@@ -75,9 +76,9 @@ def test_a_signal_to_one_process_saves_once_and_ends_both_and_a_resume_is_exact(
     case: str, step: int, uninterrupted: bytes, tmp_path: Path
 ) -> None:
     cut = tmp_path
-    process = launch(SCRIPT, str(cut), case, folder=cut)
-    signalled(process)
-    done = finish(process, cut)
+    ranks = start_forks(SCRIPT, str(cut), case, folder=cut)
+    signalled(ranks[1])
+    done = finish_forks(ranks, cut, grace_s=30)
     assert done.code != 0
     found = re.findall(r"Interrupted by SIGTERM after step (\d+), which is saved", done.out)
     assert len(found) == 2, done.out

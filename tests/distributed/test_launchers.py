@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .._support.two_processes import finish, free_port, launch, run
+from .._support.two_processes import as_forks, finish, free_port, launch, run
 from .cases import outcome, trainer_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -56,7 +56,7 @@ def by_flags(folder: Path) -> list[str]:
 @pytest.mark.parametrize("how", [by_file, pytest.param(by_flags, marks=pytest.mark.slow)], ids=lambda how: how.__name__)
 def test_accelerate_launch_sets_the_world_and_the_precision(how: Callable[[Path], list[str]], tmp_path: Path) -> None:
     launcher = ("accelerate.commands.launch", *how(tmp_path))
-    done = run(SCRIPT, str(tmp_path), folder=tmp_path, launcher=launcher, timeout_s=140)
+    done = run(as_forks(SCRIPT, tmp_path), str(tmp_path), folder=tmp_path, launcher=launcher, timeout_s=140)
     for told in done.told:
         assert told["mixed"] == "bf16"
         assert told["world"][:2] == [2, 2]

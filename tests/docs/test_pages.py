@@ -96,6 +96,7 @@ def test_pages_and_messages_are_plain_english() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.slow  # `make lint` builds the site too, and fails at a warning
 @pytest.mark.timeout(300)
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="the theme is not installed: pip install -e .[test] -c constraints.txt")

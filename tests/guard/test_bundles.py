@@ -21,7 +21,7 @@ from trainwright.errors import BundleError, NonFiniteError
 from trainwright.guard import bundle
 from trainwright.guard.probe import find_bad_rows
 
-from .._support.subprocesses import run_python
+from .._support import forked
 from ..contract import doubles
 from .poisoned import BATCH, POISONS, Hears, LeavesOut, Model, samples, trained, trainer
 from .test_step_guard import decide_on_the_device
@@ -216,7 +216,8 @@ def test_the_bundle_of_a_hang_has_the_stacks(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_a_process_that_hangs_writes_its_bundle_before_it_ends(tmp_path: Path) -> None:
-    done = run_python(str(Path(__file__).with_name("hanging.py")), str(tmp_path), code=1, timeout_s=120)
+    done = forked.run([str(Path(__file__).with_name("hanging.py")), str(tmp_path)], timeout=120)
+    assert done.returncode == 1, done.stderr
     about = only_one(tmp_path)
     assert about["folder"].name == "step-000003-hang"
     assert about["samples"] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from transformers import get_scheduler
 from trainwright.optim.schedules import current_rate, follows_metrics, make_schedule
 
 from .._support.small import data, make_trainer
-from .._support.subprocesses import run_python
 
 NAMES = ["linear", "cosine", "constant", "constant_with_warmup", "polynomial", "inverse_sqrt", "cosine_with_restarts"]
 
@@ -58,25 +56,6 @@ def test_a_schedule_goes_on_from_the_state_that_transformers_saved(name: str) ->
     states = [{k: v for k, v in one.state_dict().items() if k != "lr_lambdas"} for one in (ours, theirs)]
     assert states[0] == states[1]
     assert list(ours.state_dict()) == list(theirs.state_dict())
-
-
-@pytest.mark.process
-def test_a_plain_run_loads_no_package_that_it_does_not_use() -> None:
-    script = """
-        import sys, torch, tempfile
-        from trainwright import Trainer, TrainingArguments
-
-        class Model(torch.nn.Linear):
-            def forward(self, x):
-                return {"loss": super().forward(x).sum()}
-
-        args = TrainingArguments(tempfile.mkdtemp(), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=2)
-        Trainer(Model(4, 1), args, train_dataset=[{"x": torch.ones(4)}] * 16).train()
-        unused = {"peft", "bitsandbytes", "datasets", "transformers.trainer", "optuna", "ray"}
-        print(*sorted(sys.modules.keys() & unused))
-    """
-    done = run_python("-c", textwrap.dedent(script))
-    assert done.stdout.splitlines()[-1] == ""
 
 
 @pytest.mark.parametrize("warmup", [4, 0.29])

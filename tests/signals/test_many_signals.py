@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,20 +12,18 @@ import pytest
 
 from trainwright import get_last_checkpoint
 
+from .._support import forked
+
 pytestmark = pytest.mark.process
 
 NURSERY = Path(__file__).with_name("nursery.py")
-SOURCE = Path(__file__).parents[2] / "src"
 PHASES = ("train", "evaluate", "save", "data")
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Nursery:
     def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, str(NURSERY)], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        self._process = forked.start([str(NURSERY)], stdin=True)
 
     def run(self, folder: Path, phase: str = "none", number: int = 0, seed: int = 0) -> int:
         """The exit code of a run."""
@@ -42,8 +37,7 @@ class Nursery:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(timeout=60)
-        self._process.stdout.close()
+        self._process.communicate(60)
 
 
 @pytest.fixture(scope="module")
