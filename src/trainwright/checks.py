@@ -61,8 +61,8 @@ def raise_no_loss(model: Model, inputs: Mapping[str, Any], outputs: Any, loss: o
     returned = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
     raise ModelError(
         f"{type(model).__name__} returned no loss, only {returned}. It was given {', '.join(inputs)}. A model "
-        "returns a loss when it gets labels: give the samples a 'labels' entry, or pass compute_loss_func, or override "
-        "compute_loss."
+        f"returns a loss when it gets labels. {model_facts.label_cure(model)} A loss of your own: pass "
+        "compute_loss_func, or override compute_loss."
     )
 
 

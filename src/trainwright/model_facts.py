@@ -77,6 +77,23 @@ def find_label_names(model: Model) -> list[str]:
     return [n for n in names if "label" in n]
 
 
+TEXT_LABELS = "Labels that are texts need numbers: dataset.class_encode_column('label') gives them."
+
+
+def label_cure(model: Model) -> str:
+    """How samples of this model come to labels, as sentences."""
+    name = type(core_model(model)).__name__
+    if "CausalLM" in name or "LMHead" in name:
+        return (
+            "For a language model, data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False) makes labels "
+            "from input_ids."
+        )
+    if "MaskedLM" in name:
+        return "DataCollatorForLanguageModeling(tokenizer) masks tokens and makes labels from them."
+    names = " and ".join(map(repr, find_label_names(model) or ["labels"]))
+    return f"Give the samples {names}. {TEXT_LABELS}"
+
+
 def returns_loss_by_default(model: Model) -> bool:
     """Returns True if `forward` computes a loss without labels (contrastive models: `return_loss=True` by default)."""
     parameter = forward_parameters(model).get("return_loss")

@@ -8,11 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
-from trainwright.cli.tasks import task_metrics
+from trainwright.cli.tasks import source, task_metrics
 from trainwright.cli.tasks.source import TaskSource, find_labels, load
 from trainwright.cli.tasks.task_objects import encoded, pieces
 from trainwright.errors import RecipeError
@@ -82,6 +83,26 @@ def test_a_dataset_of_the_package_gives_the_same_as_a_file(tmp_path: Path) -> No
     assert samples.column_names == ["length"]
     with pytest.raises(RecipeError, match=r"config\.yaml:8: data.dataset: it has no split 'tets'. Did you mean test\?"):
         material(tmp_path, train=None, dataset="saved", eval="tets")
+
+
+def test_where_the_hub_is_away_the_caches_of_the_package_are_asked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    switches = (datasets.config, huggingface_hub.constants)
+    before = [one.HF_HUB_OFFLINE for one in switches]
+    seen: list[bool] = []
+
+    def load_dataset(name: str, subset: str | None) -> None:
+        seen.extend(one.HF_HUB_OFFLINE for one in switches)
+        raise ConnectionError
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(source, "dataset_problem", lambda name: f"{name} is away.")
+    with pytest.raises(RecipeError, match="me/absent is away"):
+        material(tmp_path, train=None, dataset="me/absent")
+    assert seen == [True, True]
+    assert [one.HF_HUB_OFFLINE for one in switches] == before
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from trainwright import TrainerCallback
+from trainwright.cli.tasks.recipe_run import upload
+from trainwright.errors import TrainwrightError
 from trainwright.hub.access import dataset_problem, model_problem
 from trainwright.hub.model_card import CURVE_NAME
 from trainwright.hub.outbox import OUTBOX_NAME, Outbox, Ticket, root_files
@@ -353,6 +355,12 @@ def test_a_push_of_the_users_that_fails_is_an_error_and_one_within_a_training_is
     fault = hub.fault = Fault(500, commits)
     with pytest.raises(OSError, match="500"):
         trainer.push_to_hub()
+    assert [upload.ticket.message for upload in Outbox(tmp_path / "run").waiting()] == ["End of training"]
+    with pytest.raises(
+        TrainwrightError, match=r"^The model is in .* was not uploaded: .*500.* Send it with `train"
+    ):
+        upload(trainer)
+    assert [upload.ticket.message for upload in Outbox(tmp_path / "run").waiting()] == ["Model save"]
     trainer.add_callback(Beside(step_2=trainer.push_to_hub, step_4=lambda: setattr(fault, "times", 0)))
     train(trainer)
     assert "wait in" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import torch
 from torch import nn
 
 from trainwright import Trainer, TrainingArguments
-from trainwright.errors import DataError
+from trainwright.checks import raise_no_loss
+from trainwright.errors import DataError, ModelError
+
+from ..parity import models
 
 
 class Tagger(nn.Module):
@@ -60,6 +64,21 @@ def test_texts_of_different_lengths_are_to_be_padded(tmp_path: Path) -> None:
 def test_columns_that_are_no_inputs_are_to_be_renamed_or_tokenized(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"\(input_ids, labels.*Rename the columns, tokenize texts first"):
         train(tmp_path, [{"text": "a"}, {"text": "b"}])
+
+
+def test_labels_that_are_texts_are_to_be_numbered(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="too many dimensions 'str'") as caught:
+        train(tmp_path, [{"input_ids": [1, 2], "label": word} for word in ("yes", "no")])
+    assert "Labels that are texts need numbers: dataset.class_encode_column('label')" in text_of(caught.value)
+
+
+COLLATOR = r"data_collator=DataCollatorForLanguageModeling\(tokenizer, mlm=False\) makes labels from input_ids"
+
+
+@pytest.mark.parametrize(("make", "cure"), [(models.gpt2, COLLATOR), (models.bert, "'labels'. Labels that are texts")])
+def test_a_model_without_labels_says_where_they_come_from(make: Callable[[], nn.Module], cure: str) -> None:
+    with pytest.raises(ModelError, match=cure):
+        raise_no_loss(make(), {"input_ids": torch.ones(1, 2)}, {"logits": None}, None, made_by=None)
 
 
 def test_a_step_that_does_not_fit_says_what_to_change(tmp_path: Path) -> None:

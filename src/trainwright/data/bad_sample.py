@@ -26,6 +26,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from trainwright._types import counted
 from trainwright.errors import add_note
+from trainwright.model_facts import TEXT_LABELS
 
 PADDING_CURE = (
     "Their input_ids differ in length: pad them, by processing_class=tokenizer (one with a pad token), or in a "
@@ -148,10 +149,16 @@ def _note_of_rows(rows: Rows, numbers: Sequence[object]) -> str:
     if (odd := odd_one(rows)) is None:
         ids = [row["input_ids"] for row in rows if isinstance(row, Mapping) and "input_ids" in row]
         is_ragged = len({len(one) for one in ids if isinstance(one, (list, tuple))}) > 1
-        return f"{note} {PADDING_CURE}" if is_ragged else note
+        has_texts = any(map(_has_text_label, rows))
+        return " ".join([note, *[PADDING_CURE] * is_ragged, *[TEXT_LABELS] * has_texts])
     row, what = odd
     which = f"Sample {numbers[row]}" if row < len(numbers) else f"Its row {row}"
     return f"{note} {which} differs from the others: {what}."
+
+
+def _has_text_label(row: object) -> bool:
+    labels = [row[name] for name in row if "label" in str(name)] if isinstance(row, Mapping) else []
+    return any(isinstance(one[0] if isinstance(one, list) and one else one, str) for one in labels)
 
 
 def _index_of(frames: Iterable[FrameType], indices: Sequence[object]) -> object:

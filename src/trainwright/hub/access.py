@@ -17,6 +17,7 @@ TIMEOUT_S = 10
 # Files of which the cache has one where a model, a tokenizer or an image processor was downloaded.
 DESCRIPTIONS = ("config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
 LOCAL = "neither a directory nor in the cache of downloads, and"
+OFFLINE = "HF_HUB_OFFLINE"
 CLIENT = logging.getLogger("huggingface_hub.utils._http")
 
 
@@ -29,6 +30,19 @@ def without_retries() -> Iterator[None]:
         yield
     finally:
         CLIENT.setLevel(level)
+
+
+@contextmanager
+def offline(*modules: object) -> Iterator[None]:
+    """Has the client, and modules of packages that have a switch of their own, ask caches only."""
+    before = [(module, getattr(module, OFFLINE)) for module in (constants, *modules)]
+    try:
+        for module, _ in before:
+            setattr(module, OFFLINE, True)
+        yield
+    finally:
+        for module, value in before:
+            setattr(module, OFFLINE, value)
 
 
 def model_problem(name: str, revision: str | None = None) -> str | None:

@@ -25,7 +25,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-from trainwright._types import replacing, without_tokens
+from trainwright._types import counted, replacing, without_tokens
 from trainwright.config.protocol import Arguments
 from trainwright.hub import outbox
 from trainwright.hub.access import without_retries
@@ -131,6 +131,8 @@ class Uploader:
         self._api, self._private, self._revision = HfApi(library_name=LIBRARY, token=token), private, revision
         self._outbox, self._lane, self._tell = Outbox(root), UploadQueue(), tell
         self._in_lane: set[Path] = set()
+        self._failed: set[Path] = set()  # uploads whose failure was logged
+        self._left: list[Upload] = []  # those of which was said that the Hub does not have them
 
     @classmethod
     def for_arguments(
@@ -156,7 +158,7 @@ class Uploader:
                 raise
             logger.warning(
                 "The Hub cannot be reached (%s). Training continues; uploads wait in %s and are tried again when it "
-                "ends.", _words(error), self._outbox.folder,
+                "ends.", in_a_line(error), self._outbox.folder,
             )  # fmt: skip
             return self._name
 
@@ -224,7 +226,10 @@ class Uploader:
             return staged
         except Exception as error:
             logger.warning(
-                "Step %d cannot be prepared for the Hub: %s. Its checkpoint is in %s.", step, _words(error), checkpoint
+                "Step %d cannot be prepared for the Hub: %s. Its checkpoint is in %s.",
+                step,
+                in_a_line(error),
+                checkpoint,
             )
             return []
 
@@ -246,9 +251,11 @@ class Uploader:
             with without_bars(), without_retries():
                 done = self._upload(self._api, upload.root, ticket)
         except Exception as error:
-            words = _words(error)
+            words = in_a_line(error)
             note = "The upload of %r failed: %s. Its files wait in %s and are sent again."
-            logger.warning(note, ticket.message, words, self._outbox.folder)
+            if upload.folder not in self._failed:  # once
+                logger.warning(note, ticket.message, words, self._outbox.folder)
+            self._failed.add(upload.folder)
             self._tell(**about, error=words)
             raise
         finally:
@@ -282,7 +289,13 @@ class Uploader:
 
         def send() -> object:
             api = self._api if token is None else HfApi(library_name=LIBRARY, token=token)
-            done = self._upload(api, self._root, ticket, ignored=outbox.NOT_FROM_ROOT)
+            try:
+                with without_bars(), without_retries():
+                    done = self._upload(api, self._root, ticket, ignored=outbox.NOT_FROM_ROOT)
+            except Exception:  # `trainwright push` sends it then
+                self._outbox.put(ticket, linked={}, copied=outbox.root_files(self._root))
+                self._tidy()
+                raise
             self._forget(ticket, before=now)
             return done
 
@@ -304,13 +317,14 @@ class Uploader:
                 if error is not None and not is_permanent_error(error):
                     break  # it is away: it will be for the next one too
         left = self._outbox.waiting()
-        if left:
+        if left and left != self._left:
+            self._left = left
             lines = [f"  {ticket.message!r} -> {ticket.path or 'the root'} of {ticket.repo or 'the repository'}"
                      for ticket in (upload.ticket for upload in left)]  # fmt: skip
             logger.warning(
-                "The Hub does not have %d upload(s) yet; their files are in %s:\n%s\nSend them with `trainwright push "
+                "The Hub does not have %s yet; the files are in %s:\n%s\nSend them with `trainwright push "
                 "%s`; the next training with this output_dir does too.",
-                len(left), self._outbox.folder, "\n".join(lines), self._root,
+                counted(len(left), "upload"), self._outbox.folder, "\n".join(lines), self._root,
             )  # fmt: skip
         return left
 
@@ -341,9 +355,9 @@ def without_bars() -> Iterator[None]:
         enable_progress_bars()
 
 
-def _words(error: BaseException) -> str:
+def in_a_line(error: BaseException) -> str:
     """Returns an error in one line, with its cause where it says more; clients add lines of advice."""
     first = without_tokens((str(error).strip().splitlines() or [""])[0])
     said = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    cause = None if error.__cause__ is None else _words(error.__cause__)
+    cause = None if error.__cause__ is None else in_a_line(error.__cause__)
     return said if cause in (None, said) else f"{said} ({cause})"

@@ -47,7 +47,7 @@ def labels(facts: CheckFacts) -> Iterator[Finding]:
     if not found:
         yield error(
             f"No label in the first batch ({some(batch, 8)}); the model's are called {', '.join(facts.label_names)}.",
-            "Give the samples an entry of that name, set label_names, or bring a data_collator that makes it.",
+            f"{model_facts.label_cure(facts.model)} If the labels have another name, set label_names.",
         )
     elif not facts.is_brief:
         yield note(f"Found in the first batch: {', '.join(found)}.")

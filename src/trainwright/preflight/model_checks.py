@@ -203,7 +203,7 @@ def hub_token(facts: CheckFacts) -> Iterator[Finding]:
 
     if get_token() is None:
         cure = "Run `hf auth login`, set HF_TOKEN, or pass hub_token."
-        yield error("None is set, and push_to_hub=True needs one.", cure)
+        yield error("No token is set, and push_to_hub=True needs one.", cure)
 
 
 @check(when="start", about="number formats: of the weights, of the arithmetic, and what the hardware has")

@@ -22,7 +22,7 @@ from trainwright.cli.tasks.models import quiet_transformers
 from trainwright.cli.tasks.source import load
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.config.arguments import TrainingArguments
-from trainwright.errors import RecipeError
+from trainwright.errors import RecipeError, TrainwrightError
 from trainwright.hub.access import model_problem, without_retries
 
 if TYPE_CHECKING:
@@ -143,10 +143,24 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> dict[str, float]:
         scores = _last_evaluation(trainer) or trainer.evaluate()
         trainer.save_metrics("eval", scores)
         say("result", readable(scores))
-    trainer.save_model()
+    trainer.save_model(_internal_call=True)
     trainer.save_state()
     say("written", f"{args.output_dir} (model, results, checkpoints, journal)")
+    if args.push_to_hub:
+        upload(trainer)
     return scores
+
+
+def upload(trainer: Trainer) -> None:
+    """Uploads the model that a run wrote; TrainwrightError says in a line why the Hub does not have it."""
+    from trainwright.hub.uploader import in_a_line
+
+    folder = trainer.args.output_dir
+    try:
+        trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)
+    except Exception as error:  # of the Hub, or of its HTTP client, which differs between versions
+        why, then = in_a_line(error), f"Send it with `trainwright push {folder}`"
+        raise TrainwrightError(f"The model is in {folder} and was not uploaded: {why}. {then}.") from error
 
 
 def _last_evaluation(trainer: Trainer) -> dict[str, float]:

@@ -9,6 +9,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeAlias
@@ -20,7 +21,7 @@ from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks import findings
 from trainwright.cli.tasks.conversations import Shape, find_shape
 from trainwright.errors import DataError, MissingPackageError, did_you_mean, needs_package
-from trainwright.hub.access import dataset_problem, without_retries
+from trainwright.hub.access import dataset_problem, offline, without_retries
 
 Rows: TypeAlias = Any  # a list of rows, or a datasets.Dataset: both have a length and give rows by number
 ModelConfig: TypeAlias = Any  # a configuration of transformers: each kind of model has its own class and fields
@@ -161,14 +162,14 @@ def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
         import datasets
     assert data.dataset is not None
     is_here = Path(data.dataset).is_dir()
+    why = None if is_here else dataset_problem(data.dataset)  # the package tries again for half a minute
     try:
         is_saved = is_here and any(Path(data.dataset).glob("*.json"))
-        with without_retries():
+        with without_retries(), nullcontext() if why is None else offline(datasets.config):
             found = (
                 datasets.load_from_disk(data.dataset) if is_saved else datasets.load_dataset(data.dataset, data.subset)
             )
     except Exception as error:  # whatever the package raises, this dataset is of no use
-        why = None if is_here else dataset_problem(data.dataset)
         raise DataError(why or f"{data.dataset} could not be loaded: {error}") from None
     if isinstance(found, datasets.Dataset):
         return found, None
