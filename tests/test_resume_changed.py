@@ -43,11 +43,14 @@ def resumed(folder: Path, asked: Any = True, **settings: Any) -> Any:
 # -- the length ------------------------------------------------------------------------------------------------------
 
 
-def test_extending_a_finished_run_continues_the_rate(tmp_path: Path) -> None:
+def test_extending_a_finished_run_continues_the_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The example of the promise: 20 steps at a peak of 1e-3, then 40."""
     settings = {"learning_rate": 1e-3, "num_train_epochs": 99, "save_strategy": "steps", "save_steps": 20}
     make_trainer(tmp_path, max_steps=20, **settings).train()
-    found = rates(resumed(tmp_path, max_steps=40, **settings))
+    found = rates(resumed(tmp_path, max_steps=40, disable_tqdm=False, log_level="warning", **settings))
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("changed")]
+    new = "max_steps 20 -> 40 steps; the rate continues from where it stands to the new end, without a jump"
+    assert said == [f"changed   {new}"]
     assert found[20] == pytest.approx(5e-5)
     assert found[21] == pytest.approx(5e-5)
     assert found[31] == pytest.approx(2.5e-5)

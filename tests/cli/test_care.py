@@ -191,6 +191,14 @@ def test_check_finds_no_error_in_a_good_file_and_leaves_no_checkpoint(tmp_path: 
     assert not list(tmp_path.rglob("checkpoint-*"))
 
 
+def test_an_output_directory_that_cannot_be_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    result = call("train", str(small(tmp_path)))
+    assert result.exit_code == 2
+    assert "config.yaml:10: training.output_dir='" in result.output
+    assert "cannot be made: it is a file. Name another one." in result.output
+
+
 def test_check_plans_the_memory_on_request(tmp_path: Path) -> None:
     shown = done("check", str(small(tmp_path)), "--memory", "--budget", "1GB")
     assert "memory of a step" in shown

@@ -374,7 +374,8 @@ def apply_new_settings(
     from trainwright.config.summary import Difference
 
     changed = {one.name: (one.before, one.now) for one in then.differences}
-    lines = [str(one) for one in then.differences]
+    lengths = then.num_steps, num_steps
+    lines = [str(one) for one in then.differences if (one.name, one.before, one.now) != ("max_steps", *lengths)]
     rate = schedules.changed_rate(optimizer, asked)
     if rate is not None and "learning_rate" not in changed:  # another trainer's checkpoint, or a user's optimizer
         changed["learning_rate"] = rate
@@ -389,7 +390,8 @@ def apply_new_settings(
             warn_small_rate(scheduler, args, before=then.num_steps, now=length)
     if num_steps != then.num_steps and then.num_steps > 0 and OPEN_END not in (num_steps, then.num_steps):
         how = "" if is_own or is_new else "; the rate continues from where it stands to the new end, without a jump"
-        lines.append(f"length {then.num_steps} -> {counted(num_steps, 'step')}{how}")
+        name = "max_steps" if changed.get("max_steps") == lengths else "length"
+        lines.append(f"{name} {then.num_steps} -> {counted(num_steps, 'step')}{how}")
     return lines
 
 

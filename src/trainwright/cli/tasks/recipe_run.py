@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, JSONObject, counted, write_text
 from trainwright.checkpoint.store import CheckpointStore
+from trainwright.checks import make_output_dir
 from trainwright.cli.recipe.recipe_reader import OPTIONAL, arguments_class, checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree, dump
@@ -47,6 +48,10 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
 
     args = arguments_class(generates=recipe.spec.generates)(**recipe.training)
     _refuse_what_cannot_be_downloaded(recipe, tree)
+    try:
+        make_output_dir(str(args.output_dir))  # before data are read and a tokenizer is learnt into it
+    except OSError as error:
+        tree.refuse([(("training", "output_dir"), f"training.{error}")])
     set_seed(args.seed)  # a new head is drawn at random
     material = load(recipe, tree)
     if not len(material.eval) and args.eval_strategy != "no":
