@@ -356,9 +356,7 @@ def test_a_push_of_the_users_that_fails_is_an_error_and_one_within_a_training_is
     with pytest.raises(OSError, match="500"):
         trainer.push_to_hub()
     assert [upload.ticket.message for upload in Outbox(tmp_path / "run").waiting()] == ["End of training"]
-    with pytest.raises(
-        TrainwrightError, match=r"^The model is in .* was not uploaded: .*500.* Send it with `train"
-    ):
+    with pytest.raises(TrainwrightError, match=r"^The model is in .* was not uploaded: .*500.* Send it with `train"):
         upload(trainer)
     assert [upload.ticket.message for upload in Outbox(tmp_path / "run").waiting()] == ["Model save"]
     trainer.add_callback(Beside(step_2=trainer.push_to_hub, step_4=lambda: setattr(fault, "times", 0)))

@@ -87,13 +87,15 @@ def _texts(run: Path, data: Path | None, num_samples: int | None) -> Callable[[i
     """
     from trainwright.cli.tasks import recipe_run, source
 
+    has_recipe = (run / recipe_run.RECIPE_NAME).is_file()
     if data is not None:
         from trainwright.cli.recipe.schema import DataPart
 
         rows: Any = list(source.read_rows(data, DataPart()))
         if num_samples not in (None, len(rows)):
-            raise DataError(f"The ledger is of {num_samples} samples, and {data} has {len(rows)} rows.")
-    elif (run / recipe_run.RECIPE_NAME).is_file():
+            cure = " The run's own file names its data: leave --data out." if has_recipe else ""
+            raise DataError(f"The ledger is of {num_samples} samples, and {data} has {len(rows)} rows.{cure}")
+    elif has_recipe:
         material = source.load(*recipe_run.read_run(run, ()))
         rows = list(chain.from_iterable(material.by_source().values())) if material.source_of else material.train
         if num_samples not in (None, len(rows)):

@@ -74,7 +74,8 @@ class Parting:
         if not self.num_shared_steps:
             return "no step that both logged"
         if self.losses is None:
-            return f"the same losses at all {self.num_shared_steps} steps that both logged"
+            steps = "the step" if self.num_shared_steps == 1 else f"all {self.num_shared_steps} steps"
+            return f"the same losses at {steps} that both logged"
         return f"part at step {self.parts_at_step}: {self.losses[0]:.7g} and {self.losses[1]:.7g}"
 
 
