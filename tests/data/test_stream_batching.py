@@ -17,6 +17,7 @@ from transformers import DataCollatorForTokenClassification
 
 from trainwright import TrainerCallback
 from trainwright.config.plans import SamplingPlan
+from trainwright.data.quarantine import KeptItems
 from trainwright.data.streaming.lookahead_buffer import BatchFormer, LookaheadBuffer, next_lookahead
 from trainwright.errors import DataError
 
@@ -58,7 +59,7 @@ PLANS = {"packing": plan(row_length=64), "budget": plan(max_tokens=256)}
 def test_every_look_ahead_but_the_last_gives_all_processes_full_batches(kind: str, processes: int) -> None:
     former, num = BatchFormer(PLANS[kind]), 6000
     items = ({"input_ids": [i] * length} for i, length in enumerate(lengths_of(num)))
-    buffer = LookaheadBuffer(items, lambda number: None, block=former.block, at=0, state=None)
+    buffer = LookaheadBuffer(KeptItems(items, 0, set), lambda number: None, block=former.block, at=0, state=None)
     seen: list[int] = []
     counts, tokens, room = [], 0, 0
     while ahead := next_lookahead(buffer, former, multiple=processes, seed=1):

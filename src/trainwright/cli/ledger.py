@@ -39,7 +39,10 @@ def answer(run: Path, question: str, *, number: int, data: Path | None) -> list[
         rows = _chosen(question, columns)[:number]
         found = [{name: columns[name][row].item() if hasattr(columns[name][row], "item") else columns[name][row]
                   for name in SHOWN if name in columns} for row in rows]  # fmt: skip
-    text_of = _texts(run, data, about["num_samples"])
+    if about["sources"] and None in about["sources"].values():  # samples are no rows of a file
+        text_of = None
+    else:
+        text_of = _texts(run, data, about["num_samples"])
     return [{**one, "text": text_of(one["sample"])} for one in found] if text_of else found
 
 

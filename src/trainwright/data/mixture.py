@@ -6,11 +6,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
+import numpy as np
 from torch.utils.data import Dataset, IterableDataset
 
 from trainwright._types import DatasetLike, Item, has_length, is_instance_of
 from trainwright.errors import DataError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,10 @@ class MixtureDataset(Dataset[Item]):
             raise IndexError(f"index {index} is not one of {self._length} rows")
         number = bisect_right(self.offsets, index) - 1
         return self.names[number], index - self.offsets[number]
+
+    def sources_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the number of the source of each sample: its place among `names`."""
+        return np.searchsorted(self.offsets, samples, side="right") - 1
 
     def uses(self, num_epochs: float) -> list[SourceUse]:
         """Says what a run makes of the sources where each row is seen once an epoch.

@@ -24,7 +24,12 @@ from trainwright.data.prepared_dataloader import host_batches
 from trainwright.data.quarantine import NO_PLACES, QUARANTINE_NAME, Sample
 from trainwright.data.sampler_factory import order_of_checkpoint
 from trainwright.data.samplers import EpochBatches
-from trainwright.data.streaming.stream_state import EpochProgress, is_shuffled_stream, progress_at
+from trainwright.data.streaming.stream_state import (
+    EpochProgress,
+    is_mixture_stream,
+    is_shuffled_stream,
+    progress_at,
+)
 from trainwright.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
@@ -210,6 +215,9 @@ class StreamPosition(LoaderPosition):
         self._progress = self._before = EpochProgress()
         self._ahead = dataloader.origin  # of the batch that is fetched already
         self._given = 0  # samples of the epoch before the batch given last
+        # numbers of the samples of the batches of this window and of the one before, by batch of the epoch
+        self._numbers: dict[int, list[Any]] = {}
+        self._numbers_before: dict[int, list[Any]] = {}
         self._left_out: list[int] | None = []  # places that this epoch leaves out; None: it leaves out by a column
         self.chunk: int = self._items.chunk_size
         self._count_left_out()
@@ -258,11 +266,14 @@ class StreamPosition(LoaderPosition):
         origin, self._ahead = self._ahead, self._dataloader.origin
         assert origin is not None
         self._given = self._progress.samples
+        if origin.samples:
+            self._numbers[self._progress.batches] = origin.samples
         self._progress.add(origin)
         self.num_formed += (origin.num_samples or 0) * self._items.split.num_parts
 
     def begin_window(self) -> None:
         self._before = self._progress.copy()
+        self._numbers_before, self._numbers = self._numbers, {}
 
     def rewind(self) -> None:
         self._progress = self._before
@@ -282,6 +293,10 @@ class StreamPosition(LoaderPosition):
         )
 
     def samples_of(self, epoch: int, batches: int, *, num_batches: int) -> list[list[Any]]:
+        if is_mixture_stream(self._items.source):
+            known = self._numbers_before | self._numbers
+            found = [known.get(one, []) for one in range(batches, batches + num_batches)]
+            return [] if is_shuffled_stream(self._items.source) or not all(found) else found
         ahead, left_out = (batches - self._before.batches) * self.chunk, self._left_out
         is_past = ahead < 0 and bool(left_out)  # others may have been left out then
         if self._items.former is not None or not self._items.split.is_whole or left_out is None or is_past:
@@ -298,6 +313,8 @@ class StreamPosition(LoaderPosition):
 
     def _places_given(self) -> list[int]:
         items, left_out = self._items, self._left_out
+        if is_mixture_stream(items.source):
+            return self._numbers.get(self._progress.batches - 1, [])
         if items.former is not None or not items.split.is_whole or left_out is None or is_shuffled_stream(items.source):
             return []
         places = [one for one in range(self._given, self._progress.samples) if one not in left_out]

@@ -1,7 +1,7 @@
 """Quarantine: samples that are left out of training, as a file of the output directory has them, one a line.
 
 A sample is an index of the dataset, its place in a stream that has one order, or a value of a column: {"sample": 17},
-or {"column": "id", "sample": "doc-3"}.
+or {"column": "id", "sample": "doc-3"}. Of a mixture with streams it is the number that the ledger has.
 
 Of samples 0 to 5, with 2 and 3 in quarantine, an epoch in the order 4 2 0 3 5 1 becomes 4 0 5 1. A position in it is
 one of the whole order: after 4 0 it is 4, of 6. A resume finds it whatever is in quarantine then: what comes before it
@@ -75,20 +75,32 @@ class KeptItems(Iterator[Item]):
         items: from a position on.
         position: items before the first of these.
         left_out: returns the samples that are left out now.
+        number: returns by which number the item read last is known; None: by its position.
 
     Attributes:
         position: items before the next one, those that are left out included.
     """
 
-    def __init__(self, items: Iterator[Item], position: int, left_out: Callable[[], Set[Sample]]) -> None:
-        self._items, self.position, self._left_out = items, position, left_out
+    def __init__(
+        self, items: Iterator[Item], position: int, left_out: Callable[[], Set[Sample]],
+        number: Callable[[], int] | None = None,
+    ) -> None:  # fmt: skip
+        self._items, self.position, self._left_out, self._number = items, position, left_out, number
+        self._given: list[int] = []
 
     def __next__(self) -> Item:
         while True:
             item = next(self._items)
             self.position += 1
             if not self._is_left_out(item):
+                if self._number is not None:
+                    self._given.append(self._number())
                 return item
+
+    def numbers_given(self) -> list[int]:
+        """Returns the numbers of the items given since the last call; none where items have no number."""
+        numbers, self._given = self._given, []
+        return numbers
 
     def pass_over(self, number: int, *, stop: int) -> bool:
         """Reads so many items, but none at or after a position; returns False if the stream has ended."""
@@ -106,7 +118,7 @@ class KeptItems(Iterator[Item]):
         left_out = self._left_out()
         if not left_out:
             return False
-        if self.position - 1 in left_out:
+        if (self.position - 1 if self._number is None else self._number()) in left_out:
             return True
         columns = {one[0] for one in left_out if isinstance(one, tuple)}
         try:

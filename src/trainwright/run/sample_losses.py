@@ -16,17 +16,20 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.utils.data import IterableDataset
 
 from trainwright._types import CURRICULUM_NAME, IGNORE_INDEX, Batch, DatasetLike, has_length
 from trainwright.data.ledger import LEDGER_NAME, Array, Ledger, read_columns, write_table
+from trainwright.data.streaming.stream_state import is_shuffled_stream
 from trainwright.engine.base import Engine
-from trainwright.errors import ModelError
+from trainwright.errors import DataError, ModelError
 from trainwright.loss_normalization import LossOutput, LossRule, stands_in
 from trainwright.tensor_tree import find_batch_size
 
@@ -121,6 +124,16 @@ class SampleLosses:
         self._dataset, self._id_column = dataset, id_column
         has_sources = getattr(getattr(dataset, "curriculum", None), "has_sources", True)
         self._locate = getattr(dataset, "source_of", None) if has_sources else None
+        self._said: set[str] = set()
+        if keeps_ledger and isinstance(dataset, IterableDataset):
+            if id_column is not None:
+                raise DataError(
+                    f"ledger={id_column!r} reads ids by index when the ledger is written, and the training data is a "
+                    "stream. With ledger=True its samples are named by their source and place."
+                )
+            if self._locate is not None and is_shuffled_stream(dataset):
+                self._say("there is no ledger: a stream of the mixture is shuffled, and its samples have no place")
+                keeps_ledger = False
         self.ledger = Ledger() if keeps_ledger else None  # of all processes, since the last `joined`
         self._own = Ledger() if keeps_ledger and engine.num_replicas > 1 else self.ledger  # of this one, since then
         self._formula: Formula | None = None
@@ -133,7 +146,6 @@ class SampleLosses:
         self._measured: list[tuple[list[MicroBatch], torch.Tensor]] = []
         self._window: object = None
         self._num_parts, self._place = 1, 0  # parts of a micro-batch; the next one, or the next row with several parts
-        self._said: set[str] = set()
         self._loader = run.loader
         in_order = getattr(run.loader.dataloader, "in_order", True)
         self._loader.note_samples(are_known=in_order and not engine.dispatches)
@@ -322,16 +334,14 @@ class SampleLosses:
 
     def _record_sources(self, sample: Array, visits: Array, tokens: Array, loss_sum: Array) -> None:
         """Records loss, tokens and samples of each source for the next log."""
-        assert self._locate is not None
-        names = np.asarray([self._locate(one)[0] for one in sample.tolist()])
-        record = self._run.progress.recorded.add
-        for name in dict.fromkeys(names.tolist()):
-            part = names == name
-            num = float(tokens[part].sum())
+        record, names, owners = self._run.progress.recorded.add, self._dataset.names, self._dataset.sources_of(sample)
+        has_any = np.bincount(owners, minlength=len(names)).tolist()
+        sums = (np.bincount(owners, column, len(names)).tolist() for column in (loss_sum, tokens, visits))
+        for name, _, loss, num, samples in filter(itemgetter(1), zip(names, has_any, *sums, strict=True)):
             if num:
-                record(f"loss/{name}", float(loss_sum[part].sum()) / num, num)
+                record(f"loss/{name}", loss / num, num)
             record(f"tokens/{name}", num, reduce="sum")
-            record(f"samples/{name}", float(visits[part].sum()), reduce="sum")
+            record(f"samples/{name}", samples, reduce="sum")
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
@@ -363,7 +373,8 @@ class SampleLosses:
             return
         if not ledger.last_step.any():
             self._say("the ledger is empty: no micro-batch was trained by training_step of the trainer")
-        sizes = self._locate and {name: len(rows) for name, rows in self._dataset.sources.items()}
+        parts = self._dataset.sources.items() if self._locate else ()
+        sizes = {name: len(rows) if has_length(rows) else None for name, rows in parts} or None
         num = len(self._dataset) if has_length(self._dataset) else None
         about = {"step": self._run.progress.state.global_step, "num_samples": num, "sources": sizes,
                  "is_mean": self._is_tried and self._formula is None}  # fmt: skip

@@ -351,7 +351,9 @@ class TrainingRun:
     def _follow_samples(self, engine: Engine, args: Any, dataset: DatasetLike, start: tuple[int, int]) -> None:
         """Takes down the losses of single samples from now on, for the ledger or for the sources of a mixture."""
         wanted = value_of(args, "ledger")
-        is_mixture = is_instance_of(dataset, "trainwright.data.mixture", "MixtureDataset")
+        is_stream = is_instance_of(dataset, "trainwright.data.streaming.mixture_stream", "MixtureStream")
+        is_mixture = is_stream or is_instance_of(dataset, "trainwright.data.mixture", "MixtureDataset")
+        curriculum = dataset.curriculum if is_mixture and not is_stream else None
         if dataset is None or not (wanted or is_mixture):  # None: a step is only measured
             return
         from trainwright.run.sample_losses import SampleLosses
@@ -359,12 +361,12 @@ class TrainingRun:
         assert self.loss_rule is not None
         self.samples = self.progress.recorded.samples = SampleLosses(
             self, self.loss_rule, engine, dataset=dataset, id_column=wanted if isinstance(wanted, str) else None,
-            smoothing=args.label_smoothing_factor, keeps_ledger=bool(wanted or (is_mixture and dataset.curriculum)),
+            smoothing=args.label_smoothing_factor, keeps_ledger=bool(wanted or curriculum),
             writes=args.should_save and bool(wanted),
         )  # fmt: skip
         if self.resumed_from is not None:
             self.samples.load(self.resumed_from)
-        if is_mixture and dataset.curriculum is not None:
+        if curriculum is not None:
             from trainwright.run.curriculum import CurriculumRun
 
             assert self.loader is not None

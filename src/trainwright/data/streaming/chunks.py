@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tqdm.auto import tqdm
 
@@ -42,6 +42,7 @@ class Chunk:
 
     length: int  # things that are shared out: items, or batches where they are formed by length
     rows: Callable[[ChunkPart | None], list[Item]]  # what the collator gets of a part of them; of all for None
+    samples: Callable[[ChunkPart | None], list[Any]]  # their numbers, or pieces of them; empty if they have none
     place: StreamPlace  # behind it
     size: int  # what it adds to the position
     number: int  # by which what is drawn in collating it is seeded
@@ -81,6 +82,7 @@ def _chunks_of_items(opened: OpenStream, size: int, *, drop_last: bool) -> Itera
         yield Chunk(
             length=len(items),
             rows=_slicer(items),
+            samples=_slicer(opened.items.numbers_given()),
             place=StreamPlace(samples=position, state=state, state_at=0 if state is None else position),
             size=position - before,
             number=position // size,
@@ -89,7 +91,7 @@ def _chunks_of_items(opened: OpenStream, size: int, *, drop_last: bool) -> Itera
             return
 
 
-def _slicer(items: list[Item]) -> Callable[[ChunkPart | None], list[Item]]:
+def _slicer(items: list[Any]) -> Callable[[ChunkPart | None], list[Any]]:
     return lambda part: items if part is None else items[part.start : part.stop]
 
 
@@ -137,6 +139,7 @@ def _chunks_of_batches(
             yield Chunk(
                 length=last - first,
                 rows=formed.batches_from(first),
+                samples=formed.samples_from(first),
                 place=StreamPlace(
                     samples=position, state=state, state_at=state_at, start=buffer.start, taken=last, multiple=multiple
                 ),

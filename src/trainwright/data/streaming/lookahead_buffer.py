@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trainwright._types import Item
 from trainwright.config.plans import SamplingPlan
 from trainwright.data.cursor import OrderKind
 from trainwright.data.length_sampler import BatchOrder, Lengths, TokenBudget
 from trainwright.data.packing import CURE, PackedOrder
+from trainwright.data.quarantine import KeptItems
 from trainwright.data.samplers import ChunkPart
 from trainwright.errors import DataError
 
@@ -100,9 +102,10 @@ class LookaheadBuffer:
     """
 
     def __init__(
-        self, items: Iterator[Item], begin_block: Callable[[int], State], *, block: int, at: int, state: State
+        self, items: KeptItems, begin_block: Callable[[int], State], *, block: int, at: int, state: State
     ) -> None:
         self.items: list[Item] = []
+        self.numbers: list[int] = []  # of the items, where they have any
         self.start = at
         self._source = items
         self._begin_block = begin_block
@@ -129,12 +132,13 @@ class LookaheadBuffer:
             more: list[Item] = []
             more += itertools.islice(self._source, self._block - at % self._block)  # kept after an error
             self.items += more
+            self.numbers += self._source.numbers_given()
             self._has_ended = not more
         return len(self.items) >= size
 
     def drop(self, size: int) -> None:
         """Removes the first items: they are in batches."""
-        del self.items[:size]
+        del self.items[:size], self.numbers[:size]
         self.start += size
         while len(self._marks) > 1 and self._marks[1][0] <= self.start:
             del self._marks[0]
@@ -143,8 +147,8 @@ class LookaheadBuffer:
 class LookaheadBatches:
     """The batches of one look-ahead, in order. Samples are looked up when a batch is asked for."""
 
-    def __init__(self, items: list[Item], order: BatchOrder) -> None:
-        self._dataset = order.wrap(items)
+    def __init__(self, items: list[Item], numbers: list[int], order: BatchOrder) -> None:
+        self._dataset, self._numbers = order.wrap(items), numbers
         self._order = order
         self.groups = list(order.indices(0))
 
@@ -155,6 +159,20 @@ class LookaheadBatches:
             return self._dataset[self.groups[first + (0 if part is None else part.start)]]
 
         return batch
+
+    def samples_from(self, first: int) -> Callable[[ChunkPart | None], list[Any]]:
+        """What `batches_from` gives, as numbers of samples, or rows of pieces of them; empty where they have none."""
+        numbers = self._numbers
+
+        def samples(part: ChunkPart | None) -> list[Any]:
+            group = self.groups[first + (0 if part is None else part.start)] if numbers else []
+            if group and isinstance(group[0], list):
+                group = [[(numbers[place], start, stop) for place, start, stop in row] for row in group]
+            else:
+                group = [numbers[place] for place in group]
+            return [group] if group else []
+
+        return samples
 
     def num_samples(self, start: int, stop: int) -> int:
         """Samples in some of the batches."""
@@ -184,4 +202,4 @@ def next_lookahead(
         most = (count - 1) // multiple * multiple
         size = bisect_right(range(1, size), most, key=lambda size: len(former.order(lengths[:size])))
     order = former.order(lengths[:size], seed=seed, drop_last=has_all)
-    return LookaheadBatches(buffer.items[:size], order), size
+    return LookaheadBatches(buffer.items[:size], buffer.numbers[:size], order), size

@@ -51,8 +51,21 @@ class MixtureStream(IterableDataset[Item]):
         self._seed, self._shuffles, self._epoch = 0, True, 0
         self._places = [_Place() for _ in self.names]
         self._states: list[Any] = [None] * len(self.names)  # of the sources, as a checkpoint has them
-        self._position = 0
+        self._position, self._sample = 0, -1
         self._loaded: dict[str, Any] | None = None
+
+    def sample(self) -> int:
+        """Number of the item given last: the same for a row each time it comes, unless its stream is shuffled."""
+        return self._sample
+
+    def source_of(self, sample: int) -> tuple[str, int]:
+        """Returns the name of the source of a sample, and its row there, or its place in a stream."""
+        row, number = divmod(sample, len(self.names))
+        return self.names[number], row
+
+    def sources_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the number of the source of each sample: its place among `names`."""
+        return samples % len(self.names)
 
     def use(
         self, shares: Shares | None, *, settings: str, read: Callable[[str], Shares], seed: int, shuffles: bool
@@ -111,6 +124,7 @@ class MixtureStream(IterableDataset[Item]):
                 with _without_workers():
                     item = next(items[number], self)  # a mixture is no item of its own
                 if item is not self:
+                    self._sample = self._places[number].row * len(items) + number
                     yield item
 
     def _by_shares(self, items: list[Iterator[Item]], shares: Shares) -> Iterator[Item]:
@@ -119,6 +133,7 @@ class MixtureStream(IterableDataset[Item]):
                 with _without_workers():
                     item = next(items[number])
                 self._position += 1
+                self._sample = self._places[number].row * len(items) + number
                 yield item
 
     def _items_of(self, number: int) -> Iterator[Item]:
@@ -134,9 +149,10 @@ class MixtureStream(IterableDataset[Item]):
                     source.set_epoch(self._epoch + place.passes)
                 if state is not None:
                     source.load_state_dict(state)
-                items = iter(source) if state is not None else itertools.islice(source, place.items, None)
+                left = iter(source) if state is not None else itertools.islice(source, place.items, None)
+                items = enumerate(left, place.items)
                 state = None
-            for item in items:
+            for place.row, item in items:
                 place.items += 1
                 yield item
             if place.items == 0:
@@ -146,13 +162,13 @@ class MixtureStream(IterableDataset[Item]):
             else:
                 place.passes, place.items = place.passes + 1, 0
 
-    def _rows_of(self, source: DatasetLike, name: str, place: _Place) -> Iterator[Item]:
+    def _rows_of(self, source: DatasetLike, name: str, place: _Place) -> Iterator[tuple[int, Item]]:
         order = FeistelOrder(len(source), seed_of((self._seed, *name.encode())))
         for row in range(place.items, len(source)):
             if self._shuffles:
                 passes = np.array([self._epoch + place.passes], dtype=np.uint64)
                 row = int(order.of_passes(np.array([row], dtype=np.uint64), passes)[0])
-            yield source[row]
+            yield row, source[row]
 
 
 class _Place:
@@ -161,6 +177,7 @@ class _Place:
     def __init__(self, passes: int = 0, items: int = 0, has_ended: bool = False) -> None:
         self.passes, self.items, self.has_ended = passes, items, has_ended
         self.is_open = False  # read since the last resume
+        self.row = 0  # of the item read last
 
 
 @contextmanager

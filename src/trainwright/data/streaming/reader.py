@@ -40,6 +40,7 @@ from trainwright.data.streaming.stream_state import (
     Split,
     StreamPlace,
     is_hf_stream,
+    is_mixture_stream,
     keeps_state,
 )
 from trainwright.errors import DataError
@@ -213,7 +214,9 @@ class StreamReader:
         if self.splits_itself and any(isinstance(one, int) for one in self.stream.left_out):
             raise DataError(NO_PLACES)
         return OpenStream(
-            items=KeptItems(items, position, lambda: self.stream.left_out),
+            items=KeptItems(
+                items, position, lambda: self.stream.left_out, source.sample if is_mixture_stream(source) else None
+            ),
             at=position,
             place=place,
             begin=lambda number: self._seed(number, self._whose, 0),
@@ -269,6 +272,7 @@ class StreamReader:
             place=chunk.place,
             part=None if is_full else part,
             num_samples=chunk.num_samples,
+            samples=chunk.samples(part),
         )
         self._seed(chunk.number, self._whose, 1 + self.rank)  # the collator may draw, on each process otherwise
         return rows

@@ -61,6 +61,8 @@ class BatchOrigin:
     place: StreamPlace | None  # behind the batch; None for one that only stands in
     part: ChunkPart | None  # of a chunk that is not full
     num_samples: int | None = None  # samples in the batches of all processes, where that is not the size
+    # of this process's batch, the numbers of its samples, or of rows of pieces of them; empty where they have none
+    samples: list[Any] = field(default_factory=list)
 
 
 class BatchItems(list[Item]):
@@ -141,13 +143,23 @@ def is_hf_stream(dataset: object) -> bool:
     return is_instance_of(dataset, "datasets", "IterableDataset")
 
 
+def is_mixture_stream(dataset: object) -> bool:
+    """Returns True if a dataset is a mixture with streams, whose samples have numbers."""
+    return is_instance_of(dataset, "trainwright.data.streaming.mixture_stream", "MixtureStream")
+
+
 def is_shuffled_stream(dataset: object) -> bool:
-    """Returns True if a `datasets` stream is shuffled, so that each epoch has an order of its own."""
+    """Returns True if a `datasets` stream, or one of a mixture, is shuffled, so that each epoch has its own order."""
+    if is_mixture_stream(dataset):
+        return any(map(is_shuffled_stream, dataset.sources.values()))  # type: ignore[attr-defined]
     return is_hf_stream(dataset) and _has_buffer(getattr(dataset, "_ex_iterable", None))
 
 
 def check_is_whole(dataset: object, num_processes: int, *, purpose: str) -> None:
     """Raises DataError where a stream, of which `purpose` needs the whole, was split between the processes before."""
+    if is_mixture_stream(dataset):
+        for source in dataset.sources.values():  # type: ignore[attr-defined]
+            check_is_whole(source, num_processes, purpose=purpose)
     if num_processes > 1 and not _split_of(dataset).is_whole:
         raise DataError(
             f"The stream was split with split_dataset_by_node, and {purpose} needs the whole of it: it shares the data "
@@ -157,6 +169,8 @@ def check_is_whole(dataset: object, num_processes: int, *, purpose: str) -> None
 
 def split_for(dataset: object, *, rank: int, num_processes: int) -> Split:
     """Returns the part of a stream that this process reads in training; DataError where it was split between others."""
+    if is_mixture_stream(dataset):
+        check_is_whole(dataset, num_processes, purpose="a mixture")
     split = _split_of(dataset) if num_processes > 1 else WHOLE
     if split.is_whole or split == Split(rank, num_processes):
         return split
