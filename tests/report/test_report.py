@@ -119,7 +119,7 @@ def test_time_is_that_of_each_process_and_of_a_killed_one_what_the_journal_shows
     [("loss", ("Loss", "training")), ("eval_loss", ("Loss", "evaluation")), ("eval_a_loss", ("Loss", "evaluation a")),
      ("eval_a_b_f1", ("F1", "evaluation a_b")), ("loss/web", ("Loss by source", "web")),
      ("eval_a_loss/web", ("Loss by source", "web, evaluation a")), ("grad_norm", ("Gradient norm", "training")),
-     ("reward/mean", ("Reward", "mean"))],
+     ("reward/mean", ("Reward", "mean")), ("samples/My_code", ("Samples by source", "My_code"))],
 )  # fmt: skip
 def test_a_logged_value_has_its_chart_and_its_curve(name: str, found: tuple[str, str]) -> None:
     assert place(name, ["a", "a_b"]) == found

@@ -34,6 +34,7 @@ WATCH_S = 5  # from one version of a page to the next
 # Drawn nowhere: what only grows or says how long an evaluation took, and the sums of a run. A table has them.
 NOT_DRAWN = ("epoch", "total_flos", "step", "num_input_tokens_seen", "_runtime", "_steps_per_second",
              "train_samples_per_second", "train_tokens_per_second")  # fmt: skip
+BY_SOURCE = ("loss", "tokens", "samples")  # of a mixture, in the log as loss/<source>
 LAST = ("Evaluation speed, samples/s", "Memory, bytes")  # charts at the end of the page
 # Kinds of entries that are written as they happen, and what the time before one went into.
 TIMED = {"start": "", "resume": "", "log": "training", "evaluation": "evaluation", "save": "saving"}
@@ -178,12 +179,18 @@ def charts(record: Record) -> Iterator[str]:
     ]
     groups: dict[str, list[Curve]] = {}
     colors = {label: i for i, label in enumerate(["training", *(f"evaluation {name}" for name in names)])}
-    colors["evaluation"] = 1
+    sources = dict.fromkeys(
+        [*names, *(name.removeprefix("loss/") for name in record.values if name.startswith("loss/"))]
+    )
+    colors |= {"evaluation": 1, **{name: i for i, name in enumerate(sources, start=1)}}  # a source as its evaluation
     for name in record.values:
         steps, values = record.series(name)
         if len({value for value in values if math.isfinite(value)}) > 1 and not name.endswith(NOT_DRAWN):
             title, label = place(name, names)
             groups.setdefault(title, []).append(Curve(label, steps, values, color=colors.get(label)))
+    tokens, samples = (groups.get(f"{what} by source", []) for what in ("Tokens", "Samples"))
+    if tokens and [curve.y for curve in tokens] == [curve.y for curve in samples]:  # labels are no tokens
+        del groups["Tokens by source"]
     events, (speed, unit) = marks(record), throughput(record)
     num_points = NUM_POINTS // (1 + sum(map(len, groups.values())))
     loss, lines = groups.pop("Loss", None), [mark for mark in events if "checkpoint" not in mark.kind]
@@ -206,8 +213,11 @@ def place(name: str, names: list[str]) -> tuple[str, str]:
     family, _, member = rest.partition("/")
     if not member:
         return (LAST[0] if rest == "samples_per_second" else readable(rest)), who
-    title = "Loss by source" if family == "loss" else readable(family)
-    return title, readable(member).lower() if who == "training" else f"{member}, {who}"
+    if who != "training":
+        member = f"{member}, {who}"
+    elif family not in BY_SOURCE:
+        member = readable(member).lower()
+    return readable(family) + " by source" * (family in BY_SOURCE), member
 
 
 def time_by_phase(record: Record) -> dict[str, float]:
