@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -182,6 +183,18 @@ def without_logits(model: nn.Module, wanted: str, *, keeps_outputs: bool, obstac
     yield reason
 
 
+_INSTALLED: WeakKeyDictionary[nn.Module, _Swap] = WeakKeyDictionary()
+
+
+def token_losses(model: nn.Module) -> torch.Tensor | None:
+    """Returns the losses of the tokens (batch, tokens) of a model's last forward pass, where a kernel computed them.
+
+    They are no entry of its output: DDP makes that anew, of the fields that its class declares.
+    """
+    swap = _INSTALLED.get(core_model(model))
+    return None if swap is None else swap.token_losses
+
+
 class _Swap:
     """Makes the output layer of a model return its input, and its loss function take that in place of logits."""
 
@@ -193,7 +206,7 @@ class _Swap:
         self.config: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.cap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.is_active = self.in_evaluation = self.was_used = False
-        self.token_losses: torch.Tensor | None = None  # of the forward pass under way
+        self.token_losses: torch.Tensor | None = None  # of the last forward pass
 
     def find_obstacle(self) -> str | None:
         """Returns why the model cannot be changed like this; None where nothing is known against it."""
@@ -222,9 +235,11 @@ class _Swap:
             self.core.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True),
             self.core.register_forward_hook(self._end, prepend=True, always_call=True),
         ]
+        _INSTALLED[self.core] = self
         try:
             yield
         finally:
+            del _INSTALLED[self.core]
             for handle in handles:
                 handle.remove()
             del self.head.forward
@@ -234,7 +249,7 @@ class _Swap:
                 self.core._loss_function = own
 
     def _begin(self, core: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        labels = kwargs.get("labels")
+        labels, self.token_losses = kwargs.get("labels"), None
         if (core.training or self.in_evaluation) and labels is not None and kwargs.get("return_dict") is not False:
             self.is_active = True
             if self.cap is not None:
@@ -247,9 +262,6 @@ class _Swap:
                 self.config.final_logit_softcapping = self.cap
             if output is not None:
                 output["logits"] = None
-                if self.token_losses is not None:  # what the ledger reads in place of logits
-                    output["token_losses"] = self.token_losses
-            self.token_losses = None
 
     def loss(
         self,

@@ -30,6 +30,7 @@ from trainwright.data.ledger import LEDGER_NAME, Array, Ledger, read_columns, wr
 from trainwright.data.streaming.stream_state import is_shuffled_stream
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError, ModelError
+from trainwright.loss_kernels import token_losses
 from trainwright.loss_normalization import LossOutput, LossRule, stands_in
 from trainwright.tensor_tree import find_batch_size
 
@@ -181,7 +182,10 @@ class SampleLosses:
                 self._measured.append(([(step, rows, 0)], _checked(loss.sample_losses, len(rows))))
                 return
             loss = loss.loss
-        tensors = None if seen is None else _tensors(*seen, inputs)
+        tensors = None
+        if seen is not None:
+            model = self._engine.unwrap(self._run.context.model)
+            tensors = _tensors(*seen, inputs, given=token_losses(model))
         if not self._is_tried:
             self._try_formulas(tensors, loss, inputs, num_items)
         formula = self._formula
@@ -419,11 +423,14 @@ def segments(rows: Sequence[list[Piece]], width: int, *, shifts: bool) -> Iterat
             yield -1, left, 0
 
 
-def _tensors(outputs: Any, inputs: Batch, collated: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _tensors(
+    outputs: Any, inputs: Batch, collated: Batch, *, given: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Logits, or what stands for them, and labels of a forward pass on one device; None where there are none."""
-    if isinstance(outputs, Mapping):
-        logits = outputs.get("token_losses", outputs.get("logits"))
-    else:
+    logits = given
+    if logits is None and isinstance(outputs, Mapping):
+        logits = outputs.get("logits")
+    elif logits is None:
         many = outputs if isinstance(outputs, (tuple, list)) else ()
         logits = next((one for one in many if isinstance(one, torch.Tensor) and one.ndim), None)
     for name in ("shift_labels", "labels"):
