@@ -119,7 +119,10 @@ def json_value(value: Any, depth: int = 64, *, text: Callable[[str], str] = lamb
     if isinstance(value, (Mapping, list, tuple, set, frozenset)) and depth == 0:
         return type(value).__name__
     if isinstance(value, Mapping):
-        return {str(name): json_value(inner, depth - 1, text=text) for name, inner in value.items()}
+        return {
+            str(name): inner if inner is None or type(inner) in (int, bool) else json_value(inner, depth - 1, text=text)
+            for name, inner in value.items()
+        }
     if isinstance(value, (list, tuple, set, frozenset)):
         return [json_value(inner, depth - 1, text=text) for inner in value]
     value = python_number(value)

@@ -54,11 +54,17 @@ def plain(value: Any) -> Any:  # Any: a tree of whatever arguments hold
 
 def as_plain(args: DataclassInstance) -> JSONObject:
     """Returns all arguments as plain values, with marks in the place of tokens."""
-    values = {field.name: getattr(args, field.name) for field in fields(args) if field.init}
+    values = {name: getattr(args, name) for name in _names(type(args))}
     for name, value in values.items():
         if name.endswith("_token") or type(value) not in SIMPLE:
             values[name] = stand_in(name, plain(value))
     return values
+
+
+@lru_cache(maxsize=8)
+def _names(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    """Returns the names of the arguments of a class."""
+    return tuple(field.name for field in fields(kind) if field.init)
 
 
 def stand_in(name: str, value: Any) -> Any:
@@ -82,10 +88,9 @@ def differing(args: DataclassInstance) -> JSONObject:
 
     Serves transformers' arguments too. An alias that repeats its new name is left out.
     """
-    defaults = _settled_defaults(type(args), verbosity(), runs_in_kubeflow())
     result = {}
-    for field in fields(args):
-        value, default = getattr(args, field.name), defaults.get(field.name, MISSING)
+    for field, default in _settled_defaults(type(args), verbosity(), runs_in_kubeflow()):
+        value = getattr(args, field.name)
         if value is default or (
             type(value) is type(default) and type(value) in COMPARED and value == default
         ):  # nearly all of them
@@ -134,8 +139,8 @@ def values_by_group(args: DataclassInstance) -> dict[str, JSONObject]:
 
 
 @lru_cache(maxsize=8)
-def _settled_defaults(kind: type, level: int, in_kubeflow: bool) -> JSONObject:
-    """Defaults in the form that construction brings them to there (None -> "trainer_output", ...)."""
+def _settled_defaults(kind: type, level: int, in_kubeflow: bool) -> list[tuple[Field[Any], Any]]:
+    """Fields with defaults in the form that construction brings them to there (None -> "trainer_output", ...)."""
     defaults: JSONObject = {}
     for group in GROUPS:
         defaults |= defaults_of(group)
@@ -143,7 +148,7 @@ def _settled_defaults(kind: type, level: int, in_kubeflow: bool) -> JSONObject:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         coerce(cast(Arguments, namespace))
-    return vars(namespace)
+    return [(field, getattr(namespace, field.name, MISSING)) for field in fields(kind)]
 
 
 def _comparable(value: Any) -> Any:

@@ -44,8 +44,10 @@ def log_run_header(
     for message in rules.advise(args) if args.should_log else ():
         logger.warning("%s", message)
     start = context.start
-    lines = run_summary(args, context.plan, state, device=engine.device, num_replicas=engine.num_replicas)
-    lines += source_lines(args, context, engine)
+    lines = source_lines(args, context, engine)
+    if logger.isEnabledFor(logging.WARNING if args.should_log else logging.INFO):  # so they are shown
+        plan, number = context.plan, engine.num_replicas
+        lines = [*run_summary(args, plan, state, device=engine.device, num_replicas=number), *lines]
     if loss_note:
         lines.append(f"loss      {loss_note}")
     if start.checkpoint is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
+from functools import lru_cache
 from typing import Any
 
 from trainwright.config.fields.own_fields import GenerationFields, OlderFields, OurFields
@@ -17,7 +18,8 @@ from trainwright.config.fields.shared_fields import SharedFields
 __all__ = [
     "ALIASES", "CHOICES", "GROUPS", "POSITIONS", "RANGES", "SETTINGS", "WITH_GENERATION",
     "GenerationFields", "OlderFields", "OurFields", "SharedFields",
-    "batch_formers", "defaults_of", "has_other_meaning", "names_with", "out_of_range", "reproduces", "value_of",
+    "batch_formers", "changed_fields", "defaults_of", "has_other_meaning", "names_with", "out_of_range", "reproduces",
+    "value_of",
 ]  # fmt: skip
 
 
@@ -31,6 +33,7 @@ RANGES: Mapping[str, Range] = {name: one.limits for name, one in SETTINGS.items(
 CHOICES: Mapping[str, tuple[object, ...]] = {name: one.allowed for name, one in SETTINGS.items() if one.choices}
 ALIASES: Mapping[str, str] = {name: one.alias_of for name, one in SETTINGS.items() if one.alias_of is not None}
 OLDER_NAMES: Mapping[str, str] = {name: older for older, name in ALIASES.items()}
+_DEFAULTS = tuple((name, one.default) for name, one in SETTINGS.items())
 
 
 def names_with(syntax: Syntax) -> tuple[str, ...]:
@@ -73,11 +76,25 @@ def reproduces(args: object) -> bool:
 
 def has_other_meaning(args: object, name: str) -> bool:
     """Returns True if the class of `args` declares one of our fields anew, which may then mean something else."""
-    ours = OurFields.__dataclass_fields__.get(name)
-    if ours is None:
-        return False
-    theirs = getattr(type(args), "__dataclass_fields__", {}).get(name)
-    return theirs is not None and theirs is not ours
+    kind: type = type(args)
+    return name in _declared_anew(kind)
+
+
+@lru_cache(maxsize=8)
+def _declared_anew(kind: type) -> frozenset[str]:
+    """Returns the names of our fields that a class declares anew."""
+    ours, theirs = OurFields.__dataclass_fields__, getattr(kind, "__dataclass_fields__", {})
+    return frozenset(name for name in ours.keys() & theirs.keys() if theirs[name] is not ours[name])
+
+
+def changed_fields(args: object) -> set[str]:
+    """Returns the fields that do not hold their default, and those that `args` lacks."""
+    changed = set()
+    for name, default in _DEFAULTS:
+        value = getattr(args, name, MISSING)
+        if value is not default and (type(value) is not type(default) or value != default):
+            changed.add(name)
+    return changed
 
 
 def batch_formers(args: object) -> list[str]:
