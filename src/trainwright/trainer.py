@@ -436,8 +436,7 @@ class Trainer:
         assert run.context is not None
         run.begin_epoch()
         if run.is_shortened:
-            lengths = self.set_initial_training_values(self.args, run.context.loader)
-            run.shorten(build.step_plan(self.args, lengths), epoch, self.args, is_own=not self._created_lr_scheduler)
+            run.context.count_anew(epoch, None)
         return steps_of_epoch(run.context, run.progress, self, epoch)
 
     def _train_on(self, step: Step) -> None:
@@ -643,7 +642,8 @@ class Trainer:
             self._checkpointer.read_items(self.checkpoint_items, Path(checkpoint))
         return run.begin(
             self._engine, args, rule=self._loss_rule(), start=start, checkpoint=checkpoint,
-            first_look=self._first_look(trial),
+            first_look=self._first_look(trial), is_own=not self._created_lr_scheduler,
+            count=lambda: build.step_plan(args, self.set_initial_training_values(args, loader)),
             load_newest=lambda: self._checkpointer.load_newest(self, self._get_output_dir(trial), run), model=model,
             loader=loader, optimizer=self.optimizer, scheduler=self.lr_scheduler, events=self.callback_handler,
             trial=trial, ignore_keys_for_eval=ignore_keys_for_eval, items=self.checkpoint_items,
@@ -906,10 +906,10 @@ class Trainer:
         return int(getattr(getattr(self.accelerator, "parallelism_config", None), name, 1))
 
     def quarantine(self, sample_ids: Iterable[int | str], column: str | None = None) -> None:
-        """Leaves samples out of training from the next batch that is fetched on, now and in later runs of `output_dir`.
+        """Leaves samples out of training from the next step on, now and in later runs of `output_dir`.
 
-        They are written to `quarantine.jsonl`. Epochs that begin from then on are shorter, and so is the run if it
-        counts epochs; in the rest of the one under way the next sample of the dataset takes the place of each.
+        They are written to `quarantine.jsonl`. The rest of the epoch under way and later epochs are shorter, and so is
+        the run if it counts epochs. Batches of an order that is drawn, or formed by length, lose them instead.
         Every process calls it, as from a callback. A stream leaves rows out when it reads them; its workers do from the
         next epoch on.
 

@@ -8,10 +8,10 @@ import pytest
 
 import trainwright
 from trainwright.config.plans import SamplingPlan
-from trainwright.data.positions import ForeignPosition
+from trainwright.data.positions import ForeignPosition, IndexedPosition
 from trainwright.data.quarantine import QUARANTINE_NAME, add_to_quarantine, read_quarantine, substitutes, without
 from trainwright.data.sampler_factory import training_order
-from trainwright.data.samplers import EpochBatches, SamplerOrder
+from trainwright.data.samplers import EpochBatches, Order, RankShare, SamplerOrder
 from trainwright.errors import DataError
 
 from .._support.two_processes import run
@@ -57,8 +57,8 @@ def seeing(folder: Path, *, at_step: int = 0, **settings: Any) -> tuple[Any, See
 def test_a_sample_is_left_out_from_the_next_batch_on_and_in_later_runs(tmp_path: Path) -> None:
     one, sees = seeing(tmp_path, at_step=3, save_strategy="steps", save_steps=2)
     one.train()
-    full, replaced, shorter = [[0, 1], [2, 3], [4, 5], [6, 7]], [4, 6], [[0, 1], [2, 3], [4, 6], [7]]
-    assert sees.seen[:8] == [*full, *shorter]  # when step 3 ends its next batch is fetched
+    full, shorter = [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 1], [2, 3], [4, 6], [7]]
+    assert sees.seen[:9] == [*full, full[3], *shorter]  # when step 3 ends its next batch is fetched, and fetched anew
     assert (tmp_path / QUARANTINE_NAME).read_text() == '{"sample": 5}\n'
     again, sees = seeing(tmp_path)
     again.train()
@@ -69,7 +69,8 @@ def test_a_sample_is_left_out_from_the_next_batch_on_and_in_later_runs(tmp_path:
     assert resumed.state.global_step == 8
     one, sees = seeing(tmp_path / "next", at_step=1)
     one.train()
-    assert sees.seen[:8] == [*full[:2], replaced, full[3], *shorter]  # an epoch under way keeps its length
+    assert sees.seen[:9] == [*full[:2], *shorter[1:], *shorter]
+    assert one.state.max_steps == one.state.global_step == 8
 
 
 @pytest.mark.parametrize(
@@ -82,20 +83,33 @@ def test_each_other_sample_is_trained_once_in_an_epoch(settings: dict[str, Any],
     quarantined.check([quarantined.scenarios(tmp_path, **always, **settings)])
 
 
-@pytest.mark.process
-@pytest.mark.parametrize(  # slow: two launches
-    ("processes", "workers"), [(1, "2"), pytest.param(2, "0,2", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # several launches, and workers for each of many runs
+@pytest.mark.parametrize(("processes", "workers"), [(1, "2"), (2, "0,2")])
 def test_each_other_sample_is_trained_once_by_processes(processes: int, workers: str, tmp_path: Path) -> None:
     done = run(Path(quarantined.__file__), str(tmp_path / "runs"), workers, folder=tmp_path, processes=processes)
     for number in workers.split(","):
         quarantined.check([told[number] for told in done.told])
+        for kind in quarantined.KINDS if processes > 1 else ():
+            quarantined.check_rest([told[f"{kind} {number}"] for told in done.told], kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"), [*((kind, 0) for kind in quarantined.KINDS), ("by length", 2), ("sequence", 2)]
+)
+def test_the_rest_of_an_epoch_has_no_sample_of_them_and_none_twice(kind: str, workers: int, tmp_path: Path) -> None:
+    stops = (2, 4) if kind == "drawing" else (4,)
+    told = quarantined.rest_of_epochs(tmp_path, kind, stops=stops, dataloader_num_workers=workers)
+    quarantined.check_rest([told], kind)
 
 
 def test_steps_that_are_given_stay_and_take_more_epochs(tmp_path: Path) -> None:
     one = quarantined.run(tmp_path, at=2, max_steps=26, per_device_train_batch_size=1)
     assert one.state.global_step == 26
-    assert [len(numbers) for numbers in one.trained.values()] == [13, 11, 2]
+    assert [len(numbers) for numbers in one.trained.values()] == [
+        12,
+        11,
+        3,
+    ]  # one of both was trained in the first two steps
     assert one.state.num_train_epochs == 3
 
 
@@ -246,12 +260,42 @@ def test_a_dataloader_of_the_user_has_no_indices() -> None:
 
 
 def test_samples_are_named_as_they_were_trained() -> None:
-    batches = EpochBatches(SamplerOrder(range(6)), 2)
-    batches.leave_out({1}, 6)
-    assert batches.indices_of(0, 0, 2) == [[0, 2], [3, 4]]
-    next(iter(batches))
-    batches.leave_out({1, 4}, 6)
-    assert batches.indices_of(0, 0, 2) == [[0, 2], []]  # 5 may have been in the place of 4, and may not
-    assert list(batches) == [[0, 2], [3, 5]]
-    assert batches.indices_of(0, 0, 2) == []
-    assert batches.indices_of(1, 0, 2) == [[0, 2], [3, 5]]
+    position = IndexedPosition([], EpochBatches(SamplerOrder(range(8)), 2))
+    position.leave_out({1}, 8)
+    assert position.samples_of(0, 0, num_batches=2) == [[0, 2], [3, 4]]
+    position.leave_out_later({1, 4}, 8)
+    assert position.samples_of(0, 0, num_batches=2) == [[0, 2], [3, 4]]
+    assert position.refresh(0, 2, window=1) == 1  # of three batches, since two are left
+    assert position.samples_of(0, 0, num_batches=1) == [[3, 4]]  # of the last step
+    assert position.samples_of(0, 1, num_batches=2) == [[5, 6], [7]]
+    assert position.refresh(1, 0, window=1) == 0
+    position.leave_out_later({1, 4, 5}, 8)
+    position.refresh(1, 0, window=1)
+    assert position.samples_of(0, 2, num_batches=1) == []
+    assert position.samples_of(1, 0, num_batches=2) == [[0, 2], [3, 6]]
+
+
+def test_a_group_of_which_nothing_is_left_is_shared_out_as_a_tail() -> None:
+    order: Any = groups_of([[0, 1], [2], [3, 4], [5]])
+    parts, seen = [], []
+    for rank in range(2):
+        batches = EpochBatches(order, 1, share=RankShare(batch_size=1, rank=rank, num_processes=2))
+        batches.leave_out({1, 2, 3, 4, 5}, 7)
+        seen.append(list(batches))
+        parts.append({number: (part.num_samples, part.weight) for number, part in batches.parts.items()})
+    assert seen == [[[[0]], [[0]]], [[[0]], [[0]]]]  # those of the second process, and both last ones, stand in
+    assert parts == [{1: (1, 2.0), 2: (0, 0.0)}, {1: (0, 0.0), 2: (0, 0.0)}]
+
+
+def groups_of(groups: list[list[int]]) -> Any:
+    class Groups(Order):
+        def indices(self, epoch: int) -> list[list[int]]:
+            return groups
+
+        def __len__(self) -> int:
+            return len(groups)
+
+        def describe(self) -> dict[str, Any]:
+            return {"kind": "groups"}
+
+    return Groups()

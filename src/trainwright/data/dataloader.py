@@ -107,7 +107,8 @@ def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, co
     batches = EpochBatches(order, share.batch_size, drop_last=drop_last, worker_seed=worker_seed, share=share)
     if plan.seed_samples:
         batches.tells_epoch, dataset, collate = True, SeededItems(dataset, plan.seed), SeededCollator(collate)
-    kind = RankDataLoader if plan.num_processes > 1 else PreparedDataLoader
+    is_shared = plan.num_processes > 1 or (plan.is_training and not order.is_permutation)  # a batch may stand in
+    kind = RankDataLoader if is_shared else PreparedDataLoader
     return kind(dataset, batch_sampler=batches, collate_fn=collate, **_options(plan))
 
 
@@ -135,17 +136,25 @@ def _options(plan: LoaderPlan) -> dict[str, Any]:
 
 
 class RankDataLoader(PreparedDataLoader):
-    """A dataloader over `EpochBatches`; a batch of a tail that is shared unevenly comes as a `TailBatch`."""
+    """A dataloader over `EpochBatches`; a batch that is shared unevenly, as of a tail, comes as a `TailBatch`."""
 
     def host_batches(self) -> Iterator[Batch]:
         batches = self.batch_sampler
         assert isinstance(batches, EpochBatches)
         num_batches, part = batches.num_batches(batches.first_sample), batches.last_part(batches.first_sample)
-        fetched = super().host_batches()
+        loses, fetched = batches.loses_samples, super().host_batches()
+        if loses:
+            return _with_parts(fetched, batches)
         if part is None:
             return fetched
         tail = partial(TailBatch, num_samples=part.num_samples, weight=part.weight)
         return (batch if number < num_batches else tail(batch) for number, batch in enumerate(fetched, start=1))
+
+
+def _with_parts(fetched: Iterator[Batch], batches: EpochBatches) -> Iterator[Batch]:
+    for number, batch in enumerate(fetched, start=1):
+        part = batches.parts.pop(number, None)
+        yield batch if part is None else TailBatch(batch, num_samples=part.num_samples, weight=part.weight)
 
 
 # -- workers -----------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from trainwright.data.length_sampler import BatchedDataset
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.positions import position_of
 from trainwright.data.prepared_dataloader import DevicePrefetcher, watched
+from trainwright.data.quarantine import Sample
 from trainwright.data.seeding import SeededItems
 
 _END: Any = object()
@@ -51,6 +52,7 @@ class Loader:
         self._keeps_states = may_draw_in_this_process(dataloader)
         self._seeds_here = seeds_this_process(dataloader)
         self.position = position_of(dataloader)  # how far training is in it
+        self.is_stale = False  # samples are to be left out of the rest of the epoch under way
         self._resumed = LoaderState()
         self._epoch_start: RandomStates | None = None
         self._before_ahead: RandomStates | None = None
@@ -120,6 +122,22 @@ class Loader:
             raise
         finally:
             self._watched.end()
+
+    def leave_out(self, samples: set[Sample], num_samples: int) -> None:
+        """Leaves samples out from the next step on; see `LoaderPosition.leave_out` for the errors."""
+        self.position.leave_out_later(samples, num_samples)
+        self.is_stale = self.position.is_stale
+
+    def refresh(self, epoch: int, batches: int, *, window: int) -> int:
+        """Returns how many batches of an epoch count as done where `leave_out` takes effect; see `LoaderPosition`."""
+        self.is_stale = False
+        return self.position.refresh(epoch, batches, window=window)
+
+    def again(self, epoch: int, *, skip_batches: int) -> Iterator[Batch]:
+        """Batches of the epoch under way after some, as a resume would fetch them: none that was fetched ahead."""
+        self._resumed, now = self.state(), self._random_state()
+        self.position.keep_rest()
+        return self.epoch(epoch, skip_batches=skip_batches, after_first=lambda: self._set_random_state(now))
 
     def _fetch_as_it_was(self, batches: Iterator[Batch], end: object) -> Any:
         """The next batch; the random states, which it seeds, are afterwards what they were."""

@@ -45,6 +45,7 @@ class LoaderPosition(ABC):
     chunk: int | None = None  # samples of a batch over all processes; None where that is not known
     num_left_out: int = 0  # samples by which the next epochs are shorter than the dataset
     num_formed: int = 0  # samples that were given in batches formed by length, over all processes
+    is_stale: bool = False  # samples are to be left out from the next `refresh` on
 
     @abstractmethod
     def seek(self, epoch: int, skip_batches: int) -> None:
@@ -70,6 +71,20 @@ class LoaderPosition(ABC):
             "Samples can be left out where the dataloader is the trainer's. Leave them out of the dataloader itself, "
             "and delete quarantine.jsonl in output_dir."
         )
+
+    def leave_out_later(self, samples: set[Sample], num_samples: int) -> None:
+        """As `leave_out`, during a run: where the batches of an epoch are counted, from the next `refresh` on."""
+        self.leave_out(samples, num_samples)
+
+    def refresh(self, epoch: int, batches: int, *, window: int) -> int:
+        """Leaves out what `leave_out_later` named, after some batches of an epoch; `window` of them are a step.
+
+        The rest of the epoch has to be opened again. Returns how many of its batches count as done from now on.
+        """
+        return batches
+
+    def keep_rest(self) -> None:  # noqa: B027
+        """The next `open` is for the rest of the epoch under way, in its order."""
 
     def begin_window(self) -> None:  # noqa: B027
         """Notes the position before a window's batches are fetched."""
@@ -137,6 +152,10 @@ class IndexedPosition(LoaderPosition):
         self._dataloader = dataloader
         self._batches = batches
         self._moved = (-1, 0)  # an epoch, and by how many samples its batches are moved
+        self._announced: tuple[set[Sample], int] = (set(), 0)  # arguments of the next `leave_out`
+        # Where samples were left out last: an epoch, its batches until then, and the samples of those of the last step.
+        self._since = (-1, 0)
+        self._past: list[list[Any]] = []
         self.chunk: int = batches.share.chunk_size
         self.num_left_out = batches.num_left_out
 
@@ -146,10 +165,20 @@ class IndexedPosition(LoaderPosition):
     def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
         if self._batches.fetched is not None:
             self._batches.fetched.clear()
+        order = self._batches.order_of(self._batches.epoch)
+        can_repeat = order.is_permutation or order.samples_per_epoch is not None
+        self._batches.ahead = None if can_repeat else collections.deque()
         batches = host_batches(self._dataloader)
-        if resumes:
+        if resumes and self._dataloader.num_workers == 0:  # workers have been given their first batches by now
             self._batches.draw()
         return batches
+
+    def advance(self, *, is_last: bool) -> None:
+        if self._batches.ahead is not None:
+            self._batches.ahead.popleft()
+
+    def keep_rest(self) -> None:
+        self._batches.keep_rest()
 
     def note_samples(self) -> Callable[[], list[Any]]:
         self._batches.fetched = collections.deque()
@@ -161,6 +190,26 @@ class IndexedPosition(LoaderPosition):
             raise DataError(f"The training dataset has indices: name the samples of {QUARANTINE_NAME} by them.")
         self._batches.leave_out(indices, num_samples)
         self.num_left_out = self._batches.num_left_out
+
+    def leave_out_later(self, samples: set[Sample], num_samples: int) -> None:
+        if self._batches.order.samples_per_epoch is not None:  # shares, which others keep in their places
+            self.leave_out(samples, num_samples)
+            return
+        before = self._batches.left_out
+        self.leave_out(samples, num_samples)  # raises what it raises
+        self._announced, self.is_stale = (samples, num_samples), self._batches.left_out != before
+        self.leave_out(set(before), num_samples)
+
+    def refresh(self, epoch: int, batches: int, *, window: int) -> int:
+        if not self.is_stale:
+            return batches
+        cursor, first = self.cursor(epoch, batches), batches - window
+        past = self.samples_of(epoch, first, num_batches=window) if first >= 0 else []
+        self.leave_out(*self._announced)
+        self.is_stale = False
+        done = self.resume(cursor, {}) if batches > 0 else 0
+        self._since, self._past = (epoch, done), past
+        return done
 
     def cursor(self, epoch: int, batches: int) -> Cursor:
         order = self._batches.order_of(epoch)
@@ -175,6 +224,8 @@ class IndexedPosition(LoaderPosition):
         )
 
     def samples_of(self, epoch: int, batches: int, *, num_batches: int) -> list[list[Any]]:
+        if (epoch, batches) < self._since:  # others were left out then
+            return self._past if (epoch, batches + num_batches) == self._since else []
         found = self._batches.indices_of(epoch, self.samples_before(epoch, batches), num_batches)
         return [[index for one in batch for index in (one if isinstance(one, list) else [one])] for batch in found]
 

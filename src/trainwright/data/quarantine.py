@@ -7,9 +7,11 @@ Of samples 0 to 5, with 2 and 3 in quarantine, an epoch in the order 4 2 0 3 5 1
 one of the whole order: after 4 0 it is 4, of 6. A resume finds it whatever is in quarantine then: what comes before it
 is done, and what comes after it is trained unless it is left out.
 
-Where the order of an epoch cannot be computed (a sampler's), in the rest of an epoch in which samples come into
-quarantine, and with shares of a mixture, an epoch keeps its length: the next sample of the dataset takes the place of
-one that is left out, with shares the next one of its source. Batches that are formed by length lose the sample.
+A run in whose epoch samples come into quarantine fetches the rest of it again, as a resume there would.
+
+Where the order of an epoch cannot be computed (a sampler's), or batches are formed by length, batches lose the sample,
+and an epoch has as many of them. With shares of a mixture an epoch keeps its length: the next sample of the same source
+takes the place of one that is left out.
 """
 
 from __future__ import annotations

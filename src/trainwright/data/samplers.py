@@ -257,10 +257,13 @@ class EpochBatches(Sampler[list[int]]):
         assert self.share.batch_size == batch_size
         self.tells_epoch = False  # batches say of which epoch they are
         self.fetched: deque[list[Any]] | None = None  # batches given, for who takes them out; None: nobody does
+        # the same as the order had them, over all processes, where the order cannot be computed again
+        self.ahead: deque[list[Any]] | None = None
+        self._source: Iterator[Any] = iter(())  # what is left of the order of the epoch under way
+        self._rest: Iterator[Any] | None = None  # what the next iteration gives, of an epoch that is begun again
         self.left_out: frozenset[int] = frozenset()  # samples in quarantine
         self._substitutes: dict[int, int] = {}  # and those that take their places where these stay
-        self._begun = (-1, self.left_out)  # the epoch that was begun last, and what was left out of all of it
-        self._before = self.left_out  # and what of the one before it
+        self.parts: dict[int, ChunkPart] = {}  # this process's, of batches that lost samples, by number from 1
         self._places: tuple[object, list[int]] = (None, [])  # of what is left out of one epoch; made when asked for
         self.epoch = 0
         self.first_sample = 0
@@ -292,7 +295,7 @@ class EpochBatches(Sampler[list[int]]):
         return self._finished[1] if epoch == self._finished[0] else self.order
 
     def leave_out(self, samples: Collection[int], num_samples: int) -> None:
-        """Leaves samples out of the epochs that begin now, and does not fetch them any more in one that has begun."""
+        """Leaves samples out of the batches of the next iteration."""
         self._substitutes = substitutes(samples, num_samples, self.order.source_starts)
         self.left_out = frozenset(self._substitutes)
 
@@ -303,9 +306,13 @@ class EpochBatches(Sampler[list[int]]):
 
     def left_out_of(self, epoch: int) -> frozenset[int]:
         """Samples by which an epoch is shorter."""
-        if not self.order_of(epoch).is_permutation:
-            return frozenset()
-        return self._begun[1] if epoch == self._begun[0] else self.left_out
+        return self.left_out if self.order_of(epoch).is_permutation else frozenset()
+
+    @property
+    def loses_samples(self) -> bool:
+        """Returns True if the batches of the next iteration get smaller by what is left out, and stay as many."""
+        order = self.order_of(self.epoch)
+        return bool(self.left_out) and not order.is_permutation and order.samples_per_epoch is None
 
     def places_left_out(self, epoch: int) -> list[int]:
         """Their positions in its order, in order."""
@@ -354,54 +361,64 @@ class EpochBatches(Sampler[list[int]]):
     def indices_of(self, epoch: int, first_sample: int, num_batches: int) -> list[list[Any]]:
         """Returns the indices of some batches of this process; none where making the order draws random numbers.
 
-        Nor are there any of an epoch that ended before others were left out, and of a batch with substitutes.
+        Nor are there any of a batch of which samples are left out and others are not.
         """
         order, share = self.order_of(epoch), self.share
         if type(order).draw is not Order.draw and not order.is_permutation:
-            return []
-        if epoch < self._begun[0] and self._before != self._begun[1]:
             return []
         left_out = self.left_out_of(epoch)
         indices = (one for one in order.indices_from(epoch, first_sample) if not left_out or one not in left_out)
         chunks = [list(itertools.islice(indices, share.chunk_size)) for _ in range(num_batches)]
         parts = [share.part(len(chunk)) for chunk in chunks if chunk]
         batches = [chunk[part.start : part.stop] for chunk, part in zip(chunks, parts, strict=False)]
-        if not self.left_out:
+        if not self.left_out or order.is_permutation:
             return batches
-        # Nothing of a batch of which samples are left out, or were when it was fetched.
-        return [[] if any(self._substituted(index, 0) != index for index in batch) else batch for batch in batches]
+        whole = [all(self._substituted(index, 0) == index for index in chunk) for chunk in chunks]
+        return [batch if is_whole else [] for batch, is_whole in zip(batches, whole, strict=False)]
 
     def draw(self) -> None:
         """Draws the order of the epoch now, not with the first batch: random states may be set in between."""
-        self._drawn = self.order_of(self.epoch).draw(self.epoch)
+        if self._rest is None:
+            self._drawn = self.order_of(self.epoch).draw(self.epoch)
+
+    def keep_rest(self) -> None:
+        """Begins the next iteration with the indices of `ahead`, where the order cannot be computed again."""
+        if self.ahead is not None:
+            self._rest = itertools.chain(list(itertools.chain.from_iterable(self.ahead)), self._source)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order, drawn = self.order_of(self.epoch), self._drawn
-        self._drawn = None
-        if drawn is not None:
-            indices: Iterator[int] = itertools.islice(drawn, self.first_sample, None)
+        order, drawn, rest, loses = self.order_of(self.epoch), self._drawn, self._rest, self.loses_samples
+        self._drawn = self._rest = None
+        indices: Iterator[Any]
+        if rest is not None:
+            indices = rest
+        elif drawn is not None:
+            indices = itertools.islice(drawn, self.first_sample, None)
         else:
             indices = order.indices_from(self.epoch, self.first_sample)
         share, chunk_size = self.share, self.share.chunk_size
         epoch, first = self.epoch, self.first_sample
-        if epoch != self._begun[0]:
-            self._begun, self._before = (epoch, self.left_out), self._begun[1]
         left_out = self.left_out_of(epoch)
-        number = (self.num_kept(epoch, first) if left_out and first > 0 else first) // chunk_size
+        number = begun = (self.num_kept(epoch, first) if left_out and first > 0 else first) // chunk_size
         self.epoch, self.first_sample = epoch + 1, 0  # a plain `for` loop over epochs gets a new order each time
         if left_out:
             indices = (index for index in indices if index not in left_out)
         position, is_counted, num = first, order.is_counted and not left_out, len(self.order)
+        self._source, self.parts = indices, {}
         while batch := list(itertools.islice(indices, chunk_size)):
             position += len(batch)
             if position > num and is_counted:
                 self._check_length(position)
             if len(batch) < chunk_size and self.drop_last:
                 return
-            if share.num_processes > 1:
+            if self.ahead is not None:
+                self.ahead.append(batch)
+            if loses:
+                batch = self._without(batch, epoch, number - begun + 1)
+            elif share.num_processes > 1:
                 part = share.part(len(batch))
                 batch = batch[part.start : part.stop]
-            if self._substitutes:
+            if self._substitutes and not (loses or left_out):
                 batch = [self._substituted(index, epoch) for index in batch]
             if self.tells_epoch:
                 batch = EpochIndices(batch, epoch)
@@ -413,6 +430,20 @@ class EpochBatches(Sampler[list[int]]):
             number += 1
         if is_counted and first < num:
             self._check_length(position, is_end=True)
+
+    def _without(self, chunk: list[Any], epoch: int, number: int) -> list[Any]:
+        """Returns this process's part of what is left of a chunk, which is shared out like a tail."""
+        share, kept = self.share, without(chunk, self.left_out)
+        part = share.part(len(kept)) if kept else ChunkPart(0, 1, 0, 0.0)
+        if not kept:  # a batch that stands in, so that there are as many
+            kept = [self._substituted(chunk[0], epoch)]
+        if (
+            part.num_samples == 0
+            or len(kept) % share.num_processes
+            or (len(kept) < share.chunk_size and not share.even)
+        ):
+            self.parts[number] = part
+        return kept[part.start : part.stop]
 
     def _substituted(self, index: Any, epoch: int) -> Any:  # Any: of a sample, or a group of them
         """Returns what takes the place of an index; of a group that would be empty, another one of its epoch."""

@@ -57,6 +57,8 @@ class LoopContext:
     rule: LossRule
     events: Events
     start: RunStart
+    # leaves samples in quarantine out after some batches of an epoch (None: where it begins); returns the shorter plan
+    count_anew: Callable[[int, int | None], StepPlan]
     guard: StepGuard  # decides whether an update is made
     scheduler_follows_metrics: bool = False  # the schedule is driven by evaluations, not by steps
     first_look: FirstStepObserver = NULL_OBSERVER  # watches the first step of this run

@@ -8,6 +8,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -66,10 +67,10 @@ def steps_of_epoch(session: LoopContext, run: RunState, hooks: TrainHooks, epoch
     skipped = start.batches if epoch == start.epoch else 0
     run.begin_epoch(epoch, batches_done=skipped)
     update = Update()
-    for window in windows(session, run, hooks, batches_of(session, hooks, epoch), skipped):
+    for current, window in windows(session, run, hooks, epoch, skipped):
         if run.state.global_step == run.first_step:
-            session.first_look.window(window.batches)
-        step = Step(session, run, hooks, window, epoch=look_ahead(session, run, window, epoch))
+            current.first_look.window(window.batches)
+        step = Step(current, run, hooks, window, epoch=look_ahead(current, run, window, epoch))
         yield step
         if step.result is None:
             break
@@ -138,11 +139,20 @@ def batches_of(session: LoopContext, hooks: TrainHooks, epoch: int) -> Iterator[
 
 
 def windows(
-    session: LoopContext, run: RunState, hooks: TrainHooks, batches: Iterator[Batch], skipped: int
-) -> Iterator[Window]:
-    """Groups micro-batches by optimizer step; the last window of an epoch takes what is left."""
+    session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int, skipped: int
+) -> Iterator[tuple[LoopContext, Window]]:
+    """Groups micro-batches by optimizer step; the last window of an epoch takes what is left.
+
+    Where samples come into quarantine, what is left is counted and fetched anew: the context has another plan then.
+    """
+    batches = batches_of(session, hooks, epoch)
     remaining = session.plan.batches_per_epoch - skipped
     while remaining > 0:
+        if session.loader.is_stale:
+            session = replace(session, plan=session.count_anew(epoch, run.batches_in_epoch))
+            batches = session.loader.again(epoch, skip_batches=run.batches_in_epoch)
+            remaining = session.plan.batches_per_epoch - run.batches_in_epoch
+            continue
         size = min(session.plan.micro_batches, remaining)
         samples, num_items = wait_for_data(session, run, hooks, batches, size)
         if not samples:  # a stream that ended, or an override that has had enough
@@ -151,7 +161,7 @@ def windows(
         num_read = len(samples)
         if session.prepares_windows:
             samples, num_items = prepared_window(session, hooks, samples)
-        yield Window(samples, num_items, num_read, is_tail=session.reproduces and num_read < size)
+        yield session, Window(samples, num_items, num_read, is_tail=session.reproduces and num_read < size)
         if num_read < size or (session.plan.has_open_end and session.loader.has_ended):
             return
 

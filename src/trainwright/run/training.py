@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,32 +211,44 @@ class TrainingRun:
         """Returns True if samples came into quarantine since the steps were counted."""
         if self.plan is None or self.loader is None:
             return False
-        return self.plan.num_left_out != self.loader.position.num_left_out
+        return self.loader.is_stale or self.plan.num_left_out != self.loader.position.num_left_out
 
-    def shorten(self, plan: StepPlan, epoch: int, args: Any, *, is_own: bool) -> None:
-        """Counts the steps of a run anew whose epochs are shorter from `epoch` on; `plan` is that of a fresh run.
+    def shorten(
+        self, epoch: int, batches: int | None, args: Any, *, count: Callable[[], StepPlan], is_own: bool
+    ) -> StepPlan:
+        """Leaves samples in quarantine out after some batches of an epoch, and counts the steps of the run anew.
 
-        `is_own`: the schedule is the user's, and stays as it is.
+        `batches` is None where the epoch begins. `count` returns the plan of a fresh run. `is_own`: the schedule is the
+        user's, and stays as it is.
         """
         assert self.context is not None
         assert self.loader is not None
         before, step = self.context.plan, self.progress.state.global_step
-        plan = replace(plan, num_left_out=self.loader.position.num_left_out)
+        start = self.context.start
+        if batches is None:
+            batches = start.batches if epoch == start.epoch else 0
+        batches = self.loader.refresh(epoch, batches, window=before.micro_batches)
+        plan = replace(count(), num_left_out=self.loader.position.num_left_out)
         size = WindowSize(chunk=plan.total_batch_size, micro_batches=plan.micro_batches)
-        start = Cursor(epoch=epoch, samples=0, shift=before.shift, left_out=before.num_left_out)
+        here = Cursor(epoch=epoch, samples=0, shift=before.shift, left_out=before.num_left_out)
         plan, _ = plan_resume(
-            plan, start, step=step, batches_left=plan.batches_per_epoch, before=size, now=size,
+            plan, here, step=step, batches_left=plan.batches_per_epoch - batches, before=size, now=size,
             counts_epochs=args.max_steps <= 0,
         )  # fmt: skip
+        self.progress.batches_in_epoch = batches
+        if epoch == start.epoch:
+            start = replace(start, batches=batches)
         self.progress.more_epochs += max(plan.num_epochs - before.num_epochs, 0)
         self.progress.state.max_steps, self.progress.state.num_train_epochs = plan.max_steps, plan.num_epochs
         if not is_own:
             resume.continue_schedule(self.context.scheduler, args, before=before.max_steps, now=plan.max_steps)
-        self.plan, self.context = plan, replace(self.context, plan=plan)
-        logger.info(
-            "Epochs are of %s from epoch %d on: %d steps instead of %d.",
-            counted(plan.num_examples, "sample"), epoch + 1, plan.max_steps, before.max_steps,
-        )  # fmt: skip
+        self.plan, self.context = plan, replace(self.context, plan=plan, start=start)
+        if plan.num_left_out != before.num_left_out:
+            logger.info(
+                "Epochs are of %s from step %d on: %d steps instead of %d.",
+                counted(plan.num_examples, "sample"), step + 1, plan.max_steps, before.max_steps,
+            )  # fmt: skip
+        return plan
 
     def quarantine(self, samples: Iterable[Any], args: Any, dataset: DatasetLike, column: str | None) -> None:
         """Adds samples to the quarantine, of this run too; see `Trainer.quarantine`."""
@@ -254,7 +267,7 @@ class TrainingRun:
         if self.is_training:
             assert self.loader is not None
             quarantined = read_quarantine(args.output_dir) | self.quarantined | set(found)
-            self.loader.position.leave_out(quarantined, num_samples)
+            self.loader.leave_out(quarantined, num_samples)
             self.quarantined = quarantined
         if args.should_save:
             add_to_quarantine(args.output_dir, found)
@@ -293,11 +306,13 @@ class TrainingRun:
 
     def begin(
         self, engine: Engine, args: Any, *, rule: LossRule, start: tuple[int, int], checkpoint: str | None,
-        first_look: FirstStepObserver, load_newest: Callable[[], int], dataset: DatasetLike = None, **parts: Any,
+        first_look: FirstStepObserver, load_newest: Callable[[], int], count: Callable[[], StepPlan],
+        is_own: bool = False, dataset: DatasetLike = None, **parts: Any,
     ) -> LoopContext:  # fmt: skip
         """Starts the clocks; returns what the loop works with, of which `parts` are further fields.
 
         `load_newest` loads weights, optimizer and schedule of the run's newest checkpoint, and returns its step.
+        `count` and `is_own` are those of `shorten`.
         """
         assert self.plan is not None
         self.loss_rule = rule
@@ -337,6 +352,7 @@ class TrainingRun:
             parts["events"].watch(self.curriculum)
         epoch, batches = start
         self.context = LoopContext(
+            count_anew=partial(self.shorten, args=args, count=count, is_own=is_own),
             engine=engine, plan=self.plan, rule=rule, guard=self.guard, first_look=first_look,
             start=RunStart(epoch=epoch, batches=batches, checkpoint=checkpoint,
                            owes_evaluation=self.pending_actions.evaluates, owes_save=self.pending_actions.saves),

@@ -243,6 +243,7 @@ def _session(copied: AnyTrainer) -> LoopContext:
         start=(0, 0),
         checkpoint=None,
         load_newest=lambda: 0,  # there is no checkpoint
+        count=lambda: run.plan,
         first_look=NULL_OBSERVER,
         events=SilentEvents(),
         **parts,
