@@ -59,7 +59,7 @@ def test_a_run_says_each_thing_in_one_line(
     assert "checkpoint-7 are loaded (loss 1)" in out
     said = [record.getMessage() for record in caplog.records if "Early stopping at step 21" in record.getMessage()]
     assert len(said) == 1
-    assert "eval_loss has not improved for 2 evaluations; the best was 1.0." in said[0]
+    assert "eval_loss has not improved for 2 evaluations; the best was 1." in said[0]
     assert "x 1 process =" in out
     phases = {phase for listeners in made.callback_handler._table.values() for _, phase in listeners}
     assert phases == {LOGGING, f"{CALLBACKS}.Slow"}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from trainwright._types import JSONObject, metric_number
+from trainwright._types import JSONObject, counted, metric_number
 from trainwright.callbacks.base import NO_LOGS, Flags, Logs, TrainerCallback
 from trainwright.config.fields import reproduces
 from trainwright.config.protocol import Arguments
@@ -116,9 +116,9 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             control.should_training_stop = True
             if state.is_world_process_zero:
                 logger.warning(
-                    "Early stopping at step %d: %s has not improved for %d evaluation%s; the best was %s.",
-                    state.global_step, name, self.early_stopping_patience_counter,
-                    "" if self.early_stopping_patience_counter == 1 else "s", state.best_metric,
+                    "Early stopping at step %d: %s has not improved for %s; the best was %.4g.",
+                    state.global_step, name, counted(self.early_stopping_patience_counter, "evaluation"),
+                    metric_number(state.best_metric),
                 )  # fmt: skip
 
     def state(self) -> JSONObject:  # JSON

@@ -128,7 +128,7 @@ def begin_journal(
 
 # Phase -> share of the wall time from which on advice is worth giving, and the advice.
 HINTS: dict[str, tuple[float, str]] = {
-    run_state.DATA: (0.1, "load in other processes: dataloader_num_workers"),
+    run_state.DATA: (0.1, "more dataloader_num_workers, or samples that are cheaper to read"),
     run_state.HOST_TO_DEVICE: (0.1, "pin memory (dataloader_pin_memory) and copy without waiting (non_blocking)"),
     run_state.LOGGING: (0.05, "log less often: logging_steps"),
     run_state.EVALUATION: (0.3, "evaluate less often (eval_steps), or with a larger per_device_eval_batch_size"),
