@@ -12,6 +12,9 @@ TEST_WORKERS ?= -n $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) --dist 
 # Bytecode is kept also where the environment forbids it (containers do): each worker, and each of hundreds of processes
 # that tests start, would compile the package and the tests again.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+# Their files are in memory where there is room: each commit of a checkpoint, and each folder that is removed, would wait
+# for the disk. The slow tests write too much for that.
+IN_MEMORY ?= $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
 SEED ?= $(shell date +%s)
 SHARD ?= 1/1
 # Results of the slow tests, from which the next run starts.
@@ -26,10 +29,10 @@ demo: $(VENV)/.run
 
 # The tiers; CONTRIBUTING.md says what each holds and how long it takes.
 quick: $(VENV)/.dev
-	$(PYTEST) -m quick $(WORKERS) $(ARGS)
+	$(IN_MEMORY) $(PYTEST) -m quick $(WORKERS) $(ARGS)
 
 test: $(VENV)/.dev
-	$(PYTEST) -m "not slow and not gpu" $(TEST_WORKERS) --durations=20 $(ARGS)
+	$(IN_MEMORY) $(PYTEST) -m "not slow and not gpu" $(TEST_WORKERS) --durations=20 $(ARGS)
 
 # `make slow SHARD=2/5` runs a fifth of the files; BUDGET_S=1800 starts no test after half an hour. Options of our own
 # carry their value after an equals sign: pytest takes a word that is an existing file for the place of its settings.

@@ -1,7 +1,7 @@
 """The first step after a resume, at 10 %, 50 % and 90 % of an epoch of 20,000 items that take 1 ms each to read.
 
     python benchmarks/resume.py
-    python benchmarks/resume.py --small    2,000 items
+    python benchmarks/resume.py --small    400 items
 
 Each trainer resumes from its own checkpoint; `train()` stops after one step. The same `train()` from the start, with
 nothing to resume, is taken away: what is left is what the position in the data and the checkpoint's files cost.
@@ -116,8 +116,8 @@ def measure(name: str, kind: str, num_items: int, folder: str) -> dict[str, dict
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="2,000 items")
-    num_items = 2_000 if parser.parse_args().small else 20_000
+    parser.add_argument("--small", action="store_true", help="400 items")
+    num_items = 400 if parser.parse_args().small else 20_000
     torch.set_num_threads(1)
     results: dict[str, dict[str, Any]] = {}
     for kind in ("map", "stream"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,41 +18,53 @@ HELD = ("mlp", "mlp x 8", "own", "own x 8", "gpt2", "gpt2 x 8", "llama", "llama 
         "own, 2 processes")  # fmt: skip
 
 
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
-    return importlib.import_module("step_overhead")
+@pytest.fixture(scope="module")
+def benchmark() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(FOLDER), *sys.path])
+        yield importlib.import_module("step_overhead")
 
 
-@pytest.mark.slow  # minutes: valgrind runs two trainings, thirty times slower than the machine does
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("name", HELD)
-def test_a_step_takes_no_more_instructions_than_its_row_allows(name: str, benchmark: Any) -> None:
+def counted(benchmark: Any, rows: Sequence[str], subjects: list[str]) -> dict[str, dict[str, float]]:
     if not benchmark.instructions.can_count():
         pytest.skip("valgrind counts them, on x86-64 Linux")
-    counts = benchmark.count([name], ["hand", "trainwright"])[name]
+    return benchmark.count([*rows], subjects)
+
+
+@pytest.fixture(scope="module")
+def held(benchmark: Any) -> dict[str, dict[str, float]]:
+    """All rows in one process under valgrind: to import the libraries takes it longer than to count a row."""
+    return counted(benchmark, HELD, ["hand", "trainwright"])
+
+
+@pytest.fixture(scope="module")
+def guarded(benchmark: Any) -> dict[str, float]:
+    counts = counted(benchmark, ["no guard", "on_spike", "ledger"], ["trainwright"])
+    return {row: count["trainwright"] for row, count in counts.items()}
+
+
+@pytest.mark.slow  # minutes: valgrind runs two trainings for each row, thirty times slower than the machine does
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("name", HELD)
+def test_a_step_takes_no_more_instructions_than_its_row_allows(
+    name: str, held: dict[str, dict[str, float]], benchmark: Any
+) -> None:
+    counts = held[name]
     assert counts["hand"] > 0.3  # millions: something was counted
     assert counts["trainwright"] / counts["hand"] <= benchmark.ROWS[name].limit + ROOM
 
 
-@pytest.mark.slow  # two trainings under valgrind, of 350 steps
+@pytest.mark.slow  # three trainings under valgrind, of 350 steps
 @pytest.mark.timeout(900)
-def test_all_guards_take_a_hundredth_of_a_step(benchmark: Any) -> None:
-    if not benchmark.instructions.can_count():
-        pytest.skip("valgrind counts them, on x86-64 Linux")
-    counts = benchmark.count(["no guard", "on_spike"], ["trainwright"])
-    without, guarded = (counts[row]["trainwright"] for row in ("no guard", "on_spike"))
-    assert without > 0.5
-    assert guarded <= 1.01 * without
+def test_all_guards_take_a_hundredth_of_a_step(guarded: dict[str, float]) -> None:
+    assert guarded["no guard"] > 0.5
+    assert guarded["on_spike"] <= 1.01 * guarded["no guard"]
 
 
-@pytest.mark.slow  # two trainings under valgrind, of 350 steps
+@pytest.mark.slow  # the same three
 @pytest.mark.timeout(900)
-def test_the_ledger_takes_a_fiftieth_of_a_step(benchmark: Any) -> None:
-    if not benchmark.instructions.can_count():
-        pytest.skip("valgrind counts them, on x86-64 Linux")
-    counts = benchmark.count(["no guard", "ledger"], ["trainwright"])
-    without, noted = (counts[row]["trainwright"] for row in ("no guard", "ledger"))
+def test_the_ledger_takes_a_fiftieth_of_a_step(guarded: dict[str, float]) -> None:
+    without, noted = guarded["no guard"], guarded["ledger"]
     assert without > 0.5
     assert noted <= (1.02 + ROOM_OF_LEDGER) * without
 

@@ -18,6 +18,7 @@ import pytest
 
 from .._support import forked
 from .._support.two_processes import free_port
+from .._support.two_processes import run as run_ranks
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples"
@@ -63,6 +64,10 @@ def run(launcher: list[str], example: Example, output_dir: Path, *settings: str,
                                    text=True, env=env, start_new_session=True)  # fmt: skip
     else:
         process = forked.start([*script, *settings], env=env, merge_output=True, start_new_session=True)
+    return output_of(process, timeout_s)
+
+
+def output_of(process: forked.Process | subprocess.Popen[str], timeout_s: float) -> str:
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -140,10 +145,21 @@ def launchers() -> dict[str, list[str]]:
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
-@by_name
+@pytest.mark.parametrize(
+    ("example", "launcher"),
+    [
+        *(pytest.param(one, "", id=one.name) for one in EXAMPLES),
+        *(pytest.param(EXAMPLES[2], launcher, id=launcher) for launcher in ("torchrun", "accelerate")),
+    ],
+)
 def test_two_processes_give_one_result(example: Example, launcher: str, tmp_path: Path) -> None:
-    output = run(launchers()[launcher], example, tmp_path, *FEW_STEPS, *example.short, timeout_s=800)
+    """In forks with the variables of torchrun; the launchers are the same for all scripts."""
+    settings = [*FEW_STEPS, *example.short]
+    if launcher:
+        output = run(launchers()[launcher], example, tmp_path, *settings, timeout_s=800)
+    else:
+        words = (f"--output_dir={tmp_path}", "--use_cpu", "--report_to=none", *settings)
+        output = run_ranks(FOLDER / f"{example.name}.py", *words, folder=tmp_path, timeout_s=800).out
     assert len(re.findall(rf"After training : .*\b{example.score} ", output)) == 1
     assert "x 2 processes" in output
     assert (tmp_path / "eval_results.json").is_file()

@@ -237,19 +237,29 @@ def test_f1_is_the_mean_over_labels(example: ModuleType) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_demo_reaches_its_accuracy_also_when_killed(tmp_path: Path) -> None:
-    run(command(tmp_path / "whole"))
-    before, after = metrics(tmp_path / "whole", "before"), metrics(tmp_path / "whole", "eval")
+    delay_s = random.uniform(0, 5)  # a new moment each time; shown when the test fails
+    kill_when(lambda: newest_step(tmp_path / "run") >= 25, command(tmp_path / "run"), delay_s=delay_s)
+    run(command(tmp_path / "run"))
+    before, after = metrics(tmp_path / "run", "before"), metrics(tmp_path / "run", "eval")
     assert before["before_accuracy"] < 0.6
-    assert after["eval_accuracy"] > 0.77
+    assert after["eval_accuracy"] > 0.77, delay_s
 
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_demo_with_fewer_rows_ends_with_the_same_weights_when_killed(tmp_path: Path) -> None:
+    """A model of a user's size, of which a step and a save take long enough to be hit."""
+    few = ("--max_train_samples=640", "--max_eval_samples=32")  # 20 steps, a save at each fourth
+    run([*command(tmp_path / "whole"), *few])
     draw = random.Random()  # new moments each time; shown when the test fails
-    moments = [(draw.choice([25, 50]), draw.uniform(0, 10)) for _ in range(2)]
+    moments = [(draw.choice([4, 8]), draw.uniform(0, 1)) for _ in range(2)]
     for more_steps, delay_s in moments:
         goal = newest_step(tmp_path / "killed") + more_steps
         kill_when(
             lambda goal=goal: newest_step(tmp_path / "killed") >= goal,  # type: ignore[misc]
-            command(tmp_path / "killed"),
+            [*command(tmp_path / "killed"), *few],
             delay_s=delay_s,
         )
-    run(command(tmp_path / "killed"))
+    run([*command(tmp_path / "killed"), *few])
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole"), moments

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from trainwright.hub.outbox import Outbox
 
+from .._support import forked
 from .._support.subprocesses import environment, run_python
 from .server import TOKEN, Gate, Hub, commits, running
 from .test_push import below, whole
@@ -30,9 +29,8 @@ def other() -> Iterator[Hub]:
         yield one
 
 
-def start(hub: Hub, folder: Path, *, steps: int) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, str(VICTIM), str(folder), str(steps)], env=environment(**settings(hub)),
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+def start(hub: Hub, folder: Path, *, steps: int) -> forked.Process:
+    return forked.start([str(VICTIM), str(folder), str(steps)], env=environment(**settings(hub)), merge_output=True)
 
 
 def settings(hub: Hub) -> dict[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
+from huggingface_hub import constants
 from torch import nn
 
 from trainwright import Trainer, TrainingArguments
@@ -19,6 +21,15 @@ class Net(nn.Module):
         return {"loss": nn.functional.cross_entropy(self.linear(x), labels)}
 
 
+def ask_the_hub_of_the_environment() -> None:
+    """A fork has read these variables before it was given its own."""
+    files = constants.HUGGINGFACE_CO_URL_TEMPLATE.split("/", 3)[3]
+    constants.ENDPOINT = os.environ["HF_ENDPOINT"]
+    constants.HUGGINGFACE_CO_URL_TEMPLATE = f"{constants.ENDPOINT}/{files}"
+    constants.HF_HUB_OFFLINE = False
+    constants.HF_HUB_DISABLE_XET = True
+
+
 def main(folder: str, steps: str) -> None:
     items = [{"x": torch.ones(2) * i, "labels": i % 2} for i in range(8)]
     args = TrainingArguments(
@@ -30,4 +41,5 @@ def main(folder: str, steps: str) -> None:
 
 
 if __name__ == "__main__":
+    ask_the_hub_of_the_environment()
     main(*sys.argv[1:])

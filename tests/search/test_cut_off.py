@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ from typing import Any
 import optuna
 import pytest
 
+from .._support import forked
 from .._support.small import differing
 from .._support.subprocesses import environment
 from .small import MODEL, saved
@@ -24,13 +22,12 @@ SCRIPT = Path(__file__).with_name("cut_off.py")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str) -> forked.Process:
     folder.mkdir(exist_ok=True)
-    return subprocess.Popen([sys.executable, str(SCRIPT), str(folder), *words], stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True, env=environment(), cwd=folder)  # fmt: skip
+    return forked.start([str(SCRIPT), str(folder), *words], env=environment(), cwd=folder, merge_output=True)
 
 
-def finished(process: subprocess.Popen[str]) -> str:
+def finished(process: forked.Process) -> str:
     try:
         out = process.communicate(timeout=200)[0]
     finally:
@@ -46,7 +43,7 @@ def cut_off(folder: Path, number: signal.Signals) -> int:
     try:
         for line in process.stdout:
             if line.startswith("HERE"):
-                os.kill(process.pid, number)
+                process.send_signal(number)
                 break
         return process.wait(100)
     finally:

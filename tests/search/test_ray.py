@@ -27,11 +27,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["module", "minilm"], autouse=True)
-def _model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MODEL, request.param)
-
-
 def searched(case: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), str(folder), case], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -49,7 +44,11 @@ def searched(case: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, An
 
 
 @pytest.mark.process
-def test_trials_run_beside_each_other_and_the_best_one_equals_a_run_by_hand(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["module", "minilm"])  # one case stands for searches with a pretrained model
+def test_trials_run_beside_each_other_and_the_best_one_equals_a_run_by_hand(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MODEL, model)
     told, trials = searched("plain", tmp_path)
     assert sorted(trial["state"] for trial in trials) == ["failed", "finished", "finished", "finished"]
     assert [trial["params"]["learning_rate"] for trial in trials if trial["state"] == "failed"] == [1e-3 * scale()]
