@@ -266,9 +266,11 @@ def _become(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()
     for _name in IMPORTS:
         importlib.import_module(_name)
     del sys.path[0]  # the folder of this file
     gc.collect()
     gc.freeze()
+    gc.enable()
     _become(_serve(socket.socket(fileno=int(sys.argv[1]))))

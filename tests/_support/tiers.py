@@ -123,6 +123,16 @@ def _move_most_cases(items: list[pytest.Item]) -> None:
             seen[key] += 1
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Any:
+    """Imports without a collector of garbage, which takes more than a second to find none in what they make."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     if "transformers" in sys.modules:
         _watch_original()

@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import datasets
-import evaluate
 import numpy as np
 import pytest
 import torch
-import torchmetrics
 
 from trainwright.errors import DataError
 
@@ -51,19 +48,43 @@ class ByPosition(Counts):
         super().update(*both)
 
 
-class Accuracy(evaluate.Metric):  # type: ignore[misc]
+# The two packages are imported in their own cases: they take a second, in each process that collects the tests.
+
+
+def of_evaluate() -> Any:
     """As `evaluate.load` gives them, without a download."""
+    import datasets
+    import evaluate
 
-    def _info(self) -> Any:
-        features = datasets.Features({"predictions": datasets.Value("int32"), "references": datasets.Value("int32")})
-        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+    class Accuracy(evaluate.Metric):  # type: ignore[misc]
+        def _info(self) -> Any:
+            kinds = {"predictions": datasets.Value("int32"), "references": datasets.Value("int32")}
+            return evaluate.MetricInfo(
+                description="", citation="", inputs_description="", features=datasets.Features(kinds)
+            )
 
-    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        return {"accuracy": float(np.mean(np.asarray(predictions) == np.asarray(references)))}
+        def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
+            return {"accuracy": float(np.mean(np.asarray(predictions) == np.asarray(references)))}
+
+    return Accuracy()
+
+
+def several_of_evaluate() -> Any:
+    import evaluate
+
+    return evaluate.combine([of_evaluate()])
 
 
 def micro() -> Any:
+    import torchmetrics
+
     return torchmetrics.classification.MulticlassAccuracy(models.CLASSES, average="micro")
+
+
+def collection() -> Any:
+    import torchmetrics
+
+    return torchmetrics.MetricCollection({"accuracy": micro()})
 
 
 METRICS: dict[str, tuple[Any, str]] = {
@@ -71,9 +92,9 @@ METRICS: dict[str, tuple[Any, str]] = {
     "one number": (OneNumber, "eval_OneNumber"),
     "by position": (ByPosition, "eval_accuracy"),
     "torchmetrics": (micro, "eval_MulticlassAccuracy"),
-    "a collection": (lambda: torchmetrics.MetricCollection({"accuracy": micro()}), "eval_accuracy"),
-    "evaluate": (Accuracy, "eval_accuracy"),
-    "several of evaluate": (lambda: evaluate.combine([Accuracy()]), "eval_accuracy"),
+    "a collection": (collection, "eval_accuracy"),
+    "evaluate": (of_evaluate, "eval_accuracy"),
+    "several of evaluate": (several_of_evaluate, "eval_accuracy"),
 }
 
 
@@ -84,7 +105,7 @@ def whole(prediction: Any) -> dict[str, float]:
 @pytest.mark.parametrize(("make", "name"), METRICS.values(), ids=METRICS.keys())
 def test_as_the_same_metric_of_everything(make: Any, name: str, tmp_path: Path) -> None:
     more: dict[str, Any] = {}
-    if isinstance(make(), (evaluate.EvaluationModule, evaluate.CombinedEvaluations)):  # these take classes
+    if make in (of_evaluate, several_of_evaluate):  # these take classes
         more["preprocess_logits_for_metrics"] = lambda logits, labels: logits.argmax(-1)
     items = data.vectors(NUM)
     trainer = make_trainer(tmp_path, eval_dataset=items, compute_metrics=make(), per_device_eval_batch_size=4, **more)
