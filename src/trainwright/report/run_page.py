@@ -275,13 +275,29 @@ def tables(record: Record) -> list[str]:
         grid([
             table("Checkpoints and resumes", events),
             table("Arguments that differ from the defaults", [*flat(start.get("changed", {})).items()]),
-            table("Data", [*flat(start.get("data", {})).items()]),
-            table("Environment", [*flat(start.get("environment", {})).items()]),
+            table("Data", described(start.get("data", {}))),
+            table("Environment", [(name.removeprefix("packages.").removesuffix("_bytes"),
+                                   size_text(value) if name.endswith("_bytes") else value)
+                                  for name, value in flat(start.get("environment", {})).items() if value is not None]),
         ], "columns wide"),
         table("All logged values", values_of(record), is_folded=True),
         table("All arguments", [*flat(start.get("arguments", {})).items()], is_folded=True),
     ]  # fmt: skip
     return [part for part in parts if part]
+
+
+def described(data: Entry, name: str = "") -> list[tuple[str, str]]:
+    """Returns datasets by name: class, samples, and what else the journal has of each."""
+    inner = {f"{name} {key}".strip(): value for key, value in data.items() if isinstance(value, dict)}
+    rows = [row for below, value in inner.items() for row in described(value, below)]
+    known = {key: value for key, value in data.items() if not isinstance(value, dict) and value is not None}
+    if "type" in known:
+        size = f"{known['samples']:,} samples" if isinstance(known.get("samples"), int) else ""
+        kind = str(known["type"]).rpartition(".")[2]
+        rows.insert(0, (name, ", ".join(filter(None, (size, kind)))))
+    return rows + [
+        (f"{name} {key}".strip(), str(value)) for key, value in known.items() if key not in ("type", "samples")
+    ]
 
 
 def ended(failed: Entry) -> str:
