@@ -25,9 +25,10 @@ from trainwright import Trainer, TrainerCallback, TrainingArguments
 def accuracy(p):
     return {"accuracy": float((p.predictions.argmax(-1) == p.label_ids).mean()), "<b>": 1}
 def trainer(eval_dataset=items, callbacks=(), **settings):
-    settings = {"max_steps": 12, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 4, **settings}
+    settings = {"max_steps": 12, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 4, "save_strategy": "no",
+                **settings}
     args = TrainingArguments("run", use_cpu=True, report_to="none", per_device_train_batch_size=2, preflight=False,
-                             save_strategy="no", hub_token="hf_" + "secret" * 5, **settings)
+                             hub_token="hf_" + "secret" * 5, **settings)
     return Trainer(model=Net(), args=args, train_dataset=items, eval_dataset=eval_dataset, compute_metrics=accuracy,
                    callbacks=list(callbacks))
 class Then(TrainerCallback):
@@ -101,6 +102,19 @@ def test_each_run_has_one_display_with_its_steps_losses_and_metrics_by_set(noteb
     assert rows[0] == ["", "training", "validation: near", "validation: far"]
     assert len(rows) == 8
     assert Tables(display.html).rows[0][-1] == "validation", "the first display stays as it was"
+
+
+@pytest.mark.process
+def test_a_resume_shows_the_rows_of_the_run_before_it_once(notebook: Kernel) -> None:
+    how = "{'save_strategy': 'steps', 'save_steps': 4}"
+    cut = f"trainer(callbacks=[Then(7, lambda: setattr(one.control, 'should_training_stop', True))], **{how})"
+    display_of(notebook, f"one = {cut}; _ = one.train()")
+    for trainer in (f"trainer(**{how})", "one"):  # a new one, and that of the cell before, again
+        display = display_of(notebook, f"one = {trainer}; _ = one.train(resume_from_checkpoint='run/checkpoint-4')")
+        rows = Tables(display.html).rows[2:]
+        assert [row[0] for row in rows] == ["2", "4", "6", "8", "10", "12"], rows
+        assert [bool(row[2]) for row in rows] == [False, True] * 3
+        assert "finished · step 12/12" in display.text
 
 
 @pytest.mark.process
