@@ -1,6 +1,7 @@
 """Runs whose samples in quarantine change, and the samples that each epoch of them trained.
 
-Run as a script of several processes it tells what each of them trained: `quarantined.py FOLDER WORKERS,...`.
+Run as a script of several processes it tells what each of them trained: `quarantined.py FOLDER WORKERS,...`, or with
+`stream` in the place of the workers.
 """
 
 import os
@@ -222,7 +223,23 @@ def check_rest(told: list[dict[str, Any]], kind: str) -> None:
     assert told[0]["rate"] == 0.0, kind  # the schedule ends with the run
 
 
+def streams(folder: Path) -> dict[str, dict[str, Any]]:
+    """What is trained of a stream: left out from the beginning, the same stopped and resumed, and since step 1."""
+    more: dict[str, Any] = {"of": Counted, "num_train_epochs": 2}
+    whole = run(folder / "whole", bad=BAD, **more)
+    run(folder / "stopped", bad=BAD, stop=1, **more)
+    resumed = run(folder / "stopped", resume=True, **more)
+    assert doubles.same(doubles.weights(resumed), doubles.weights(whole))
+    found = {"whole": whole, "resumed": resumed, "way": run(folder / "way", at=1, **more)}
+    run(folder / "since", stop=1, **more)
+    found["since"] = run(folder / "since", bad=BAD, resume=True, **more)
+    return {name: facts(one) for name, one in found.items()}
+
+
 if __name__ == "__main__":
+    if sys.argv[2] == "stream":
+        tell(**streams(Path(sys.argv[1])))
+        sys.exit()
     for workers in sys.argv[2].split(","):
         here, settings = Path(sys.argv[1]) / workers, {"dataloader_num_workers": int(workers)}
         tell(**{workers: scenarios(here, sizes=(3,), **settings)})

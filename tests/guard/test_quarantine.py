@@ -102,7 +102,7 @@ def test_the_rest_of_an_epoch_has_no_sample_of_them_and_none_twice(kind: str, wo
     quarantined.check_rest([told], kind)
 
 
-def test_steps_that_are_given_stay_and_take_more_epochs(tmp_path: Path) -> None:
+def test_steps_that_are_given_stay_and_take_more_epochs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one = quarantined.run(tmp_path, at=2, max_steps=26, per_device_train_batch_size=1)
     assert one.state.global_step == 26
     assert [len(numbers) for numbers in one.trained.values()] == [
@@ -111,6 +111,7 @@ def test_steps_that_are_given_stay_and_take_more_epochs(tmp_path: Path) -> None:
         3,
     ]  # one of both was trained in the first two steps
     assert one.state.num_train_epochs == 3
+    assert "In quarantine: 2 samples. Epochs are of 11 samples from step 3 on, and the run of 26 steps." in caplog.text
 
 
 def test_a_quarantine_before_training_keeps_a_bad_sample_away(tmp_path: Path) -> None:
@@ -178,6 +179,27 @@ def test_a_stream_leaves_samples_out_by_their_places(kind: str, workers: int, tm
     assert way.trained[0] == [n for n in range(quarantined.SIZE) if workers or n != 5]
     assert way.trained[1] == quarantined.KEPT[: len(way.trained[1])]
     assert way.state.global_step == (12 if kind != "counted" else 12 + bool(workers))
+
+
+@pytest.mark.process
+def test_a_stream_leaves_samples_out_of_both_processes(tmp_path: Path) -> None:
+    done = run(Path(quarantined.__file__), str(tmp_path / "runs"), "stream", folder=tmp_path)
+    first, second = done.told
+    assert [first["whole"]["trained"], second["whole"]["trained"]] == [
+        {"0": [0, 1, 6, 7, 10, 11], "1": [0, 1, 6, 7, 10, 11]},
+        {"0": [3, 4, 8, 9, 12], "1": [3, 4, 8, 9, 12]},
+    ]
+    for told in done.told:
+        assert told["resumed"]["trained"] == {
+            "0": told["whole"]["trained"]["0"][2:],
+            "1": told["whole"]["trained"]["1"],
+        }
+        assert told["since"]["trained"]["1"] == told["whole"]["trained"]["1"]
+        assert told["whole"]["steps"] == told["resumed"]["steps"] == [6, 6]
+    # 0 to 3 are trained in step 1; 4 to 7 are fetched ahead of a quarantine after it.
+    assert [sorted(told["since"]["trained"]["0"]) for told in done.told] == [[4, 6, 9, 10], [7, 8, 11, 12]]
+    assert [told["way"]["trained"]["0"] for told in done.told] == [[0, 1, 4, 5, 8, 9, 12], [2, 3, 6, 7, 10, 11]]
+    assert [told["way"]["trained"]["1"] for told in done.told] == [told["whole"]["trained"]["1"] for told in done.told]
 
 
 @WORKERS

@@ -27,7 +27,7 @@ from ..cli.commands import call
 from ..contract import doubles
 from . import sharded
 from .poisoned import POISONS, trained
-from .test_bundles import ROW, Stream, dropping, folders, raising
+from .test_bundles import ROW, Stream, dropping, folders, only_one, raising
 
 HERE = f"{__name__}:"
 NO_OPTIONS = {"model": None, "precision": None, "one_by_one": False}
@@ -191,6 +191,25 @@ def test_a_bundle_without_weights_takes_those_of_the_checkpoint_before_it(
     assert "weights   checkpoint-2's, 0 steps before the incident's: the bundle has none (only 1 B" in str(result.lines)
     shutil.rmtree(tmp_path / "checkpoint-2")
     assert "weights   the function's: the bundle has none" in str(replayed(tmp_path).lines)
+
+
+def test_an_error_of_a_model_in_parts_takes_weights_that_a_checkpoint_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process that says it has a part; tests/guard/sharded.py has real ones."""
+    monkeypatch.setattr("trainwright.engine.base.Engine.holds_parts", True)
+    settings = {"save_strategy": "steps", "save_steps": 1, "save_async": False}
+    with pytest.raises(ZeroDivisionError):
+        trained(tmp_path, model=raising(), poison={ROW: {"flat": 2.0}}, settings=settings)
+    missing = only_one(tmp_path)["missing"]["weights"]
+    assert "only all processes together could gather them" in missing
+    assert "the newest checkpoint before the step, or with --model those that the function returns" in missing
+    result = replayed(tmp_path, "raising")
+    assert result.is_same
+    assert f"weights   checkpoint-2's, 0 steps before the incident's: the bundle has none ({missing})" in result.lines
+    assert "sample    5 of the training data, row 1 of micro-batch 0" in result.lines
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    assert "weights   the function's: the bundle has none" in str(replayed(tmp_path, "raising").lines)
 
 
 def test_a_model_of_transformers_takes_weights_that_were_read(tmp_path: Path) -> None:
@@ -365,6 +384,8 @@ def test_bundles_of_sharded_weights_are_replayed_in_one_process(tmp_path: Path) 
     assert result.is_same
     assert f"sample    {sharded.BAD} of the training data, row 1 of micro-batch 0: x not finite" in text
     folder = tmp_path / "run" / "error" / "incidents" / "step-000002-error-rank1"
+    about = json.loads((folder / "incident.json").read_text())
+    assert "only all processes together could gather them" in about["missing"]["weights"]
     result = replay(folder, model=f"{HERE}raising", precision=None, one_by_one=False)
     assert result.is_same
     assert "weights   checkpoint-1's, 0 steps before the incident's: the bundle has none" in "\n".join(result.lines)

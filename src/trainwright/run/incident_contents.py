@@ -174,7 +174,10 @@ def fill(folder: Path, window: Window, seen: Evidence, *, engine: Engine, model:
 
         free = async_writer.free_bytes(folder.parent)
         if engine.holds_parts and not seen.weights:
-            return "each process has a part of them"
+            return (
+                "each process has a part of them, and only all processes together could gather them; a replay takes "
+                "those of the newest checkpoint before the step, or with --model those that the function returns"
+            )
         if free is not None and free < 2 * async_writer.weights_bytes(model):
             return f"only {size_text(free)} are free"
         save_weights(model, folder, state_dict=None if seen.weights is None else dict(seen.weights))

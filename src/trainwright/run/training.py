@@ -244,9 +244,10 @@ class TrainingRun:
             resume.continue_schedule(self.context.scheduler, args, before=before.max_steps, now=plan.max_steps)
         self.plan, self.context = plan, replace(self.context, plan=plan, start=start)
         if plan.num_left_out != before.num_left_out:
-            logger.info(
-                "Epochs are of %s from step %d on: %d steps instead of %d.",
-                counted(plan.num_examples, "sample"), step + 1, plan.max_steps, before.max_steps,
+            logger.warning(
+                "In quarantine: %s. Epochs are of %s from step %d on, and the run of %s.",
+                counted(plan.num_left_out, "sample"), counted(plan.num_examples, "sample"), step + 1,
+                counted(plan.max_steps, "step"),
             )  # fmt: skip
         return plan
 
