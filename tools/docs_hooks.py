@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def _row(name: str, kind: str, one: Any) -> str:
 def _help(one: Any) -> str:
     parts = [one.help]
     if one.limits is not None:
-        parts.append(f"A{' whole' if one.limits.whole else ''} number, {one.limits}.")
+        limits = f", {one.limits}" if math.isfinite(one.limits.low) else ""
+        parts.append(f"A{' whole' if one.limits.whole else ''} number{limits}.")
     if one.choices:
         parts.append(f"One of {', '.join(f'`{word}`' for word in one.choices)}.")
     if "duration" in one.syntax or "dict" in one.syntax:
