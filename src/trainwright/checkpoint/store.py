@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, replacing
 from trainwright.checkpoint.manifest import DIGEST, FileEntry, Manifest, describe_files, files_below, find_problem
@@ -74,6 +73,8 @@ class WeightCheck:
         return next(((at, name) for at, name, one in shards if name not in self.buffers and not _is_finite(one)), None)
 
     def _first_in(self, path: Path) -> str | None:
+        from safetensors import SafetensorError
+
         try:
             named = _tensors_of(path)
             return next((name for name, one in named if name not in self.buffers and not _is_finite(one)), None)
@@ -83,6 +84,8 @@ class WeightCheck:
 
 def _tensors_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     if path.suffix == ".safetensors":
+        from safetensors import safe_open
+
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 -- no mapping
                 yield name, file.get_tensor(name)

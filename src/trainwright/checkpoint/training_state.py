@@ -14,7 +14,6 @@ from typing import TypeAlias, cast
 
 import torch
 import torch.utils.serialization
-from safetensors import safe_open
 from torch.optim import Optimizer
 
 from trainwright._types import (
@@ -270,6 +269,8 @@ def check_readable(path: Path) -> None:
     if path.suffix != ".safetensors":
         load_plain(path, device="meta")
         return
+    from safetensors import safe_open
+
     try:
         with safe_open(path, framework="pt") as file:
             file.keys()

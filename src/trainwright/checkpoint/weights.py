@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-import safetensors.torch
 import torch
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
@@ -74,7 +73,7 @@ def save_weights(
     def write(copied: Weights | None) -> None:
         if copied is not None and saver is None:
             with replacing(folder / SAFE_WEIGHTS_NAME) as beside:  # a signal while a user saves leaves the older model
-                safetensors.torch.save_file(copied, beside, metadata={"format": "pt"})
+                _save_file(copied, beside)
             use_umask(folder)
         else:
             _save_pretrained(shown.save_pretrained, folder, copied)
@@ -92,7 +91,7 @@ def rewrite_with_torch(folders: Iterable[Path]) -> None:
     """Replaces the files of safetensors in these folders by torch's of the same contents."""
     for folder in folders:
         for file in sorted(folder.glob("*.safetensors")):
-            torch.save(safetensors.torch.load_file(file), file.with_name(_name_of_torch(file.name)))
+            torch.save(read_file(file), file.with_name(_name_of_torch(file.name)))
             file.unlink()
         index = folder / SAFE_WEIGHTS_INDEX_NAME
         if not index.is_file():
@@ -317,10 +316,18 @@ def is_adapter(model: nn.Module) -> bool:
     return is_instance_of(model, "peft", "PeftModel")
 
 
+def _save_file(weights: Weights, file: Path) -> None:
+    import safetensors.torch
+
+    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+
+
 def read_file(file: Path) -> dict[str, torch.Tensor]:
     """Reads one file of weights, to the CPU; a CheckpointError if that cannot be done."""
     try:
         if file.suffix == ".safetensors":
+            import safetensors.torch  # here, since its memory is a third of a hundredth of a process with torch
+
             return safetensors.torch.load_file(file, device="cpu")
         return torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
     except Exception as error:  # whatever the two readers raise, the file is of no use
@@ -386,7 +393,7 @@ def export_model(checkpoint: Path, folder: Path, *, parts: ShardedReader) -> lis
         _merge(shards, folder / SAFE_WEIGHTS_NAME)
     elif in_parts:
         weights = parts.read_weights(checkpoint)
-        safetensors.torch.save_file(weights, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+        _save_file(weights, folder / SAFE_WEIGHTS_NAME)
     use_umask(folder)
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
@@ -399,7 +406,7 @@ def _merge(shards: list[Path], target: Path) -> None:
     weights = {name: tensor for shard in shards for name, tensor in read_file(shard).items()}
     if not is_safe:  # tensors of one file may share memory there
         weights = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
-    safetensors.torch.save_file(weights, target, metadata={"format": "pt"})
+    _save_file(weights, target)
 
 
 def _adapters(checkpoint: Path) -> Iterator[Path]:

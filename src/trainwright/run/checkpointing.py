@@ -336,6 +336,8 @@ def best_to_load(state: Any, args: Any, run_id: str) -> Path | None:
 
 def prepare_output(args: Any, folder: str, *, is_fresh: bool) -> None:
     """Deals with checkpoints of an earlier run where this one writes; with `overwrite_output_dir=False` by an error."""
+    import safetensors.torch  # noqa: F401 -- no save, hours later, is the first to import it
+
     if not args.should_save:
         return
     store = CheckpointStore(folder)
